@@ -198,7 +198,7 @@ def named(known: Mapping[str, Any], name: str, what: str) -> Any:
 # --- what a function reads
 
 
-def reads(
+def dependencies(
     function: Callable[..., Mapping[str, Tree]], *arguments: Tree, given: str = ""
 ) -> tuple[dict[str, tuple], Mapping[str, Tree]]:
     """Returns which leaves of the arguments each result depends on, and the results' shapes.
@@ -213,7 +213,8 @@ def reads(
     Returns:
         Name of a result -> bools in the structure of the arguments; and name -> shapes.
 
-    >>> read, _ = reads(lambda x, y: {"sum": x["a"] + y, "none": 0 * len(y)}, {"a": 1.0, "b": 2.0}, jax.numpy.ones(3))
+    >>> results = lambda x, y: {"sum": x["a"] + y, "none": 0 * len(y)}
+    >>> read, _ = dependencies(results, {"a": 1.0, "b": 2.0}, jax.numpy.ones(3))
     >>> read["sum"], read["none"]
     (({'a': True, 'b': False}, True), ({'a': False, 'b': False}, False))
     """

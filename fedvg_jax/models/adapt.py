@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.core import checks, groups, tree
-from fedvg_jax.core.checks import reads
+from fedvg_jax.core.checks import dependencies
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
 from fedvg_jax.models.task import loss_of, recorded_features
 
@@ -297,7 +297,7 @@ def _is_random(kind: type, init: Callable, apply: Callable, example, has_dropout
     def read_with(num_rows: int) -> dict[str, tuple]:
         """Returns what the outputs, and what every running statistic reads of (variables, x, mask, key)."""
         x = jax.ShapeDtypeStruct((num_rows, *example.shape[1:]), jax.dtypes.canonicalize_dtype(example.dtype))
-        return reads(train, variables, x, jax.ShapeDtypeStruct((num_rows,), bool), jax.random.key(0))[0]
+        return dependencies(train, variables, x, jax.ShapeDtypeStruct((num_rows,), bool), jax.random.key(0))[0]
 
     read = read_with(3)
     if any(of_mask for _, _, of_mask, _ in read.values()):

@@ -211,7 +211,7 @@ def recorded_features(is_named: bool = False) -> Iterator[Features]:
     the entries of an array, such as those of a LayerNorm, make no layer.
 
     Args:
-        is_named: whether every module's input gets a `checkpoint_name`, for `core.checks.reads`.
+        is_named: whether every module's input gets a `checkpoint_name`, for `core.checks.dependencies`.
 
     >>> module, x = nn.Sequential([nn.Dense(3), nn.relu, nn.Dense(2)]), jnp.ones((4, 5))
     >>> with recorded_features() as features:

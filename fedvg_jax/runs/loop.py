@@ -97,8 +97,8 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
             if sim.base is not None and sim.memories.has_given and not config.init and recorder.keeps_checkpoints:
                 assert config.out is not None, "checkpoints are in it"
                 checkpoint.save_base(config.out, checkpoint.to_host(sim.base))  # of initial=, which no setting makes
-        found = {"checkpoint": str(recorder.start.resumed_from)}
-        starts.refuse_different(found, f"let all see the same files of {config.out}")
+        checkpoint_of = {"checkpoint": str(recorder.start.resumed_from)}
+        starts.refuse_different(checkpoint_of, f"let all see the same files of {config.out}")
         yield recorder
 
 

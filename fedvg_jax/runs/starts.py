@@ -163,9 +163,9 @@ def rewind(
     folder: Path, config: Config, start: Start, described: Described, pool: ThreadPoolExecutor, log: Log
 ) -> Future:
     """Brings a folder back to the round that a run continues from. A kill between two steps leaves it as if written."""
-    path, number, before = folder / digests.HISTORY, len(start.records), run_folder.read_config(folder).devices
-    if before != config.devices:
-        log(f"later rounds may differ by rounding: devices {before} -> {config.devices}")
+    path, number, old_devices = folder / digests.HISTORY, len(start.records), run_folder.read_config(folder).devices
+    if old_devices != config.devices:
+        log(f"later rounds may differ by rounding: devices {old_devices} -> {config.devices}")
     with files.writing(f"the run folder {folder}", "--out"):
         for name in (digests.FILE, "summary.json"):
             (folder / name).unlink(missing_ok=True)

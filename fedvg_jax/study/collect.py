@@ -64,16 +64,16 @@ def make_study(
 ) -> Study:
     """Returns the study of what was read: runs, or lines on lost ones, and their sweeps; see `collect`."""
     lost = [line for line in read if isinstance(line, str)]
-    found = [folder for folder in read if not isinstance(folder, str)]
-    if not any(folder.run for folder in found):
-        reasons = [*(folder.missing or folder.failure for folder in found), *lost]
+    run_folders = [folder for folder in read if not isinstance(folder, str)]
+    if not any(folder.run for folder in run_folders):
+        reasons = [*(folder.missing or folder.failure for folder in run_folders), *lost]
         where = ", ".join(map(str, folders))
         raise UsageError(f"{where}: no finished run to report; {_listed(reasons) or 'name a folder of runs'}")
-    is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(found)
-    placed = cells.places([folder.settings for folder in found], sweeps[0].axes if is_one_sweep else ())
-    if sources := _mixed_sources(found, placed):
+    is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(run_folders)
+    placed = cells.places([folder.settings for folder in run_folders], sweeps[0].axes if is_one_sweep else ())
+    if sources := _mixed_sources(run_folders, placed):
         raise UsageError(f"the runs are of different data or partitions: {_listed(sources)}; report them apart")
-    by_place, twins = _cells(found, placed)
+    by_place, twins = _cells(run_folders, placed)
     by_place = by_place if is_one_sweep else _with_unpaired(by_place, placed)
     missing = [line for cell in by_place.values() for line in cell.missing] + lost
     if missing and not partial:
@@ -81,10 +81,10 @@ def make_study(
             f"the runs cannot be reported as one study: {_listed(missing)}; finish, recompute or leave out those runs,"
             " or report with --partial"
         )
-    name, sign = _metric([folder.run for folder in found if folder.run], metric)
+    name, sign = _metric([folder.run for folder in run_folders if folder.run], metric)
     by_place = {key: _with_lost_results(cell, name) for key, cell in by_place.items()}
     named = [sweep.title for sweep in sweeps if sweep.title] or [Path(folder).resolve().name for folder in folders]
-    runs = [folder.settings for folder in found if folder.run]
+    runs = [folder.settings for folder in run_folders if folder.run]
     local = [OF_GLOBAL_MODEL] if any(settings.get("local") for settings in runs) else []
     local = [OF_OWN_MODELS] if name.startswith("personal_") else local
     scenarios = sorted(dict.fromkeys(scenario for _, scenario in by_place), key=_order)
@@ -259,7 +259,7 @@ def _unfinished(folder: Path, history: History) -> str:
 # --- cells
 
 
-def _cells(found: Sequence[Folder], placed: Sequence[Place]) -> tuple[Cells, list[str]]:
+def _cells(run_folders: Sequence[Folder], placed: Sequence[Place]) -> tuple[Cells, list[str]]:
     """Returns the cells in the order of their first run, and notes on runs that occur twice.
 
     Raises:
@@ -267,7 +267,7 @@ def _cells(found: Sequence[Folder], placed: Sequence[Place]) -> tuple[Cells, lis
     """
     by_place: Cells = {}
     notes = []
-    for folder, place in zip(found, placed, strict=True):
+    for folder, place in zip(run_folders, placed, strict=True):
         key = place.method, place.scenario
         cell = by_place.get(key) or Cell(*key, {})
         runs = {**cell.runs} | ({place.replicate: folder.run} if folder.run else {})
@@ -308,11 +308,11 @@ def _with_unpaired(by_place: Cells, placed: Sequence[Place]) -> Cells:
     return complete
 
 
-def _mixed_sources(found: Sequence[Folder], placed: Sequence[Place]) -> list[str]:
+def _mixed_sources(run_folders: Sequence[Folder], placed: Sequence[Place]) -> list[str]:
     """Returns a line for every scenario with different data, or with different partitions of one seed."""
     lines: dict[tuple[Scenario, str], str] = {}
     first: dict[tuple, Run] = {}
-    for run, place in ((folder.run, place) for folder, place in zip(found, placed, strict=True) if folder.run):
+    for run, place in ((folder.run, place) for folder, place in zip(run_folders, placed, strict=True) if folder.run):
         # one from Python may depend on all seeds
         seeds = (run.config.partition_seed, *([run.config.seed] if "partition" in run.given else []))
         for name, key in {"data": (), "partition": seeds}.items():

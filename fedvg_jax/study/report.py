@@ -95,7 +95,7 @@ def write_study(
     command: str = "",
 ) -> Written:
     """Writes the tables, the figures and the page of a study; see `write`."""
-    made, found = tables.all_tables(study, chosen), findings(study, chosen)
+    made, sentences = tables.all_tables(study, chosen), findings(study, chosen)
     drawings = FIGURES | {"differences": functools.partial(curves.differences, chosen=chosen)}
     again = shlex.join(["python", "-m", "fedvg_jax.report", *map(str, dirs)])
     folder = files.user_path(out) if out else files.user_path(dirs[0]) / "report"
@@ -109,8 +109,8 @@ def write_study(
         for name in FIGURES if figures is None else figures:
             drawn += [(drawing, base.save(drawing, folder / "figures")) for drawing in drawings[name](study)]
         paths += [path for _, several in drawn for path in several]
-        files.replace(folder / PAGE, page(study, made, found, drawn, command or again))
-    return Written(made, [*paths, folder / PAGE], found)
+        files.replace(folder / PAGE, page(study, made, sentences, drawn, command or again))
+    return Written(made, [*paths, folder / PAGE], sentences)
 
 
 def findings(study: Study, chosen: tables.Options) -> list[str]:
@@ -130,7 +130,7 @@ TEMPLATE = string.Template(Path(__file__).with_name("page.html").read_text(encod
 def page(
     study: Study,
     made: Sequence[Table],
-    found: Sequence[str],
+    sentences: Sequence[str],
     drawn: Sequence[tuple[Drawing, Sequence[Path]]],
     command: str,
 ) -> str:
@@ -139,14 +139,14 @@ def page(
     Args:
         study: what is reported.
         made: the tables, in their order.
-        found: the findings.
+        sentences: the findings.
         drawn: figures with the files of each, the PNG first.
         command: that writes this report again.
     """
     of_findings = [_figure(drawing, png) for drawing, (png, *_) in drawn if drawing.name == "differences"]
     return TEMPLATE.substitute(
         title=plain_html(study.title),
-        findings="".join(f"<p>{plain_html(line)}</p>\n" for line in found) + "".join(of_findings),
+        findings="".join(f"<p>{plain_html(line)}</p>\n" for line in sentences) + "".join(of_findings),
         summary=plain_html(summary(study)),
         notes="".join(f"<p class=note>{plain_html(f'Note: {note}.')}</p>\n" for note in study.notes),
         tables="".join(f"<div class=scroll>{hypertext(table)}</div>\n" for table in made),

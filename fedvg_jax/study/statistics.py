@@ -178,10 +178,10 @@ def compare_pairs(
     compared = {}
     for scenario, pair in itertools.product(study.scenarios, pairs):
         both = [study.cell(method, scenario) for method in pair]
-        found = compare(*(cells.results(study, cell, choice) for cell in both))
+        comparison = compare(*(cells.results(study, cell, choice) for cell in both))
         if any(cell.failures for cell in both):
-            found = found._replace(t_p=math.nan, wilcoxon_p=math.nan, wilcoxon_p_greater=math.nan)
-        compared[*pair, scenario] = found
+            comparison = comparison._replace(t_p=math.nan, wilcoxon_p=math.nan, wilcoxon_p_greater=math.nan)
+        compared[*pair, scenario] = comparison
     by_t, by_wilcoxon = (holm([getattr(c, p) for c in compared.values()]) for p in ("t_p", "wilcoxon_p"))
     rows = zip(compared.items(), by_t, by_wilcoxon, strict=True)
     return {key: each._replace(t_p_holm=p_t, wilcoxon_p_holm=p_wilcoxon) for (key, each), p_t, p_wilcoxon in rows}

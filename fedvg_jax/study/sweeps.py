@@ -400,8 +400,8 @@ def _further_calls(call: Mapping[str, Any], count: int) -> Iterator[None]:
         try:
             pickle.dump({**call, "progress": False}, file)
         except (TypeError, AttributeError, pickle.PicklingError) as error:
-            told = one_line(str(error))[:200]
-            raise UsageError(f"jobs: {told}; give lists and arrays, which a process can receive") from None
+            reason = one_line(str(error))[:200]
+            raise UsageError(f"jobs: {reason}; give lists and arrays, which a process can receive") from None
         file.flush()
         start()
         yield

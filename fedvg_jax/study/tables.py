@@ -120,8 +120,8 @@ def _ranked(study: Study, scenario: Scenario | None, choice: Choice, key: str) -
         return dict.fromkeys(study.methods, spread(key, math.nan, math.nan, 0)._replace(text=""))
     of_scenario = {method: study.cell(method, scenario) for method in study.methods}
     entries = {m: marked(spread_of(study, cell, key, choice), cell) for m, cell in of_scenario.items()}
-    found = {m: cells.results(study, cell, choice) for m, cell in of_scenario.items() if not marks(cell)}
-    whole = {method: values for method, values in found.items() if values}
+    unmarked = {m: cells.results(study, cell, choice) for m, cell in of_scenario.items() if not marks(cell)}
+    whole = {method: values for method, values in unmarked.items() if values}
     if len(whole) > 1:
         best = max(whole, key=lambda m: study.sign * statistics.mean_and_std(list(whole[m].values()))[0])
         others = [values for method, values in whole.items() if method != best]
@@ -290,14 +290,14 @@ def pairs(study: Study, chosen: Options) -> Table:
     compared = statistics.compare_pairs(study, chosen.pairs(study), chosen.choice)
 
     def entry(cell: Cell, other: str) -> Entry:
-        found = compared.get((cell.method, other, cell.scenario), statistics.compare({}, {}))
-        values = dict(zip(("difference", "t_low", "t_high"), (found.mean, *found.t_interval), strict=True))
+        effect = compared.get((cell.method, other, cell.scenario), statistics.compare({}, {}))
+        values = dict(zip(("difference", "t_low", "t_high"), (effect.mean, *effect.t_interval), strict=True))
         mean, low, high = (number("", value, study.digits, signed=True).text for value in values.values())
-        text = f"{mean} [{low}, {high}], p {p_value('', found.t_p_holm).text}" if found.n else "–"
-        values |= {name: getattr(found, name) for name in ("t_p", "t_p_holm", "wilcoxon_p_holm")}
+        text = f"{mean} [{low}, {high}], p {p_value('', effect.t_p_holm).text}" if effect.n else "–"
+        values |= {name: getattr(effect, name) for name in ("t_p", "t_p_holm", "wilcoxon_p_holm")}
         is_lower = study.methods.index(cell.method) > study.methods.index(other)
-        held = {"n": found.n if is_lower else None} | {n: v if math.isfinite(v) else None for n, v in values.items()}
-        is_bold = found.t_p_holm < statistics.LEVEL
+        held = {"n": effect.n if is_lower else None} | {n: v if math.isfinite(v) else None for n, v in values.items()}
+        is_bold = effect.t_p_holm < statistics.LEVEL
         return Entry(text * is_lower, {f"{other} {name}": value for name, value in held.items()}, is_bold)
 
     rows = per_cell(
@@ -370,7 +370,7 @@ def _rounds(reached: Sequence[int | None]) -> Entry:
 
 def runs(study: Study) -> Table:
     """Returns one row per run and one column per value, for statistics of one's own."""
-    found: list[dict[str, Any]] = []
+    values_of_runs: list[dict[str, Any]] = []
     for scenario, method in itertools.product(study.scenarios, study.methods):
         cell = study.cell(method, scenario)
         by_choice = {choice: cells.results(study, cell, choice) for choice in CHOICES}
@@ -380,11 +380,11 @@ def runs(study: Study) -> Table:
             row |= {"majority": cells.majority_of_run(run), "rounds": len(run.records)}
             row |= {"seconds": cells.seconds(run), "bytes_sent": cells.bytes_sent(run)}
             row |= {"epsilon": epsilon(run)} if _is_private(study) else {}
-            found.append(
+            values_of_runs.append(
                 row | {n: v for n, v in {**cells.last_outcomes(run), **dict(scenario)}.items() if n not in row}
             )
-    names = dict.fromkeys([*cells.settings(study), *(name for row in found for name in row)])
-    rows = [{name: _value(name, row.get(name)) for name in names} for row in found]
+    names = dict.fromkeys([*cells.settings(study), *(name for row in values_of_runs for name in row)])
+    rows = [{name: _value(name, row.get(name)) for name in names} for row in values_of_runs]
     return Table("runs", f"{study.title}: {metric_name(study)} of every run", rows)
 
 

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.fidelity import departs
 from fedvg_jax.core import reuse, tree
-from fedvg_jax.core.checks import reads
+from fedvg_jax.core.checks import dependencies
 from fedvg_jax.core.tree import num_bytes
 from fedvg_jax.core.types import Algorithm, Anchor, Data, Hyper, Probe, Selection, SimState, Tree
 from fedvg_jax.engine import local_training
@@ -113,5 +113,5 @@ def _traced(algorithm: Algorithm, bind: Callable[[Tree], Bound], stats_too: bool
         sent = (*messages, measured if stats_too else tree.params_of(measured))
         return {"all": (grads, memory, sent)}
 
-    is_read, returned = reads(on_client, *shapes)
+    is_read, returned = dependencies(on_client, *shapes)
     return is_read["all"], returned["all"][2]

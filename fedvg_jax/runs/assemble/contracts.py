@@ -17,7 +17,7 @@ from fedvg_jax.config.methods import AlgorithmFacts
 from fedvg_jax.config.options import choice
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import checks, reuse, tree, types
-from fedvg_jax.core.checks import reads
+from fedvg_jax.core.checks import dependencies
 from fedvg_jax.core.types import Algorithm, Batch, Data, Hyper, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
@@ -113,7 +113,7 @@ def _check_reads_mask(task: Task, model: Variables, batch: Any, mask: Any) -> No
         return {"loss": jnp.asarray(task.loss(*model, batch, mask, False)[0]), "measure": measured}
 
     with checks.calling("task.loss or task.measure in evaluation mode"):
-        read, _ = reads(results, model, batch, mask)
+        read, _ = dependencies(results, model, batch, mask)
     for name, (_, of_batch, of_mask) in read.items():
         if any(jax.tree.leaves(of_batch)) and not of_mask:
             raise UsageError(
@@ -256,7 +256,7 @@ def reads_rows(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> bo
     def weights(pool: Tree, key: jax.Array, tables: Data, hyper: Hyper) -> dict[str, Tree]:
         return {"weights": _run_weighting(weighting, task, key, tables._replace(pool=pool), hyper)}
 
-    read, _ = reads(weights, data.pool, jax.random.key(0), data._replace(pool=None), dict(hyper))
+    read, _ = dependencies(weights, data.pool, jax.random.key(0), data._replace(pool=None), dict(hyper))
     return any(jax.tree.leaves(read["weights"][0]))
 
 
@@ -395,14 +395,14 @@ def check_features(algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, n
         return {"features": outputs.features, "outputs": outputs.outputs, "others": others}
 
     def loss_of(features: jax.Array, others: tuple, model: Variables, batch: Tree, hyper: Hyper) -> dict[str, Tree]:
-        known = task._replace(forward=lambda *_, **__: (others[0]._replace(features=features), others[1]))
+        replayed = task._replace(forward=lambda *_, **__: (others[0]._replace(features=features), others[1]))
         anchor = types.Anchor(model.params, *algorithm.init(hyper, model.params))
-        return {"loss": algorithm.loss(hyper, known, *model, batch, mask, jax.random.key(0), anchor)[0]}  # pyright: ignore
+        return {"loss": algorithm.loss(hyper, replayed, *model, batch, mask, jax.random.key(0), anchor)[0]}  # pyright: ignore
 
-    read, shapes = reads(forward, model, batch)
+    read, shapes = dependencies(forward, model, batch)
     features, last = shapes["features"], recorded[0]
     arguments = features, shapes["others"], model, batch, tree.arrays(dict(hyper))
-    if features is None or not reads(loss_of, *arguments)[0]["loss"][0]:
+    if features is None or not dependencies(loss_of, *arguments)[0]["loss"][0]:
         return
     which, remedy = f"the input of {last.layer or 'the last layer'}", "call the head as the last layer"
     if not any(jax.tree.leaves(read["features"])):
@@ -412,7 +412,7 @@ def check_features(algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, n
             f"{name} would equal FedAvg: this model's features are {which}, which no trained tensor affects; use a"
             f" model with a hidden layer, such as mlp, or {remedy}"
         )
-    read, _ = reads(forward, model, batch, given=last.name)
+    read, _ = dependencies(forward, model, batch, given=last.name)
     if not any(jax.tree.leaves(read["features"])) and any(jax.tree.leaves(read["outputs"][1])):
         raise UsageError(
             f"{name} needs features that fix the output: this model's are {which}, beside which x affects the output;"

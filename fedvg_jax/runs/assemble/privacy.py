@@ -74,7 +74,7 @@ def check(config: Config, algorithm: Algorithm, state: SimState, hyper: Hyper, s
     if isinstance(state.clients, local_training.Kept) and jax.tree.leaves((state.clients.weighting, state.weighting)):
         raise UsageError("dp does not account for a weighting with a memory, which weighs by earlier rounds, too")
     weights = jax.tree.map(lambda _: jax.ShapeDtypeStruct((cohort_size(config),), tree.dtype(params)), params)
-    read, _ = checks.reads(residual, weights, params, state.server, hyper)
+    read, _ = checks.dependencies(residual, weights, params, state.server, hyper)
     if any(jax.tree.leaves(read["all"][0])):
         raise UsageError(f"dp covers the aggregate, and the algorithm's residual reads the weights; {instead}")
     if jax.tree.leaves(state.variables.stats) and config.norm_layers != "frozen":

@@ -220,7 +220,7 @@ def assemble(
     contracts.check_clients(config, population.partition)
     state, memories = _make_state(config, program, hyper, variables)
     privacy.check(config, program.algorithm, state, hyper, given.selection)
-    program, parts = _bound(program, rows.base), population.partition
+    program, parts = _bound(program, rows.base), population.partition  # again, to the base on the devices
     select = tables.make_cohorts(config, chosen, program, rows, parts.train) if chosen else None
     return Simulation(
         config=config,

@@ -56,8 +56,8 @@ def make_data(config: Config, population: Population, task: Task, is_on_host: bo
     def table(rows, max_rows, batch_size=evaluate.ROWS, keep_single=True):
         num_rows = max(len(rows), max_rows)
         batch_size = fitting_width(batch_size, num_rows)
-        made = schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single)
-        return made if is_on_host else jax.device_put(made)
+        numbered = schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single)
+        return numbered if is_on_host else jax.device_put(numbered)
 
     return Data(
         pool if is_on_host else tree.copies(pool),  # whatever becomes of the caller's arrays
@@ -145,7 +145,7 @@ def make_schedule(
     cohort_of = select or (lambda number, state: official(number) if official else None)
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
-        made = schedule.make(
+        drawn = schedule.make(
             number,
             parts.train,
             seed=config.seed,
@@ -164,7 +164,7 @@ def make_schedule(
             block_size=block_size(config),
         )
         noise_seed = config.dp.noise_seed
-        return made._replace(key=schedule.key(noise_seed, number)) if noise_seed else made
+        return drawn._replace(key=schedule.key(noise_seed, number)) if noise_seed else drawn
 
     return schedule_of
 
@@ -227,9 +227,9 @@ def make_cohorts(
                 )
             return np.array([loss(state.variables, client) if state else 0.0 for client in clients], np.float64)
 
-        known = types.Population(number, schedule.selection_stream(config.seed, number), sizes, count, losses)
+        population = types.Population(number, schedule.selection_stream(config.seed, number), sizes, count, losses)
         with checks.calling("selection.choose"):
-            clients = np.asarray(chosen.choose(known))
+            clients = np.asarray(chosen.choose(population))
         is_whole = clients.shape == (count,) and np.issubdtype(clients.dtype, np.integer)
         if not is_whole or len({*clients.tolist()} & {*range(len(sizes))}) < count:
             expected, got = f"{count} different clients from 0 to {len(sizes) - 1}", str(clients.tolist())[:100]

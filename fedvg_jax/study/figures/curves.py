@@ -122,10 +122,10 @@ def _panel_against_alpha(study: Study, axes: Axes, scenarios: Sequence[Scenario]
     axes.set_xscale("log")
     rows = []
     for method, look in base.line_styles(study.methods).items():
-        found = [(s, cells.results(study, study.cell(method, s))) for s in scenarios]
+        results_of = [(s, cells.results(study, study.cell(method, s))) for s in scenarios]
         points = [
             (cells.column_value(study, scenario), *statistics.mean_and_std(list(finals.values())), len(finals))
-            for scenario, finals in found
+            for scenario, finals in results_of
             if finals
         ]
         if points:
@@ -167,8 +167,8 @@ def differences(study: Study, chosen: Options | None = None) -> list[Drawing]:
     """
     chosen = chosen or options(study)
     compared = statistics.compare_pairs(study, chosen.pairs(study), chosen.choice)
-    found = {(m, scenario): each for (m, _, scenario), each in compared.items() if each.n}
-    scenarios = [s for s in study.scenarios if any(scenario == s for _, scenario in found)]
+    comparisons = {(m, scenario): each for (m, _, scenario), each in compared.items() if each.n}
+    scenarios = [s for s in study.scenarios if any(scenario == s for _, scenario in comparisons)]
     if chosen.every_pair or not scenarios:
         return []
     labels = [base.plain(method_title(method)) for method, _ in chosen.pairs(study)]
@@ -180,7 +180,7 @@ def differences(study: Study, chosen: Options | None = None) -> list[Drawing]:
         bars = {
             method: Bar(method_title(method), each.mean, *each.t_interval, statistics.outcome(study, each))
             for method in study.methods
-            if (each := found.get((method, scenario)))
+            if (each := comparisons.get((method, scenario)))
         }
         draw_bars(panel, list(bars.values()))
         panel.tick_params(labelbottom=True)

@@ -102,11 +102,14 @@ def exit_code(name: str) -> int:
 
 
 @contextlib.contextmanager
-def catch_signals() -> Iterator[list[str]]:
+def catch_signals(report: Callable[[str], None] = lambda name: None) -> Iterator[list[str]]:
     """Collects the names of signals in place of their usual effect, which a second SIGINT or SIGTERM has again.
 
     Python calls a handler when the main thread returns from the device, so at the end of a chunk of rounds. No-op
     outside the main thread, where Python cannot install handlers.
+
+    Args:
+        report: called at the end with the first name, if there is one.
     """
     received: list[str] = []
     if threading.current_thread() is not threading.main_thread():
@@ -126,6 +129,8 @@ def catch_signals() -> Iterator[list[str]]:
     try:
         yield received
     finally:
+        if received:
+            report(received[0])
         for number, handler in usual.items():
             signal.signal(number, handler)
 

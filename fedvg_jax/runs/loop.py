@@ -147,7 +147,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         return compiling, earlier + time.perf_counter() - begin
 
     run, stop = Run(sim, recorder, observers, read_clock, list(start.records), [], []), None
-    with _caught_signals(run) as received, hardware.single_lapack_thread():
+    with endings.catch_signals(observers.on_stop) as received, hardware.single_lapack_thread():
         is_ended = functools.partial(call_callbacks, run) if observers.callbacks else None
         rounds = chunks.run_chunks(sim, compiled, state, num_done, is_ended) if compiled else ()
         for state, new in rounds:
@@ -234,17 +234,6 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
     with processes.together():
         run.recorder.wait()
         return _history(run, state, stopped_by)
-
-
-@contextlib.contextmanager
-def _caught_signals(run: Run) -> Iterator[list[str]]:
-    """Collects signals, and reports the first that requests to stop, however the rounds end."""
-    with endings.catch_signals() as received:
-        try:
-            yield received
-        finally:
-            if received:
-                run.observers.on_stop(received[0])
 
 
 def _history(run: Run, state: SimState, stopped_by: str | None) -> History:

@@ -126,20 +126,18 @@ def make_schedule(
     arrays: Arrays,
     parts: Partition,
     program: programs.Program,
-    largest: int | None = None,
     select: Cohorts | None = None,
 ) -> Callable[..., Schedule]:
     """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
 
     Args:
         program: has the model that is trained, the executor, and the algorithm, whose probe may read rows.
-        largest: rows of the largest client of all partitions that share a program; by default of `parts`.
         select: the cohorts; by default those of the config.
     """
     sizes = client_rows.sizes(parts.train)
     keep_single = keeps_single_rows(config, sizes, program.algorithm, program.model.init)
     size = cohort_size(config)
-    capacity, batch_size = table_shape(config, len(arrays.y), largest or int(sizes.max()), program.algorithm)
+    capacity, batch_size = table_shape(config, len(arrays.y), int(sizes.max()), program.algorithm)
     is_official = departs(config, "cohorts")
     official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
     cohort_of = select or (lambda number, state: official(number) if official else None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -76,30 +76,6 @@ def fast_convolutions(function: F, conv: str = "auto") -> F:
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
     return rewritten  # pyright: ignore[reportReturnType]
-
-
-def remaining_operations(function: Callable, *args) -> list[str]:
-    """Returns the convolutions and max-poolings that a function, such as one of `fast_convolutions`, leaves to XLA.
-
-    Args:
-        function: of pytrees of arrays.
-        args: its arguments, or their shapes.
-
-    >>> x, w = jnp.ones((1, 1, 3, 3)), jnp.ones((1, 1, 2, 2))
-    >>> remaining_operations(lambda x, w: lax.conv(x, w, (1, 1), "SAME"), x, w)
-    ['conv_general_dilated of [1, 1, 3, 3] and [1, 1, 2, 2]']
-    """
-
-    def names(jaxpr: core.Jaxpr) -> Iterator[str]:
-        for eqn in jaxpr.eqns:
-            if eqn.primitive.name in _RULES:
-                yield f"{eqn.primitive.name} of " + " and ".join(
-                    str(list(getattr(x.aval, "shape", ()))) for x in eqn.invars
-                )
-            for inner in core.jaxprs_in_params(eqn.params):
-                yield from names(inner)
-
-    return list(dict.fromkeys(names(jax.make_jaxpr(function)(*args).jaxpr)))
 
 
 def _has_rule(jaxpr: core.Jaxpr) -> bool:

@@ -104,7 +104,7 @@ def run(command: CommandLine) -> int:
     if command.dry_run:
         return _show_plan(command, console)
     try:
-        number = workers.num_processes(command.jobs, _pending(command), hardware.without_jax())
+        number = workers.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
         with workers.further_processes(["-m", "fedvg_jax.sweep", *command.argv], number) as start:
             points = _compute(command, console, start)
     except workers.Stopped as stop:
@@ -129,17 +129,6 @@ def opening_lines(command: CommandLine) -> list[str]:
     return lines
 
 
-def _planned(command: CommandLine) -> list[tuple[Path, Point]]:
-    """Returns the tuning runs and the points, each with the folder that it is in."""
-    tried = [(command.out / tuning.FOLDER, point) for point in command.plan.tuning_points]
-    return [*tried, *((command.out, point) for point in command.plan.points)]
-
-
-def _pending(command: CommandLine) -> list[Point]:
-    """Returns the tuning runs and the points that are left to compute."""
-    return [point for out, point in _planned(command) if not sweep_folder.is_done(out, point)]
-
-
 def _compute(
     command: CommandLine, console: Console | None = None, start: Callable[[], None] = lambda: None
 ) -> list[Point]:
@@ -159,7 +148,7 @@ def _compute(
 
     work = sweeps.Work()
     if console:
-        sweeps.check(_pending(command), work)
+        sweeps.check(command.plan.pending, work)
     start()
     return sweeps.compute_plan(command.plan, console, work)[0]
 
@@ -197,7 +186,7 @@ def _show_plan(command: CommandLine, console: Console) -> int:
     """Lists unfinished points and their programs; writes nothing."""
     from fedvg_jax.study import sweeps
 
-    points, num_planned = _pending(command), len(_planned(command))
+    points, num_planned = command.plan.pending, len(command.plan.every)
     num_done = num_planned - len(points)
     done = f"; {num_done} of {count(num_planned)} finished" if num_done else ""
     if not points:

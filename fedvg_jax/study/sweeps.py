@@ -356,12 +356,11 @@ def run_sweep(
     plan = tuning.make_plan(sweep, out, tuned)
     described, objects = _described(parsed, named, work.given)
     work = dataclasses.replace(work, objects=objects)
-    every = [*plan.tuning_points, *plan.points]
-    for point in every:
+    for point in plan.every:
         tracking.require(point.config, out is not None)
     if work.given.data is None:
-        sweep_folder.check_sources(every)
-    check(every, work)
+        sweep_folder.check_sources(plan.every)
+    check(plan.every, work)
     functions = [*(work.given.replaced.keys() - {"data", "partition"}), *named, *(["metrics"] if work.metrics else [])]
     if jobs != 1 and (functions or out is None):
         remedy = "start one script several times, with the same out="
@@ -370,7 +369,7 @@ def run_sweep(
         )
         raise UsageError(f"jobs {jobs}: {what}")
     machine = hardware.current()
-    count = workers.num_processes(jobs, every, machine if machine.is_cpu else None)
+    count = workers.num_processes(jobs, plan.pending, machine if machine.is_cpu else None)
     try:
         with _further_calls(call, count):
             points, results = compute_plan(plan, Console() if progress else None, work, described)

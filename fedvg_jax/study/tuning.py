@@ -59,6 +59,19 @@ class Plan(NamedTuple):
     tuning_points: Sequence[Point] = ()
     """empty without tuning"""
 
+    @property
+    def every(self) -> list[Point]:
+        """The tuning runs and the points."""
+        return [*self.tuning_points, *self.points]
+
+    @property
+    def pending(self) -> list[Point]:
+        """The tuning runs and the points that are left to compute."""
+        if self.out is None:
+            return self.every
+        folders = {self.out / FOLDER: self.tuning_points, self.out: self.points}
+        return [point for out, points in folders.items() for point in points if not sweep_folder.is_done(out, point)]
+
 
 def make_tuning(settings: Mapping[str, Any], seeds: Any = None) -> Tuning | None:
     """Returns what is tuned; None for nothing.

@@ -14,7 +14,7 @@ import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
 from fedvg_jax.runs.record import provenance
-from fedvg_jax.study import sweep_folder, sweep_points, sweeps
+from fedvg_jax.study import sweep_folder, sweep_points, sweeps, workers
 from fedvg_jax.views import tracking
 
 CONFIG = fv.Config(clients=4, rounds=1, model="linear")
@@ -34,6 +34,14 @@ def test_processes_of_a_call_compute_the_results_of_runs_alone(tmp_path, monkeyp
     monkeypatch.undo()
     alone = fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "alone", **given)
     assert [timeless(r.result.records) for r in results] == [timeless(r.result.records) for r in alone]
+
+
+def test_processes_are_started_for_unfinished_points_only(tmp_path, monkeypatch):
+    fv.run_sweep(CONFIG, {"seed": [0]}, tmp_path / "s")
+    counted = []
+    monkeypatch.setattr(workers, "num_processes", lambda jobs, points, machine: counted.append(len(points)) or 1)
+    fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "s", jobs="auto")
+    assert counted == [1]
 
 
 def arrays(factor=1):

@@ -37,10 +37,10 @@ def test_processes_of_a_call_compute_the_results_of_runs_alone(tmp_path, monkeyp
 
 
 def test_processes_are_started_for_unfinished_points_only(tmp_path, monkeypatch):
-    fv.run_sweep(CONFIG, {"seed": [0]}, tmp_path / "s")
+    fv.run_sweep(CONFIG, {"lr": [0.1, 0.2]}, tmp_path / "s")
     counted = []
     monkeypatch.setattr(workers, "num_processes", lambda jobs, points, machine: counted.append(len(points)) or 1)
-    fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "s", jobs="auto")
+    fv.run_sweep(CONFIG, {"lr": [0.1, 0.2, 0.3]}, tmp_path / "s", jobs="auto")
     assert counted == [1]
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedvg_jax.config import Config, method_title
-from fedvg_jax.config.uses import unused
+from fedvg_jax.config.uses import unused, with_passed
 from fedvg_jax.config.weighting_grammar import method_of
 
 if TYPE_CHECKING:
@@ -107,11 +107,19 @@ def unit(arrays: Arrays) -> str:
     return "characters" if user_data.is_sequences(arrays) else "rows"
 
 
-def run_label(config: Config) -> str:
-    """Returns method, data set, partition and seed.
+def method_and_run(config: Config, given: Mapping[str, str] = {}) -> tuple[str, str]:
+    """Returns the name of a run's method, and a line of method, data set, partition and seed.
 
-    >>> run_label(Config())
-    'FedVG; digits, dirichlet, alpha 0.05; seed 0'
+    Args:
+        config: of the run.
+        given: what Python passed in place of settings -> its name; "" for one without.
+
+    >>> method_and_run(Config())
+    ('fedvg', 'FedVG; digits, dirichlet, alpha 0.05; seed 0')
+    >>> method_and_run(Config(), {"weighting": "root", "data": ""})
+    ('root', 'root; own data, dirichlet, alpha 0.05; seed 0')
     """
-    method = method_of(config.algorithm, config.weighting, config.local)
-    return f"{method_title(method)}; {config.dataset}, {partition_label(config)}; seed {config.seed}"
+    settings = {name: getattr(config, name) for name in ("algorithm", "weighting", "dataset")}
+    named = with_passed(settings | {"partition": partition_label(config)}, given)
+    method = method_of(named["algorithm"], named["weighting"], config.local)
+    return method, f"{method_title(method)}; {named['dataset']}, {named['partition']}; seed {config.seed}"

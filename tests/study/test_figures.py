@@ -1,11 +1,12 @@
 """Figures of a report: what they show, and labels that do not overlap."""
 
 import itertools
+import json
 import re
 
 import numpy as np
 import pytest
-from support.run_folders import partition, write_run
+from support.run_folders import partition, write_manifest, write_run
 
 pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
@@ -14,9 +15,10 @@ from matplotlib.text import Text
 from support.drawn_figures import draw_one, make_study, rows
 
 from fedvg_jax.config import method_title
+from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import tables
 from fedvg_jax.study.collect import collect
-from fedvg_jax.study.figures import FIGURES, base, clients
+from fedvg_jax.study.figures import FIGURES, base, clients, draw_run
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +135,16 @@ def test_every_figure_is_drawn_whole_and_has_the_rows_of_its_file(study, tmp_pat
         (left, low), (right, high) = drawing.figure.get_tightbbox().get_points().T
         width, height = drawing.figure.get_size_inches()
         assert left >= -0.01 and low >= -0.01 and right <= width + 0.01 and high <= height + 0.01
+
+
+def test_pictures_of_a_run_name_its_own_weighting(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", method="fedvg")
+    write_manifest(run, json.loads((run / "manifest.json").read_text()) | {"given": {"weighting": "root"}})
+    shown = []
+    monkeypatch.setattr(base, "save", lambda drawn, *rest: shown.append(texts(drawn.figure) | {drawn.title}) or [])
+    draw_run(run, History.load(run))
+    assert len(shown) == 2 and all(any("root" in text for text in each) for each in shown)
+    assert not any("FedVG" in text for each in shown for text in each)
 
 
 def test_partition_has_a_panel_per_alpha_with_a_cell_for_every_client_and_class(tmp_path):

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study.cells import Cell, Run, Study
 from fedvg_jax.study.figures import base, clients, curves
 from fedvg_jax.study.figures.base import Drawing
-from fedvg_jax.views.output import run_label
+from fedvg_jax.views.output import method_and_run
 
 Figure = Callable[[Study], list[Drawing]]
 
@@ -37,13 +36,10 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     """
     config = history.config
     assert config is not None, "a run has settings"
-    method, replicate = (
-        method_of(config.algorithm, config.weighting, config.local),
-        (config.seed, config.partition_seed),
-    )
-    cell = Cell(method, (), {replicate: Run(folder, history, {}, {}, ())})
+    method, title = method_and_run(config, files.read_object_if_any(folder / "manifest.json").get("given", {}))
+    cell = Cell(method, (), {(config.seed, config.partition_seed): Run(folder, history, {}, {}, ())})
     metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"
-    study = Study(run_label(config), (method,), ((),), {(method, ()): cell}, metric, {})
+    study = Study(title, (method,), ((),), {(method, ()): cell}, metric, {})
     paths = []
     with base.drawing(), files.writing(folder, "--out"):
         for draw in (curves.learning_curves, clients.client_weights):

@@ -288,7 +288,6 @@ def clear_failures(out: Path, points: Sequence[Point]) -> None:
 
 def clear(folder: Path) -> None:
     """Removes the files of a point that was interrupted before its first checkpoint."""
-    for path in folder.iterdir():
-        if path.is_file() and path.name != CLAIM:
-            path.unlink()
+    for name in (*digests.OF_RUN, digests.FILE, FAILURE):
+        (folder / name).unlink(missing_ok=True)
     shutil.rmtree(folder / digests.CHECKPOINTS, ignore_errors=True)

@@ -276,3 +276,11 @@ def test_time_left_is_that_of_the_points_left_at_the_pace_of_those_that_ended_he
         done.add(points[2].name)
         work.on_end(points[1], Failure("diverged", 3, "not finite"))
     assert text.getvalue() == "3/8  seed=1: diverged in round 3 (not finite), about 4 min left\n"
+
+
+def test_a_point_that_is_started_anew_keeps_files_of_the_user(tmp_path):
+    for name in ("config.json", "history.jsonl", "digests.json", "failure.json", ".claim", "notes.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / "checkpoints").mkdir()
+    sweep_folder.clear(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {".claim", "notes.txt"}

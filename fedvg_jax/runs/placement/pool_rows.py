@@ -119,7 +119,7 @@ def _take(pool: Tree, rows: np.ndarray, num_rows: int) -> Tree:
 
 
 def fit(host: HostRows | None, planned: list[Schedule]) -> list[Schedule]:
-    """Returns the first planned rounds, as many as the devices have room for their rows; one round always fits."""
+    """Returns the longest start of the planned rounds whose rows fit on the devices together; at least one round."""
     if host is None or host.capacity >= len(host.pool.y):
         return planned
     needed = np.zeros(0, np.int32)

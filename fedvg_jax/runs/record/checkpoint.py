@@ -54,7 +54,7 @@ def save(run: Path, number: int, state: Tree, of_run: Mapping[str, Digest], keep
     _write(target, state, of_run)
     kept = digests.checkpoints(run)[-keep:]
     for path in target.parent.iterdir():
-        is_own = path.name.partition(".")[0].isdecimal()  # a half-written one has Orbax's suffix
+        is_own = path.name.partition(".orbax-checkpoint-tmp")[0].isdecimal()  # Orbax's suffix of a half-written one
         if is_own and path not in kept:
             shutil.rmtree(path)
 

@@ -74,10 +74,12 @@ def test_copy_on_the_host_owns_its_memory():
 
 def test_saving_keeps_the_newest_checkpoints_only(run):
     (run / "checkpoints" / "000013.orbax-checkpoint-tmp").mkdir()
-    (run / "checkpoints" / ".DS_Store").touch()  # a file manager's
+    of_user = {".DS_Store", "000012.zip", "000013.bak"}
+    for name in of_user:
+        (run / "checkpoints" / name).touch() if name != "000013.bak" else (run / "checkpoints" / name).mkdir()
     save(run, 14)
     save(run, 14)  # again, in its place
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [".DS_Store", "000012", "000014"]
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"000012", "000014", *of_user}
 
 
 DAMAGE = {

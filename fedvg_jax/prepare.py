@@ -19,6 +19,11 @@ input of the model's last layer, with labels, class names and a manifest: digest
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process amid its imports, without a traceback
+
 import dataclasses
 import importlib.util
 from collections.abc import Sequence

@@ -67,7 +67,7 @@ def test_research_script_needs_public_names_only(x64):
     data = fv.Data(pool, *[val_rows[None].astype(np.int32)] * 3)
     clients = [np.arange(8), np.arange(8, 20), np.arange(20, 32)]
     task, algorithm, weighting = linear_regression(), fv.algorithms.fedprox(), fv.weightings.samples()
-    hyper = {"lr": 0.05, "mu": 0.1}
+    hyper = {"lr": 0.05, "fedprox.mu": 0.1}
     state = fv.init_state(task, algorithm, len(clients), hyper)
     schedules = [fv.make_schedule(i, clients, cohort_size=2, batch_size=4) for i in range(3)]
 
@@ -86,7 +86,7 @@ def test_research_script_needs_public_names_only(x64):
         rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[val_rows], pool)
         return task.loss(*model, rows, jnp.ones(8, bool), False)[0]
 
-    value, gradient = fv.hypergradient(validation_loss, hyper, ["lr", "mu"])
+    value, gradient = fv.hypergradient(validation_loss, hyper, ["lr", "fedprox.mu"])
     evaluated = fv.evaluate(task, final.variables, data)
     assert evaluated["val_loss"] == pytest.approx(float(value), rel=1e-12)
     assert fv.evaluate(task, final.variables, jax.tree.map(lambda leaf: leaf[val_rows], pool), batch_size=3)[

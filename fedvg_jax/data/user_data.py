@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.config import MODELS, Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import MAX_CLASSES, Arrays, check_values, shape, with_groups
 
@@ -57,36 +56,7 @@ def class_labels(arrays: Arrays, consumer: str, instead: str, of_rows: bool = Tr
     return arrays.y.astype(np.int32)
 
 
-def check_model_fits(arrays: Arrays, config: Config) -> None:
-    """Raises a UsageError if the config's model cannot take these data."""
-    own = "give run(..., task=fedvg_jax.linen_task(...)) for a model and loss of your own"
-    named, num_classes = f"model {config.model}", len(arrays.class_names)
-    if MODELS[config.model].is_sequence:
-        if not is_sequences(arrays):
-            raise UsageError(
-                f"{named} takes sequences, integers x and y [T, L] and one name per character in class_names;"
-                f" {arrays.name} has x {shape(arrays.x)}, y {shape(arrays.y)} and {num_classes} names; use --model mlp"
-            )
-        if arrays.x.min() < 0 or arrays.x.max() >= num_classes:
-            raise UsageError(f"data: characters must be 0..{num_classes - 1}; got {arrays.x.min()}..{arrays.x.max()}")
-        return
-    class_labels(arrays, named, "use --model gru" if is_sequences(arrays) else own)
-    of_row = arrays.x.shape[1:]
-    images = len(of_row) == 3
-    if not MODELS[config.model].takes_rows:
-        if not images:
-            raise UsageError(f"{named} takes images [T, H, W, D], x is {shape(arrays.x)}; use x[..., None], or {own}")
-        _refuse_channels_first(arrays, named)
-    if not of_row or not arrays.x[0].size:
-        raise UsageError(f"{named} takes rows [T, D] of one value or more, x is {shape(arrays.x)}; use x[:, None]")
-    if config.normalise == "imagenet" and not (images and of_row[-1] in (1, 3)):
-        raise UsageError(f"normalise imagenet takes 1 or 3 channels, x is {shape(arrays.x)}; use none or half")
-    if (channels := MODELS[config.model].channels) and of_row[-1] not in channels:
-        allowed = " or ".join(map(str, channels))
-        raise UsageError(f"{named} is for images of {allowed} channels, x is {shape(arrays.x)}; use another model")
-
-
-def _refuse_channels_first(arrays: Arrays, consumer: str) -> None:
+def refuse_channels_first(arrays: Arrays, consumer: str) -> None:
     """Raises a UsageError for rows [1, S, S], [3, H, W] or [4, H, W], as few images are."""
     first, *others = arrays.x.shape[1:]
     is_grey = first == 1 and len({*others}) == 1
@@ -111,21 +81,9 @@ def is_sequences(arrays: Arrays) -> bool:
 def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
     """Raises a UsageError if a setting changes pixels and there are none."""
     if arrays.x.ndim == 4:
-        _refuse_channels_first(arrays, setting)
+        refuse_channels_first(arrays, setting)
     if not is_images(arrays):
         raise UsageError(f"{setting} is for images, uint8 [T, H, W, D]; {arrays.name} is {shape(arrays.x)}; {instead}")
-
-
-def check_pixel_settings(arrays: Arrays, config: Config) -> None:
-    """Raises a UsageError if the config augments or normalises rows that are of another kind."""
-    if config.normalise == "columns" and (is_images(arrays) or is_sequences(arrays) or arrays.x.ndim < 2):
-        raise UsageError(f"normalise columns takes tables and float images, x is {shape(arrays.x)}; use none or half")
-    for name, value in (("augment", config.augment), ("normalise", config.normalise)):
-        if value in ("none", "columns"):
-            continue
-        if arrays.x.ndim != 4:
-            raise UsageError(f"{name} {value} is for images [T, H, W, D], x is {shape(arrays.x)}; use none")
-        _refuse_channels_first(arrays, f"{name} {value}")
 
 
 def scaled_columns(x: np.ndarray, rows: np.ndarray) -> np.ndarray:

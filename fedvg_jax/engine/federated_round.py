@@ -153,7 +153,7 @@ def make_round(
         local: the part of the model that stays with each client; None for none. Signals are measured on a client's
             model with its own local part, and `delta` is 0 there.
         private: how much one client can change the aggregate, which fits the weighting; updates are then clipped to
-            `hyper["dp_clip"]`, and the aggregate gets Gaussian noise, see `engine.privacy`. None for neither.
+            `hyper["dp.clip"]`, and the aggregate gets Gaussian noise, see `engine.privacy`. None for neither.
 
     Raises:
         UsageError: for a local part with an algorithm that has personal models or with `private`, for `private` with a

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.methods import ALGORITHMS
+from fedvg_jax.config.methods import algorithm_of
 from fedvg_jax.config.uses import PASSED
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
@@ -130,7 +130,7 @@ def _metric(runs: Sequence[Run], text: str | None) -> tuple[str, int]:
     finals = [cells.last_outcomes(run) for run in runs]
     common = [name for name in finals[0] if all(name in final for final in finals)]
     if text is None:
-        are_personal = any(r.config.local or ALGORITHMS[r.config.algorithm].has_personal_models for r in runs)
+        are_personal = any(r.config.local or algorithm_of(r.config).personal for r in runs)
         if are_personal and PERSONAL in common:
             return PERSONAL, 0
         return "accuracy" if "accuracy" in common else "loss", 0

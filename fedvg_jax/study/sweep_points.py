@@ -24,7 +24,7 @@ from fedvg_jax.config import presets
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten, python_scalar, suggestion
-from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
+from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
 from fedvg_jax.config.options import SETTINGS, Config, layered, registered
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import refuse_unused, replaced_with, unmet, used as used_settings
@@ -145,7 +145,7 @@ def named_objects(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, di
                 continue
             if not name or not isinstance(name, str) or name == "<lambda>":
                 raise UsageError(f"axes: an object of {argument} has no name; give a dict, name -> object")
-            is_setting = registered(argument, name) in (*ALGORITHMS, *WEIGHTINGS)
+            is_setting = registered(argument, name) in (*ALGORITHMS, NATIVE, *WEIGHTINGS)
             if is_setting or objects[argument].setdefault(name, value) is not value:
                 raise UsageError(f"axes: {argument} {name} is the name of another {argument}; give it one of its own")
             plain[argument].append(name)

@@ -23,6 +23,7 @@ from rich.table import Table
 
 import fedvg_jax
 from fedvg_jax.config import Config, cohort_size, method_title
+from fedvg_jax.config.methods import algorithm_of
 from fedvg_jax.config.uses import with_passed
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core import tree
@@ -138,7 +139,7 @@ def method_text(config: Config, given: Mapping[str, str] = {}) -> str:
     algorithm, weighting = named["algorithm"], named["weighting"]
     title, vg = method_title(method_of(algorithm, weighting, config.local)), config.fedvg
     if "native" in weighting and not {"algorithm", "weighting"} & given.keys():
-        title += f", weights {registry.make_algorithm(config).native_weighting}"
+        title += f", weights {algorithm_of(config).native_weighting}"
     if "fedvg" in weighting and "weighting" not in given:
         title += f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)"
     return title

@@ -17,7 +17,7 @@ from fedvg_jax.weightings import basic
 
 TASK, CLIENTS = worlds.TASK, [np.arange(4)]
 SMALL = fv.Config(rounds=1, clients=4, local_epochs=1, alpha=10.0, weighting="uniform")
-DECLARED = fedavg()._replace(defaults=(Hyperparameter("tau", 0.5, low=0.0),))
+DECLARED = fedavg()._replace(hyperparameters=(Hyperparameter("tau", 0.5, low=0.0),))
 
 
 def task(**changes):
@@ -156,8 +156,8 @@ CASES = [
     ("a setting as hyperparameter", run(algorithm=DECLARED, hyper={"lr": 0.1}), "'lr'"),
     (
         "a name with two meanings",
-        run({"weighting": "fedvg"}, algorithm=fedavg()._replace(defaults=(Hyperparameter("eps", 1e-3),))),
-        "'eps'",
+        run({"weighting": "fedvg"}, algorithm=fedavg()._replace(hyperparameters=(Hyperparameter("fedvg.eps", 1e-3),))),
+        "'fedvg.eps'",
     ),
     # settings beside a task
     ("accuracy of one logit", simulation(weighting="val_accuracy"), ONE_LOGIT),

@@ -36,7 +36,7 @@ from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, processes
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs.assemble import communication, contracts, privacy, programs, registry, tables
+from fedvg_jax.runs.assemble import communication, contracts, fit, privacy, programs, registry, tables
 from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
 from fedvg_jax.runs.assemble.population import (
     Population,
@@ -257,7 +257,7 @@ def _make_population(config: Config, given: Given, progress: Progress | None, re
     """Reads the data set and draws the partition, unless they are given."""
     data, partition = given.data, given.partition
     arrays = load_data(config, reading) if data is None else spaced(user_data.as_arrays(data), config.max_rows)
-    user_data.check_pixel_settings(arrays, config)
+    fit.check_pixel_settings(arrays, config)
     parts = make_partition(config, arrays, progress) if partition is None else take_partition(config, arrays, partition)
     return Population(arrays, parts, make_shared(config, arrays, parts))
 

@@ -34,7 +34,7 @@ from fedvg_jax.host import files, processes
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, loop, starts
 from fedvg_jax.runs.assemble import simulation
-from fedvg_jax.runs.assemble.given import Given, check_kind, traced_anew
+from fedvg_jax.runs.assemble.given import Given, check_kind, new_functions, traced_anew
 from fedvg_jax.runs.assemble.programs import WeightingOrFactory
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.placement import pool_rows
@@ -317,6 +317,8 @@ def evaluate(
 ) -> dict[str, float]:
     """Returns the metrics of a model's variables, in evaluation mode.
 
+    Every call traces a task anew, with the values that its functions read, and compiles it. A simulation compiles once.
+
     Args:
         model: a task, or a simulation, whose task is used.
         variables: e.g. `history.variables` or `state.variables`.
@@ -342,7 +344,7 @@ def evaluate(
             raise UsageError("evaluate needs data: a batch, or the Data of a simulation")
         data = model.data
     if isinstance(data, Data):
-        tables, measure = chunks.evaluation_tables(data), _jitted_evaluate(task)
+        tables, measure = chunks.evaluation_tables(data), _evaluator(model)
         if isinstance(model, Simulation) and model.host_rows and data is model.data:
             measure = pool_rows.evaluating(model.evaluate, model.host_rows)
         metrics = {part: _metrics(task, measure(variables, data.pool, rows)) for part, rows in tables.items()}
@@ -359,7 +361,7 @@ def evaluate(
     rows = schedule.table(np.arange(num_rows, dtype=np.int32), batch_size, -(-num_minibatches // step) * step)
     data = jax.tree.map(lambda leaf: _padded(leaf, rows.size), data)
     with checks.calling(f"evaluate takes one batch as the task does, such as (x, y), got a {kind}: task.measure"):
-        return _metrics(task, _jitted_evaluate(task)(variables, data, rows))
+        return _metrics(task, _evaluator(model)(variables, data, rows))
 
 
 def _padded(leaf: Any, num_rows: int) -> np.ndarray:
@@ -372,6 +374,8 @@ def _metrics(task: Task, sums: Tree) -> dict[str, float]:
     return {name: float(value) for name, value in task.metrics(jax.device_get(sums)).items()}
 
 
-@functools.lru_cache(16)
-def _jitted_evaluate(task: Task) -> Callable[[Variables, Tree, Any], Tree]:
-    return jax.jit(make_evaluate(task))
+def _evaluator(model: Task | Simulation) -> Callable[[Variables, Tree, Any], Tree]:
+    """Returns (variables, pool, rows) -> sums of the task's `measure`; a simulation keeps its own."""
+    if isinstance(model, Simulation):
+        return model.keep("evaluate", lambda: jax.jit(make_evaluate(model.model)))
+    return jax.jit(make_evaluate(new_functions(model)))

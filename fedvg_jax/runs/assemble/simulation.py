@@ -51,7 +51,12 @@ from fedvg_jax.runs.record import digests, provenance
 
 
 class Simulation(NamedTuple):
-    """Everything a run needs: data, initial state, hyperparameters, schedules and programs."""
+    """Everything a run needs: data, initial state, hyperparameters, schedules and programs.
+
+    What it computes is of the time it was made. A caller's function is traced once for each shape, some when the
+    simulation is made and the others at their first use. After a value changes that such a function reads, make another
+    simulation.
+    """
 
     config: Config
     """checked settings"""

@@ -4,6 +4,7 @@ import dataclasses
 import gc
 import weakref
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -82,6 +83,22 @@ def test_a_simulation_computes_with_the_values_that_it_was_first_used_with(monke
     first = losses()
     monkeypatch.setitem(globals(), "RATE", 3 * RATE)
     assert losses() == first
+
+
+class Double(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(1, param_dtype=np.float64)(x)[:, 0]
+
+
+def test_a_model_of_double_precision_runs_without_warnings(x64, recwarn):
+    x, y = linear.data()
+    task = fv.linen_task(Double(), lambda output, y: (output - y) ** 2, x[:1])
+    config = dataclasses.replace(SETTINGS_OF_RUN, rounds=1, weighting="fedvg")
+    with jax.numpy_dtype_promotion("standard"):
+        model = fv.run(config, data=(x.astype(float), y.astype(float)), task=task).variables
+    assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {np.dtype(float)}
+    assert not recwarn.list
 
 
 def test_no_program_of_a_caller_s_functions_outlives_the_call():

@@ -92,11 +92,11 @@ class Double(nn.Module):
 
 
 def test_a_model_of_double_precision_runs_without_warnings(x64, recwarn):
-    x, y = linear.data()
+    x, y = (array.astype(float) for array in linear.data())
     task = fv.linen_task(Double(), lambda output, y: (output - y) ** 2, x[:1])
     config = dataclasses.replace(SETTINGS_OF_RUN, rounds=1, weighting="fedvg")
     with jax.numpy_dtype_promotion("standard"):
-        model = fv.run(config, data=(x.astype(float), y.astype(float)), task=task).variables
+        model = fv.run(config, data=(x, y), task=task).variables
     assert {leaf.dtype for leaf in jax.tree.leaves(model)} == {np.dtype(float)}
     assert not recwarn.list
 

@@ -31,7 +31,6 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import executors, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import files, processes
-from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, loop, starts
 from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.assemble.given import Given, check_kind, new_functions, traced_anew
@@ -122,8 +121,7 @@ def run(
     else:
         sim = simulation.simulation(config, **given._asdict())._replace(metrics=metrics)
         finished = tracking.run_simulation(sim, callbacks=callbacks)
-    if config.export and processes.is_first():
-        pretrained.save(config.export, finished.variables, config.model if task is None else None)
+        loop.export(sim, finished)
     stopped_by = finished.summary["stopped_by"]
     if stopped_by == "SIGINT":  # ends a caller's loop over runs, too
         raise KeyboardInterrupt(f"stopped after round {len(finished.records)}; run folder: {finished.folder}")
@@ -175,6 +173,7 @@ def _run_with_progress(config: Config, given: Given, metrics, callbacks) -> Hist
         observers = {"callbacks": callbacks, "on_records": show, "log": log, "on_compiling": log}
         finished = tracking.run_simulation(sim, **observers)
     display.print_results(console, finished)
+    loop.export(sim, finished)
     return finished
 
 
@@ -323,7 +322,8 @@ def evaluate(
         model: a task, or a simulation, whose task is used.
         variables: e.g. `history.variables` or `state.variables`.
         data: a pair (x, y), `Batch(x, y)`, or a pytree of arrays [T, ...] as the task's `measure` takes it, of which
-            all rows are evaluated; or the `Data` of a simulation. Defaults to the data of the simulation.
+            all rows are evaluated; or the `Data` of a simulation. Defaults to the data of the simulation. Rows for a
+            simulation with `normalise` columns are those of the data set; their columns are scaled as its own.
         batch_size: rows of one step; the result does not depend on it.
 
     Returns:
@@ -352,6 +352,8 @@ def evaluate(
     kind = type(data).__name__
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
         data = Batch(*data)
+    if isinstance(model, Simulation) and model.scaled_by and isinstance(data, Batch):
+        data = data._replace(x=model.scaled_by.scaled(data.x))
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UsageError(f"batch_size must be a whole number >= 1; got {batch_size!r}")
     batch_size = int(batch_size)

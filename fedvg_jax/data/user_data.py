@@ -128,23 +128,6 @@ def check_pixel_settings(arrays: Arrays, config: Config) -> None:
         _refuse_channels_first(arrays, f"{name} {value}")
 
 
-def scaled_columns(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns float32 (x - mean) / deviation, of every column over some rows; a constant column becomes 0 there.
-
-    Args:
-        x: [T, ..., D]; a column is one of the D entries of the last axis.
-        rows: int [n], numbers of the rows that mean and deviation are taken of.
-
-    >>> scaled_columns(np.array([[0.0, 7.0], [4.0, 7.0], [8.0, 7.0]]), np.array([0, 1])).tolist()
-    [[-1.0, 0.0], [1.0, 0.0], [3.0, 0.0]]
-    """
-    some = np.asarray(x[rows], np.float64)
-    axes = tuple(range(x.ndim - 1))
-    mean, deviation = some.mean(axes), some.std(axes)
-    is_constant = deviation <= 1e-9 * np.abs(mean)  # the deviation of equal numbers may be rounded to more than 0
-    return ((x - mean) / np.where(is_constant, 1, deviation)).astype(np.float32)
-
-
 def _as_array(values: Any, name: str) -> np.ndarray:
     if np.ma.is_masked(values):
         raise UsageError(f"data: {name} has masked rows; fill them with {name}.filled(...), or remove them")

@@ -137,7 +137,7 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]] | None] = {
 }
 """Name -> mean and standard deviation of each channel of pixels in [0, 1]. imagenet: torchvision's, for its ImageNet
 weights; half: that of timm's ViTs; none: the published code does not normalise; columns: scaled before,
-by `user_data.scaled_columns`."""
+by `data.scaling`."""
 
 
 def scale(x: Array, dtype, statistics: str = "none") -> Array:

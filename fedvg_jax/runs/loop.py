@@ -15,6 +15,7 @@ from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core.types import SimState
 from fedvg_jax.data.partitions import exchange
 from fedvg_jax.host import hardware, processes
+from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, client_models, endings, starts
 from fedvg_jax.runs.assemble import contracts, privacy, simulation
 from fedvg_jax.runs.assemble.given import own_values
@@ -70,6 +71,13 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
         return _run_rounds(sim, recorder, observers)
 
 
+def export(sim: simulation.Simulation, finished: History) -> None:
+    """Writes the final model to the file that the settings name, if any; of several processes, the first does."""
+    if sim.config.export and processes.is_first():
+        architecture = None if "task" in sim.given else sim.config.model
+        pretrained.save(sim.config.export, finished.variables, architecture, sim.scaled_by)
+
+
 @contextlib.contextmanager
 def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Iterator[recording.Recorder]:
     """Yields the recorder of a run, see `starts.open_run_folder`."""
@@ -89,7 +97,8 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
 
     code = {name: provenance.code_digest(getattr(sim, name)) for name in sim.given.keys() - {"data", "partition"}}
     starts.refuse_different_data(sim, sources)
-    described = starts.Described({"layers": layers, "partition": sim.statistics}, sources, sim.given, code)
+    documents = {"layers": layers, "partition": sim.statistics, "scaled_by": sim.scaled_by}
+    described = starts.Described(documents, sources, sim.given, code)
     with starts.open_run_folder(config, sim.state, described, log) as recorder:
         with processes.together():
             if config.export_partition and processes.is_first():

@@ -174,6 +174,7 @@ CASES = [
     ("a name as weighting", run(weighting="fedvg"), "weighting"),
     ("a metric of the history's", run(metrics={"weights": lambda model, data: 0}), "'weights'"),
     ("a number as tracker", run(track=3), "track"),
+    ("no file to start from", run({"init": Path("nothing.safetensors")}), "nothing.safetensors"),
     ("an export to nowhere", run({"export": Path("none") / "m.safetensors"}), "export none/m.safetensors"),
     ("axes as a list", sweep(axes=["seed"]), "axes"),
     ("values of two settings as a number", sweep(axes={("lr", "seed"): 3}), "lr, seed"),

@@ -31,7 +31,8 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays, spaced
 from fedvg_jax.data.images import Progress
-from fedvg_jax.data.partitions.client_rows import Partition
+from fedvg_jax.data.partitions.client_rows import Partition, joined
+from fedvg_jax.data.scaling import Columns
 from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, processes
@@ -42,6 +43,7 @@ from fedvg_jax.runs.assemble.population import (
     Population,
     describe,
     load_data,
+    make_columns,
     make_partition,
     make_shared,
     take_partition,
@@ -103,6 +105,8 @@ class Simulation(NamedTuple):
     """of the cohorts; None for uniform sampling"""
     traffic: communication.Traffic = communication.Traffic()
     """bytes that a client of a cohort receives and sends in a round"""
+    scaled_by: Columns | None = None
+    """means and deviations of the columns of `data`, of `normalise` columns; None for rows as they are"""
     account: privacy.Account | None = None
     """what the rounds cost in privacy; None without it, and where the cost of the first model is not known"""
 
@@ -231,7 +235,8 @@ def assemble(
         config=config,
         arrays=population.arrays,
         partition=parts,
-        statistics=describe(config, *population, "partition" in given.replaced),
+        statistics=describe(config, population, "partition" in given.replaced),
+        scaled_by=population.scaled_by,
         state=state,
         data=rows,
         hyper=hyper if processes.count() == 1 else jax.tree.map(np.asarray, hyper),  # on no process's device
@@ -262,7 +267,8 @@ def _make_population(config: Config, given: Given, progress: Progress | None, re
     arrays = load_data(config, reading) if data is None else spaced(user_data.as_arrays(data), config.max_rows)
     user_data.check_pixel_settings(arrays, config)
     parts = make_partition(config, arrays, progress) if partition is None else take_partition(config, arrays, partition)
-    return Population(arrays, parts, make_shared(config, arrays, parts))
+    scaled_by = make_columns(config, arrays.x, joined(parts.train))
+    return Population(arrays, parts, make_shared(config, arrays, parts, scaled_by), scaled_by)
 
 
 def _make_program(config: Config, population: Population, given: Given, keep: reuse.Keep) -> programs.Program:
@@ -317,7 +323,7 @@ def _account(
     is_own = given.weighting is not None
     own_reads = contracts.reads_rows(program.weighting, program.task, rows, hyper) if is_own else None
     mechanism = privacy.mechanism(config, program.algorithm, hyper, own_reads)
-    arrays, parts, _ = population
+    arrays, parts = population.arrays, population.partition
     earlier = privacy.earlier_rounds(config, lambda: provenance.sources(arrays, parts, population.pool, {}, ()))
     return None if earlier is None else privacy.Account(config.dp.delta, mechanism, earlier)
 

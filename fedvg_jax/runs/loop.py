@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from fedvg_jax.config import cohort_size
 from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core.types import SimState
+from fedvg_jax.data.arrays import classes_without_rows
 from fedvg_jax.data.partitions import exchange
 from fedvg_jax.host import hardware, processes
 from fedvg_jax.models import pretrained
@@ -142,6 +143,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     start, config = recorder.start, sim.config
     if cohort_size(config) == 1 < config.clients:
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
+    if absent := classes_without_rows(sim.arrays):
+        observers.log(f"no row has class {', '.join(absent[:5])}{' ...' * (len(absent) > 5)}")
     if config.local and client_models.PERSONAL not in listed(config.record):
         observers.log(history.OF_GLOBAL_MODEL)
     if config.dp.clip:

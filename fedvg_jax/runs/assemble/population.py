@@ -14,7 +14,7 @@ from fedvg_jax.config.fidelity import departs
 from fedvg_jax.config.options import choice, columns
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data import corrupt, scaling, user_data, validation
-from fedvg_jax.data.arrays import Arrays, is_features, spaced
+from fedvg_jax.data.arrays import Arrays, is_features, limited
 from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, sizes
@@ -268,4 +268,4 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         columns=columns(config) if config.dataset.startswith(HF) else {},
         progress=reading,
     )
-    return spaced(whole, config.max_rows)
+    return limited(whole, config.max_rows, config.max_rows_seed)

@@ -29,7 +29,7 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.data import user_data
-from fedvg_jax.data.arrays import Arrays, spaced
+from fedvg_jax.data.arrays import Arrays, limited
 from fedvg_jax.data.images import Progress
 from fedvg_jax.data.partitions.client_rows import Partition, joined
 from fedvg_jax.data.scaling import Columns
@@ -264,7 +264,10 @@ def _checked_settings(config: Config) -> Config:
 def _make_population(config: Config, given: Given, progress: Progress | None, reading: Progress | None) -> Population:
     """Reads the data set and draws the partition, unless they are given."""
     data, partition = given.data, given.partition
-    arrays = load_data(config, reading) if data is None else spaced(user_data.as_arrays(data), config.max_rows)
+    if data is None:
+        arrays = load_data(config, reading)
+    else:
+        arrays = limited(user_data.as_arrays(data), config.max_rows, config.max_rows_seed)
     user_data.check_pixel_settings(arrays, config)
     parts = make_partition(config, arrays, progress) if partition is None else take_partition(config, arrays, partition)
     scaled_by = make_columns(config, arrays.x, joined(parts.train))

@@ -27,6 +27,7 @@ from fedvg_jax.core.types import (
     UsageError,
     Variables,
 )
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import executors, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
@@ -351,7 +352,7 @@ def evaluate(
         return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
     kind = type(data).__name__
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
-        data = Batch(*data)
+        data = Batch(*(_as_leaf(part, name) for part, name in zip(data, ("x", "y"), strict=True)))
     if isinstance(model, Simulation) and model.scaled_by and isinstance(data, Batch):
         data = data._replace(x=model.scaled_by.scaled(data.x))
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
@@ -364,6 +365,12 @@ def evaluate(
     data = jax.tree.map(lambda leaf: _padded(leaf, rows.size), data)
     with checks.calling(f"evaluate takes one batch as the task does, such as (x, y), got a {kind}: task.measure"):
         return _metrics(task, _evaluator(model)(variables, data, rows))
+
+
+def _as_leaf(part: Any, name: str) -> Any:
+    """Returns a DataFrame, or what else is neither an array nor a pytree of arrays, as an array."""
+    is_leaf = jax.tree_util.all_leaves([part]) and not isinstance(part, np.ndarray | jax.Array)
+    return user_data.as_array(part, name) if is_leaf else part
 
 
 def _padded(leaf: Any, num_rows: int) -> np.ndarray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -116,6 +117,8 @@ def run(
     metrics = _checked_metrics(metrics)
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise UsageError("callbacks must be a list of functions")
+    for callback in callbacks:
+        _check_arguments(callback, "a callback", "record, state")
     given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
     if _is_shown(progress):
         finished = _run_with_progress(config, given, metrics, callbacks)
@@ -149,9 +152,29 @@ def _checked_metrics(metrics: Mapping[str, Callable[[Variables, Data], Any]] | N
     for name, metric in metrics.items():
         if not callable(metric):
             raise UsageError(f"metrics must be functions; got {metric!r:.100} for '{name}'")
+        _check_arguments(metric, f"metric '{name}'", "model, data")
         if history.is_reserved(name):
             raise UsageError(f"metric '{name}' is already a name of the history; give it another")
     return metrics
+
+
+def _check_arguments(function: Callable, what: str, arguments: str) -> None:
+    """Raises UsageError for a function that does not take two arguments.
+
+    >>> _check_arguments(lambda record: None, "a callback", "record, state")
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: a callback is called as f(record, state); <lambda> takes (record)
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a builtin
+        return
+    try:
+        signature.bind(*arguments.split(", "))
+    except TypeError:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise UsageError(f"{what} is called as f({arguments}); {name} takes {signature}") from None
 
 
 def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:

@@ -259,6 +259,8 @@ def reading(what: object, kind: str, remedy: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
+        if isinstance(what, Path) and not what.exists():
+            raise UsageError(f"{what}: no such file or folder; correct its path") from error
         raise UsageError(f"{what}: not {kind} ({reason(error)}); {remedy}") from error
 
 

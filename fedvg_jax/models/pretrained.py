@@ -187,8 +187,8 @@ def read_columns(path: Path) -> Columns | None:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
-    if not path.exists():
-        raise UsageError(f"{path}: no such file; name a .safetensors file, or the folder of a run")
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file or run; name a .safetensors file, or the folder of a run")
     with reading(path, "a complete safetensors file", _MAKE), safetensors.safe_open(path, framework="np") as file:
         yield file
 

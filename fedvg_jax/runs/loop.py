@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -132,8 +133,8 @@ class Run(NamedTuple):
     """() -> seconds of compiling and of running, over all parts"""
     records: list[Record]
     """of all rounds so far; grows"""
-    warnings: list[str]
-    """about the first chunk with a round that averages no client, once there is one"""
+    warnings: list[Callable[[Sequence[Record]], str]]
+    """those of `endings.WARNINGS` that were given"""
     endings: list[str]
     """why a callback ended the run, once one has"""
 
@@ -199,16 +200,28 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     sim = run.sim
     contracts.refuse_wrong_weights(new)
     limit = endings.loss_limit([*run.records, *new], "task" in sim.given)
-    error = endings.divergence(new, limit) if sim.config.nonfinite == "raise" else ""
+    error = endings.divergence(new, limit, "weighting" in sim.given) if sim.config.nonfinite == "raise" else ""
+    if error and not run.records:
+        error = _error_of_first_model(sim) or error
     recorded = endings.until_first(new, limit) if error else new
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)
     if error:
         raise history.DivergedError(error, _history(run, state, "diverged"))
-    if not run.warnings and (message := endings.no_client_warning(recorded)):
-        run.warnings.append(message)
-        run.observers.log(message)
+    for warning in endings.WARNINGS:
+        if warning not in run.warnings and (message := warning(recorded)):
+            run.warnings.append(warning)
+            run.observers.log(message)
+
+
+def _error_of_first_model(sim: simulation.Simulation) -> str:
+    """Returns the error of a model whose loss is not finite before any step; "" for others, and where rows are away."""
+    if sim.host_rows or processes.count() > 1 or math.isfinite(sim.validation_loss(sim.state)):
+        return ""
+    num_classes = len(sim.arrays.class_names) if "task" in sim.given else 0
+    outputs = f", which needs {num_classes} outputs for labels from 0 to {num_classes - 1}" if num_classes else ""
+    return f"the loss of the first model is not finite before any step; correct x, y or the model{outputs}"
 
 
 def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None:

@@ -89,7 +89,9 @@ def init_state(
     (0, [0.0, 0.0])
     """
     first_round = jax.device_put(np.int32(0))
-    variables = Variables(*(jax.jit(task.init)(jax.random.key(seed)) if variables is None else tree.arrays(variables)))
+    if variables is None:  # of a new function, which JAX traces with the values that the task's reads now
+        variables = jax.jit(lambda key: task.init(key))(jax.random.key(seed))
+    variables = Variables(*tree.arrays(variables))
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
     memories = algorithm.init(hyper, variables if stats_too else variables.params)
     server, client = tree.arrays(memories, tree.dtype(variables))

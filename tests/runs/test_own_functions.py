@@ -74,6 +74,16 @@ def test_an_evaluation_computes_with_the_values_of_its_call(jit, monkeypatch):
     np.testing.assert_allclose(losses(1.5), 3 * losses(0.5), rtol=1e-6)
 
 
+def test_a_first_state_is_drawn_with_the_values_of_its_call(monkeypatch):
+    task = linear.TASK._replace(init=lambda key: fv.Variables({"w": np.full(3, RATE, np.float32)}, {}))
+
+    def first(rate: float) -> np.ndarray:
+        monkeypatch.setitem(globals(), "RATE", rate)
+        return fv.init_state(task, fv.algorithms.fedavg(), 2, {"lr": 0.1}).variables.params["w"]
+
+    np.testing.assert_array_equal(first(1.5), 3 * first(0.5))
+
+
 def test_a_simulation_computes_with_the_values_that_it_was_first_used_with(monkeypatch):
     sim = fv.simulation(SETTINGS_OF_RUN, **GIVEN, task=linear.TASK._replace(measure=rated_measure, loss=rated_loss))
 

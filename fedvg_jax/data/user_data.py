@@ -176,8 +176,9 @@ def _as_numbers(values: Any, name: str, column: str = "") -> np.ndarray:
         return array.astype(np.float32)
     is_category = name == "x" and getattr(getattr(values, "dtype", None), "name", "") == "category"
     if array.dtype.kind == "O":
-        plain = np.asarray(array.tolist())  # numbers of Python
-        array = plain if plain.dtype.kind in NUMBERS and plain.shape == array.shape else array
+        with contextlib.suppress(ValueError, TypeError):  # of rows of several lengths
+            plain = np.asarray(array.tolist())  # numbers of Python
+            array = plain if plain.dtype.kind in NUMBERS and plain.shape == array.shape else array
     if array.dtype.kind in NUMBERS and not is_category:
         return array
     remedy = _DUMMIES if is_category else _remedy(array, name)
@@ -200,7 +201,8 @@ def _remedy(array: np.ndarray, name: str) -> str:
     with contextlib.suppress(ValueError, TypeError):
         array.astype(np.float32)
         return "use .astype('float32')"
-    return _DUMMIES
+    is_text = array.ndim and all(isinstance(value, str | bytes) for value in array.ravel())
+    return _DUMMIES if is_text else "every row must be numbers of one shape"
 
 
 def _class_names(y: np.ndarray) -> tuple[str, ...]:

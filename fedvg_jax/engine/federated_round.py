@@ -9,6 +9,7 @@ cohort blocks takes the same steps in `cohort_blocks`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -89,8 +90,9 @@ def init_state(
     (0, [0.0, 0.0])
     """
     first_round = jax.device_put(np.int32(0))
-    if variables is None:  # of a new function, which JAX traces with the values that the task's reads now
-        variables = jax.jit(lambda key: task.init(key))(jax.random.key(seed))
+    if variables is None:
+        init = functools.partial(task.init)  # a new function, which JAX traces with the values that it reads now
+        variables = jax.jit(init)(jax.random.key(seed))
     variables = Variables(*tree.arrays(variables))
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
     memories = algorithm.init(hyper, variables if stats_too else variables.params)

@@ -47,6 +47,11 @@ def test_a_column_of_other_values_is_named_with_the_way_to_numbers(kind):
         user_data.as_arrays((pandas.DataFrame({"age": AGE, "city": values}), LABELS))
 
 
+def test_rows_of_several_lengths_are_no_matter_of_texts():
+    with usage_error("x", "one shape"):
+        user_data.as_arrays((np.array([np.ones(2), np.ones(3)], object), np.arange(2)))
+
+
 def test_missing_numbers_of_a_frame_are_not_finite():
     with usage_error("x", "row 1"):
         user_data.as_arrays((pandas.DataFrame({"age": pandas.array([1, None, 2, 3], dtype="Int64")}), LABELS))

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 PROG = "python -m fedvg_jax.prepare"
 
-OF_DATA = ("data_dir", "splits", "max_rows", "columns", "image_size", "cache_dir", "out")
+OF_DATA = ("data_dir", "splits", "max_rows", "max_rows_seed", "columns", "image_size", "cache_dir", "out")
 """Settings of both commands, which read a data set and write to --out."""
 
 OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "alpha")

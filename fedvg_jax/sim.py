@@ -133,9 +133,9 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
         return endings.exit_code(finished.summary["stopped_by"]) if finished.summary["interrupted"] else 0
     display.print_results(console, finished)
     if config.export:
-        from fedvg_jax.models import pretrained
+        from fedvg_jax.runs import loop
 
-        pretrained.save(config.export, finished.variables, config.model)
+        loop.export(sim, finished)
         log(f"model written to {config.export}")
     if not importlib.util.find_spec("matplotlib"):
         log(commands.NO_PICTURES)

@@ -218,7 +218,8 @@ class Setting(NamedTuple):
             if kind in allowed and type(value) is given and (isinstance(value, str) or abs(value) < 2**1000):
                 return kind(value)  # pyright: ignore[reportArgumentType]  the kinds fit by the line above
         names = " or ".join(NOUNS[kind] for kind in allowed if kind in NOUNS)
-        raise UsageError(f"{where} must be {names}; got {shown(value)}")
+        hint = spaces(value) if isinstance(value, str) else ""
+        raise UsageError(f"{where} must be {names}; got {shown(value)}{hint}")
 
     def scalars(self, config: Any) -> dict[str, Any]:
         """Returns the traced scalars that have its value, by name; behind a name that is not chosen, the default."""
@@ -309,6 +310,17 @@ def _node(declared: type) -> ast.ClassDef | None:
     return next((node for node in classes if node.name == declared.__qualname__), None)
 
 
+def spaces(text: str) -> str:
+    """Returns the end of an error message about several values that are separated by commas; "" for one value.
+
+    >>> spaces("uniform, fedvg"), spaces("fedvg")
+    ('; a sweep takes several values separated by spaces: uniform fedvg', '')
+    """
+    values = [value.strip() for value in text.split(",")]
+    is_list = len(values) > 1 and all(values)
+    return f"; a sweep takes several values separated by spaces: {' '.join(values)}" if is_list else ""
+
+
 def suggestion(name: str, allowed: Iterable[str]) -> str:
     """Returns the end of an error message about a mistyped name: the one that is probably meant, or the allowed ones.
 
@@ -316,6 +328,8 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
     ("; did you mean 'fedvg'?", "; did you mean 'fedvg.norm'?", '; allowed: lr')
     """
     names, plain = list(allowed), name.lower().replace("-", "_")
+    if hint := spaces(name):
+        return hint
     of_group = [known for known in names if known.rpartition(".")[2] == plain]
     likeness = {known: difflib.SequenceMatcher(None, known, plain).ratio() for known in of_group or names}
     closest = min(likeness, key=lambda known: (-likeness[known], known), default="")

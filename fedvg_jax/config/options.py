@@ -89,6 +89,7 @@ _FROM_FILES = Condition(
     f"every other data set than {', '.join(presets.BUILT_IN)}",
 )
 _SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "folder")
+_SOME_ROWS = Condition("max_rows", lambda config: config.max_rows > 0, "1 or more")
 _OF_SEVERAL_SIZES = Condition(
     "dataset",
     lambda config: config.dataset in _SIZED or config.dataset.startswith(tuple(presets.OUTSIDE)),
@@ -208,6 +209,9 @@ class Config(Shorthands):
     NAME,...: those of a set folder or hf:FOLDER, such as train,val."""
     max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data")
     """Largest number of rows of the data set that are used, at equal distances in its order. 0: all."""
+    max_rows_seed: int | None = setting(None, declare.SEED, "data", used=(_SOME_ROWS,))
+    """Seed with which the rows of max_rows are drawn. Default: they are at equal distances, which a set in a periodic
+    order, such as of alternating labels, refuses."""
     columns: str = setting("", kind="data", used=(_HUB_SET,), word="ROLE=NAME,...")
     """Columns of a set hf:FOLDER by their roles, such as image=img,label=fine_label,group=writer. Default: the only
     columns of images and of class labels, or those with usual names."""

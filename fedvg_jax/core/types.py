@@ -571,7 +571,8 @@ class Metrics(NamedTuple):
     scores: Array
     """[K] see `Weighting.score`."""
     train_loss: Array
-    """[K] mean loss over the client's steps: 0 without a step, NaN if the client diverged."""
+    """[K] mean loss over the client's steps: 0 without a step, NaN where the loss or the client's model is not
+    finite."""
     finite: Array
     """bool [K] whether the client's model, loss, signals, weights and probe are finite."""
     detail: dict[str, Array]

@@ -375,8 +375,7 @@ def layers_of(
     exclude: str = "",
 ) -> tuple[groups.Layer, ...]:
     """Returns the layers that G_k averages over, in the order of `layer_shares`; arguments as in `norm_parts`."""
-    with jax.enable_x64(False):  # models start in single precision
-        shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
+    shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
     sizes = tree.by_path(shapes.params)
     included_by, excluded_by = types.compiled(include, "fedvg.include"), types.compiled(exclude, "local")
     candidates = [path for path in sizes if not (exclude and excluded_by.search(path))]

@@ -155,13 +155,12 @@ def earlier_rounds(config: Config, sources: Callable[[], Mapping[str, str]]) -> 
     init = config.init
     if init is None or not digests.is_run(init):
         return ()
-    is_checkpoint = not (init / digests.HISTORY).exists()
-    run = init.resolve().parents[1] if is_checkpoint else init
+    run = digests.run_of(init)
     manifest, own_sources = files.read_object_if_any(run / "manifest.json"), sources()
     if not manifest.get("privacy") or any(manifest.get(name) != own_sources[name] for name in ("data", "partition")):
         return None
     earlier, own = json.loads(manifest["privacy"])
-    rounds = int(init.resolve().name) if is_checkpoint else len(history.read(run))
+    rounds = int(init.resolve().name) if digests.is_checkpoint(init) else len(history.read(run))
     return _counted(*earlier, (own, rounds))
 
 

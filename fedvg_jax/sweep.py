@@ -15,7 +15,7 @@ several values it is an axis, and all axes are crossed:
   --alpha FLOAT...       Dirichlet concentrations
   --seed A:B | INT...    seeds A to B-1, or seeds one by one
   --partition-seed INT   one partition for all seeds; by default every seed
-                         draws its own
+                         draws its own, as in a single run
 
 Options of the sweep:
   --out DIR              folder of the sweep; the same command continues it
@@ -42,12 +42,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedvg_jax import commands, config as configs
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import command_line
+from fedvg_jax.config.options import partition_seed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files, hardware
 from fedvg_jax.runs import endings
 from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
 from fedvg_jax.study.sweep_folder import count
-from fedvg_jax.study.sweep_points import RANGED, Axis, Layer, Point, Sweep
+from fedvg_jax.study.sweep_points import Axis, Layer, Point, Sweep
 from fedvg_jax.views import tracking
 from fedvg_jax.views.output import say
 
@@ -118,7 +119,7 @@ def opening_lines(command: CommandLine) -> list[str]:
     sweep, points, _, tuned, runs = command.plan
     lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in sweep.axes]
     lines = [f"sweep of {count(len(points))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
-    seeds, partitions = ({getattr(p.config, name) for p in points} for name in RANGED)
+    seeds, partitions = {p.config.seed for p in points}, {partition_seed(p.config) for p in points}
     if len(seeds) > 1 and len(partitions) == 1:
         lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")
     if tuned:

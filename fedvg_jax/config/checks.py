@@ -61,7 +61,7 @@ def _check_values(config: Config) -> None:
         _require(not is_large, name, "a larger number", "below 2**32")
         if setting.names:
             _check_choice(name, str(value))
-        if setting.range:
+        if setting.range and value is not None:
             kind = "a finite number " if type(value) is float and not math.isfinite(value) else ""
             _require(setting.range.holds(value), name, value, f"{kind}{setting.range.words}")
         for number in setting.scalars(config).values():

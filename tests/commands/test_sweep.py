@@ -15,6 +15,7 @@ from support.small_sweeps import timeless
 
 import fedvg_jax
 from fedvg_jax import sweep
+from fedvg_jax.config.options import partition_seed
 from fedvg_jax.host import files
 from fedvg_jax.runs import loop
 from fedvg_jax.study import report, sweep_folder
@@ -51,7 +52,7 @@ def run(tmp_path, capsys, monkeypatch):
 
 def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
     grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").plan.tuning_points
-    assert {(p.config.seed, p.config.partition_seed) for p in grid} == {(1000, 1000), (1001, 1001)}
+    assert {(p.config.seed, partition_seed(p.config)) for p in grid} == {(1000, 1000), (1001, 1001)}
     grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").plan.tuning_points
     assert {p.config.partition_seed for p in grid} == {42}
 

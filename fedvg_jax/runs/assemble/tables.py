@@ -10,7 +10,7 @@ import numpy as np
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
 from fedvg_jax.config.fidelity import departs
-from fedvg_jax.config.options import choice
+from fedvg_jax.config.options import choice, partition_seed
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import checks, trained_part, tree, types
 from fedvg_jax.core.types import Algorithm, Batch, Data, Schedule, Selection, SimState, Task, UsageError, Variables
@@ -44,7 +44,7 @@ def make_data(config: Config, population: Population, task: Task, is_on_host: bo
     pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
     max_test = int(len(arrays.y) * config.test_ratio)
     is_split = config.best_on == "held_out"
-    scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
+    scored, selected = halves(shared.rows, partition_seed(config)) if is_split else (shared.rows, None)
     max_selected = shared.most // 2 if is_split else 0
     max_scored = shared.most - max_selected
     is_read_in_training = config.tuning.steps or "fltrust" in config.weighting

@@ -9,7 +9,6 @@ points/NAME/.claim     locked by the process that computes the point
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -290,4 +289,4 @@ def clear(folder: Path) -> None:
     """Removes the files of a point that was interrupted before its first checkpoint."""
     for name in (*digests.OF_RUN, digests.FILE, FAILURE):
         (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / digests.CHECKPOINTS, ignore_errors=True)
+    digests.remove_checkpoints(folder)

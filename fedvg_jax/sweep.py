@@ -33,6 +33,7 @@ Options of a run: python -m fedvg_jax.sweep --help-all
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -106,7 +107,8 @@ def run(command: CommandLine) -> int:
         return _show_plan(command, console)
     try:
         number = workers.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
-        with workers.further_processes(["-m", "fedvg_jax.sweep", *command.argv], number) as start:
+        words, log = ["-m", "fedvg_jax.sweep", *command.argv], functools.partial(say, console)
+        with workers.further_processes(words, number, log) as start:
             points = _compute(command, console, start)
     except workers.Stopped as stop:
         say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")

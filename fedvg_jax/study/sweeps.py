@@ -371,7 +371,7 @@ def run_sweep(
     machine = hardware.current()
     count = workers.num_processes(jobs, plan.pending, machine if machine.is_cpu else None)
     try:
-        with _further_calls(call, count):
+        with _further_calls(call, count, work.log):
             points, results = compute_plan(plan, Console() if progress else None, work, described)
     except workers.Stopped as stop:
         if stop.signal == "SIGINT":
@@ -390,12 +390,14 @@ def run_sweep(
 
 
 @contextlib.contextmanager
-def _further_calls(call: Mapping[str, Any], count: int) -> Iterator[None]:
+def _further_calls(call: Mapping[str, Any], count: int, log: Callable[[str], None]) -> Iterator[None]:
     """Starts all processes of a call but this one; they end with it."""
     if count == 1:
         yield
         return
-    with tempfile.NamedTemporaryFile() as file, workers.further_processes(["-c", CALL, file.name], count) as start:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(tempfile.NamedTemporaryFile())
+        start = stack.enter_context(workers.further_processes(["-c", CALL, file.name], count, log))
         try:
             pickle.dump({**call, "progress": False}, file)
         except (TypeError, AttributeError, pickle.PicklingError) as error:

@@ -67,13 +67,16 @@ def test_run_that_writes_nothing_leaves_no_folder_that_it_chose(stopped_clock, m
     assert sim.main(["--out", "mine"]) == code and Path("mine").is_dir()
 
 
-def test_first_signal_is_collected_and_a_second_has_its_usual_effect():
-    with default_signals(), endings.catch_signals() as received:
-        signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGHUP)  # of a terminal that closes: the shell and the kernel send it more than once
-        assert received == ["SIGHUP", "SIGHUP"]
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+def test_signals_are_collected_and_a_second_sigint_has_its_usual_effect():
+    """A terminal that closes sends SIGHUP twice; a scheduler may send SIGTERM to a sweep and to its processes."""
+    names, lines = ["SIGHUP", "SIGHUP", "SIGTERM", "SIGTERM", "SIGINT"], []
+    with default_signals():
+        with endings.catch_signals(log=lines.append) as received:
+            for name in names:
+                signal.raise_signal(signal.Signals[name])
+            assert received == names and len(lines) == 3
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert [endings.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
 

@@ -111,7 +111,7 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     simulate(straight)
-    first = simulate(stopped, callbacks=[stop])
+    first = simulate(stopped, callbacks=[stop], log=lambda line: None)
     assert first.summary["stopped_by"] == "SIGINT" and first.summary["rounds"] == 3
     result = simulate(stopped, resume=str(stopped))
     assert_same(stopped, straight)

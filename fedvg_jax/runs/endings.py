@@ -124,13 +124,14 @@ def catch_signals(
 
     def receive(number: int, frame=None) -> None:
         name, line = signal.Signals(number).name, "stopping after this round"
+        is_first = name not in received
+        received.append(name)  # before the line, amid which another signal may come
         if number == signal.SIGINT:
             signal.signal(number, usual[signal.SIGINT])
             line += "; again to stop now"
-        if name not in received:
+        if is_first:
             with contextlib.suppress(RuntimeError):  # the signal came while another line was being written
                 log(f"{name}: {line}")
-        received.append(name)
 
     for number in usual:
         signal.signal(number, receive)

@@ -105,10 +105,12 @@ def run(command: CommandLine) -> int:
     tracking.require(points[0].config, has_folder=True)
     if command.dry_run:
         return _show_plan(command, console)
+    number = workers.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
+    words, log = ["-m", "fedvg_jax.sweep", *command.argv], functools.partial(say, console)
     try:
-        number = workers.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
-        words, log = ["-m", "fedvg_jax.sweep", *command.argv], functools.partial(say, console)
-        with workers.further_processes(words, number, log) as start:
+        with contextlib.ExitStack() as stack:
+            can_share = stack.enter_context(sweep_folder.shared(command.out, log))
+            start = stack.enter_context(workers.further_processes(words, number if can_share else 1, log))
             points = _compute(command, console, start)
     except workers.Stopped as stop:
         say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")

@@ -371,7 +371,9 @@ def run_sweep(
     machine = hardware.current()
     count = workers.num_processes(jobs, plan.pending, machine if machine.is_cpu else None)
     try:
-        with _further_calls(call, count, work.log):
+        with contextlib.ExitStack() as stack:
+            can_share = stack.enter_context(sweep_folder.shared(out, work.log))
+            stack.enter_context(_further_calls(call, count if can_share else 1, work.log))
             points, results = compute_plan(plan, Console() if progress else None, work, described)
     except workers.Stopped as stop:
         if stop.signal == "SIGINT":

@@ -1,11 +1,14 @@
 """Atomic files, locked folders, and signals."""
 
+import errno
+import fcntl
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.files import disk_of
+from support.files import disk_of, usage_error
 from support.processes import default_signals
 
 from fedvg_jax import commands, sim
@@ -79,6 +82,22 @@ def test_signals_are_collected_and_a_second_sigint_has_its_usual_effect():
                 signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert [endings.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
+
+
+@pytest.mark.parametrize("error", [None, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+def test_a_folder_in_use_is_refused_also_on_a_mount_without_locks(tmp_path, monkeypatch, error):
+    if error:
+
+        def no_locks(file, operation):
+            raise OSError(error, os.strerror(error))
+
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+    with files.held(tmp_path):
+        with usage_error(str(tmp_path), f"process {os.getpid()}"), files.held(tmp_path):
+            pass
+        run_folder.refuse_taken(tmp_path)
+    with files.held(tmp_path):
+        pass
 
 
 def test_export_to_a_link_replaces_its_target(tmp_path):

@@ -117,12 +117,13 @@ def test_every_seed_of_a_sweep_draws_its_partition_unless_it_has_a_seed(settings
         ["--method", "fedprox+fedvg", "--alpha", "0.5"],
         ["--method", "feddyn", "--fidelity", "official", "--weighting", "uniform", "--feddyn.alpha", "0.01"],
         ["--dataset", "cifar10", "--data-dir", "data", "--lr", "0.1", "--local-epochs", "1:3"],
+        ["--seed", "3"],
     ],
-    ids=["method", "fidelity", "preset"],
+    ids=["method", "fidelity", "preset", "seed"],
 )
 def test_point_has_the_settings_of_the_same_command_line_of_a_run(words):
     settings = {n[2:].replace("-", "_"): v for n, v in zip(words[::2], words[1::2], strict=True)}
-    typed = {"alpha": float, "lr": float, "feddyn.alpha": float}
+    typed = {"alpha": float, "lr": float, "feddyn.alpha": float, "seed": int}
     given = {n.replace(".", "__"): [typed.get(n, str)(v)] for n, v in settings.items()}
     point = make_points(crossed(**given))[0]
     assert dataclasses.replace(point.config, cache_dir=None) == dataclasses.replace(

@@ -7,7 +7,7 @@ import functools
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax
 import numpy as np
@@ -34,7 +34,7 @@ from fedvg_jax.host import files, processes
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, loop, starts
 from fedvg_jax.runs.assemble import simulation
-from fedvg_jax.runs.assemble.given import Given, check_kind, traced_anew
+from fedvg_jax.runs.assemble.given import Given, check_kind, code_of, traced_anew
 from fedvg_jax.runs.assemble.programs import WeightingOrFactory
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.placement import pool_rows
@@ -117,10 +117,11 @@ def run(
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise UsageError("callbacks must be a list of functions")
     given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
+    code = code_of(given, metrics)
     if _is_shown(progress):
-        finished = _run_with_progress(config, given, metrics, callbacks)
+        finished = _run_with_progress(config, given, metrics, code, callbacks)
     else:
-        sim = simulation.simulation(config, **given._asdict())._replace(metrics=metrics)
+        sim = simulation.simulation(config, **given._asdict())._replace(metrics=metrics, code=code)
         finished = tracking.run_simulation(sim, callbacks=callbacks)
     if config.export and processes.is_first():
         pretrained.save(config.export, finished.variables, config.model if task is None else None)
@@ -162,14 +163,14 @@ def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
     return dataclasses.replace(config, track=",".join(map(str, track)) if isinstance(track, list | tuple) else track)
 
 
-def _run_with_progress(config: Config, given: Given, metrics, callbacks) -> History:
+def _run_with_progress(config: Config, given: Given, metrics, code, callbacks) -> History:
     """Runs as the command line does, on standard output or in the cell of a notebook."""
     from rich.console import Console
 
     from fedvg_jax.views import display, output
 
     console = Console(quiet=not processes.is_first())
-    sim = display.prepare(console, config, **given._asdict())._replace(metrics=metrics)
+    sim = display.prepare(console, config, **given._asdict())._replace(metrics=metrics, code=code)
     log = functools.partial(output.say, console)
     with display.round_progress(console, config.rounds) as show:
         observers = {"callbacks": callbacks, "on_records": show, "log": log, "on_compiling": log}
@@ -187,6 +188,7 @@ def run_sweep(
     tune: Mapping[str, Sequence] | None = None,
     tune_seeds: str | Sequence[int] | None = None,
     jobs: int | str = 1,
+    changed: Literal["recompute", "keep"] | None = None,
     progress: bool | None = None,
     track: str | Sequence[str] | None = None,
     data: Arrays | tuple | None = None,
@@ -209,13 +211,15 @@ def run_sweep(
             objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a function has its own name. Tables, figures
             and folders have these names.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
-            Functions are compared by name only: after a change of one, name another folder.
         metrics: as those of `run`, for all runs; a report compares them by name.
         tune: setting -> values; the value of every cell, a combination of the axes without seeds, is the best on D_val
             in runs of their own, in the folder `tuning` of `out`, as with `--tune`. sweep.json has the choices.
         tune_seeds: of these runs; None for "1000:1002".
         jobs: processes that share the runs of `out`, this one included, or "auto": one per core, where runs use one
             core each. They cannot receive functions; scripts that are started with one `out` share its runs, too.
+        changed: what happens to runs of `out` that were computed with another object, or without a metric, of this
+            call: "recompute" computes them again, "keep" keeps those that are finished. None refuses them. Functions
+            are compared by their code and the values that they hold, not by comments and docstrings.
         progress: whether to print a line for every run, or bars on a terminal; None as in `run`.
         track: as that of `run`; every combination is a tracked run, grouped by the folder of the sweep.
         data, partition, task, algorithm, weighting, selection, hyper, initial: as those of `run`, for all runs.
@@ -243,8 +247,10 @@ def run_sweep(
 
     tuned, measured = tuning.make_tuning(tune or {}, tune_seeds), _checked_metrics(metrics)
     call = {"config": config, "axes": axes, "out": folder, "track": track, "data": data, "partition": partition}
-    call |= {"tune": tune, "tune_seeds": tune_seeds, "hyper": hyper, "initial": initial}
-    work = sweeps.Work(folder, given, metrics=measured)
+    call |= {"changed": changed, "tune": tune, "tune_seeds": tune_seeds, "hyper": hyper, "initial": initial}
+    if changed not in (None, "recompute", "keep"):
+        raise UsageError(f'changed must be None, "recompute" or "keep"; got {changed!r:.100}')
+    work = sweeps.Work(folder, given, metrics=measured, changed=changed)
     return sweeps.run_sweep(start, axes, work, _is_shown(progress), tuned, jobs, call)
 
 

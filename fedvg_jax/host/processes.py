@@ -80,8 +80,8 @@ def place(arrays: Any, placement: Any) -> Any:
 
 def wait(arrays: T) -> T:
     """Returns arrays once they are computed. Python handles signals meanwhile, as it does not inside of jax."""
-    start, computed = time.perf_counter(), [leaf for leaf in jax.tree.leaves(arrays) if isinstance(leaf, jax.Array)]
-    while not all(array.is_ready() for array in computed):
+    start, on_devices = time.perf_counter(), [leaf for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "is_ready")]
+    while not all(leaf.is_ready() for leaf in on_devices):
         time.sleep(min(0.05, (time.perf_counter() - start) / 50))
     return arrays
 

@@ -87,9 +87,8 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
             "noise_seed": "given" if config.dp.noise_seed else "",
         }
 
-    code = {name: provenance.code_digest(getattr(sim, name)) for name in sim.given.keys() - {"data", "partition"}}
     starts.refuse_different_data(sim, sources)
-    described = starts.Described({"layers": layers, "partition": sim.statistics}, sources, sim.given, code)
+    described = starts.Described({"layers": layers, "partition": sim.statistics}, sources, sim.given, sim.code)
     with starts.open_run_folder(config, sim.state, described, log) as recorder:
         with processes.together():
             if config.export_partition and processes.is_first():

@@ -43,7 +43,7 @@ class Described(NamedTuple):
     given: Mapping[str, str]
     """object that Python passed in place of a setting -> its name; "" without one"""
     code: Mapping[str, str]
-    """such an object -> digest of its source; "" without one"""
+    """such an object, and "metric NAME" -> digest of its functions and values"""
 
 
 @contextlib.contextmanager
@@ -101,7 +101,7 @@ def find_start(folder: Path, config: Config, state: SimState, described: Describ
         )
     manifest = files.read_object_if_any(folder / "manifest.json")
     if manifest:  # a run that was killed in its first seconds has none
-        run_folder.refuse_other_sources(folder, manifest, described.sources(), described.given)
+        run_folder.refuse_other_sources(folder, manifest, described.sources(), described.given, described.code)
     parts = len(manifest.get("runs", [])) + 1
     start = after_checkpoint(folder, config, state, parts, log)
     if start and not manifest:

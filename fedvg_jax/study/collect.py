@@ -188,8 +188,8 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Folder | str], list[Stored]]
         if (folder / "sweep.json").exists():
             sweeps.append(sweep := sweep_folder.read(folder))
             for name, (values, config) in sweep.points.items():
-                given = dict.fromkeys(PASSED.keys() & sweep.given, "")
-                given |= {n: values[n] for n in PASSED if f"{n} {values.get(n)}" in sweep.given}
+                given = dict.fromkeys(PASSED.keys() & sweep.objects, "")
+                given |= {n: values[n] for n in PASSED if f"{n} {values.get(n)}" in sweep.objects}
                 read = _read_run(sweep_folder.point_folder(folder, name), values, given, config)
                 settings = cells.settings_of(config, values, given)
                 runs.append(Folder(settings, missing=read) if isinstance(read, str) else read)

@@ -12,7 +12,7 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, uses
@@ -23,6 +23,9 @@ from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import digests, folder as run_folder
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study.sweep_points import Point, Sweep
+
+if TYPE_CHECKING:
+    from fedvg_jax.core.identity import Identity
 
 DOCUMENT = "sweep.json"
 POINTS = "points"
@@ -73,6 +76,10 @@ def point_folder(out: Path, name: str) -> Path:
     return out / POINTS / name
 
 
+Changed = Literal["recompute", "keep"]
+"""What happens to the points of an object that has changed."""
+
+
 class StoredPoint(NamedTuple):
     """A point as sweep.json holds it."""
 
@@ -90,21 +97,22 @@ class Stored(NamedTuple):
     """settings that vary"""
     points: dict[str, StoredPoint]
     """by name"""
-    given: dict[str, str]
-    """object that Python passed in place of a setting, or "weighting NAME" of one on an axis -> what identifies it"""
+    objects: dict[str, list[str]]
+    """object from Python, such as "data", "weighting NAME" or "metric NAME" -> its digest, and those that a caller has
+    declared equal to it"""
     tuning: dict[str, Any]
     """see `tuning.as_json`; {} without it"""
 
 
 def document(
-    sweep: Sweep, points: Sequence[Point], given: Mapping[str, str] = {}, tuning: Mapping[str, Any] = {}
+    sweep: Sweep, points: Sequence[Point], objects: Mapping[str, Identity] = {}, tuning: Mapping[str, Any] = {}
 ) -> dict[str, Any]:
     """Returns the content of sweep.json, in which a point has the settings `base` and its own.
 
     Args:
         sweep: its axes and title.
         points: its points, with tuned values where settings are tuned.
-        given: see `Stored`.
+        objects: see `Stored`.
         tuning: see `Stored`.
     """
     of_points = {point.name: _settings(point.config) for point in points}
@@ -114,7 +122,8 @@ def document(
         {"name": p.name, "values": uses.plain(p.values), "settings": _without(of_points[p.name], base)} for p in points
     ]
     axes = [uses.plain(axis.as_json()) for axis in sweep.axes]
-    content = {"title": sweep.title, "axes": axes, "base": base, "points": listed, "given": dict(given)}
+    content = {"title": sweep.title, "axes": axes, "base": base, "points": listed}
+    content["objects"] = {name: [identity.digest] for name, identity in objects.items()}
     return content | ({"tuning": dict(tuning)} if tuning else {})
 
 
@@ -151,7 +160,7 @@ def parse(content: Mapping[str, Any], path: Path) -> Stored:
             for point in content["points"]
         }
         axes = tuple(str(name) for axis in content["axes"] for name in axis)
-        return Stored(content["title"], axes, points, content["given"], content.get("tuning", {}))
+        return Stored(content["title"], axes, points, content["objects"], content.get("tuning", {}))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path} is damaged ({type(error).__name__} {one_line(str(error))})") from None
 
@@ -186,7 +195,9 @@ def shared(out: Path | None, log: Callable[[str], None]) -> Iterator[bool]:
         yield False
 
 
-def open_folder(out: Path, content: Mapping[str, Any]) -> None:
+def open_folder(
+    out: Path, content: dict[str, Any], objects: Mapping[str, Identity] = {}, changed: Changed | None = None
+) -> None:
     """Makes the folder of a sweep, or checks that an existing one is of the same sweep.
 
     A sweep may gain points; it may not lose or change any.
@@ -194,38 +205,96 @@ def open_folder(out: Path, content: Mapping[str, Any]) -> None:
     Args:
         out: the folder.
         content: see `document`.
+        objects: the identities in it.
+        changed: what happens to points that were computed with another object of the same name. "recompute" removes
+            them, "keep" keeps those that are finished; None refuses them.
 
     Raises:
         UsageError: the folder holds something else, or another sweep; or it cannot be written.
     """
-    text = json.dumps(content, indent=1) + "\n"
     with files.writing(f"the folder of the sweep {out}", "--out"):
         refuse_taken(out)
         out.mkdir(parents=True, exist_ok=True)
         with files.claimed(out / OPENING, waits=True):
-            is_old = (out / DOCUMENT).exists()
-            if is_old:
-                _refuse_other(out, read(out), parse(json.loads(text), out / DOCUMENT))
-            if not is_old or (out / DOCUMENT).read_text(encoding="utf-8") != text:
-                files.replace_bytes(out / DOCUMENT, [text.encode()])
+            path = out / DOCUMENT
+            if path.exists():
+                stored = read(out)
+                _refuse_other(out, stored, parse(json.loads(json.dumps(content)), path))
+                _settle_changed(out, stored, objects, changed)
+                for name, digests_of in content["objects"].items():
+                    known = stored.objects.get(name, [])
+                    if changed == "keep" or digests_of[0] in known:
+                        content["objects"][name] = list(dict.fromkeys([*digests_of, *known]))
+            text = json.dumps(content, indent=1) + "\n"
+            if not path.exists() or path.read_text(encoding="utf-8") != text:
+                files.replace_bytes(path, [text.encode()])
             (out / POINTS).mkdir(exist_ok=True)
 
 
 def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
-    """Raises UsageError if a folder holds points that a sweep does not have, or other settings or objects of them."""
-    changes = [
-        f"{name} is of other code or values"
-        for name in {**stored.given, **new.given}
-        if stored.given.get(name) != new.given.get(name)
-    ]
-    for name, point in stored.points.items():
-        if name not in new.points:
-            changes.append(f"it has {name}, which this sweep has not")
-        else:  # data in another folder are compared by their digests
-            changed = run_folder.differences(point.config, new.points[name].config, {"data_dir"})
+    """Raises UsageError if a folder holds points that a sweep does not have, or other settings of them."""
+    changes = [f"it has {name}, which this sweep has not" for name in stored.points if name not in new.points]
+    for name, point in new.points.items():
+        if name in stored.points:  # data in another folder are compared by their digests
+            changed = run_folder.differences(stored.points[name].config, point.config, {"data_dir"})
             changes += [f"{change} in {name}" for change in changed]
     if changes:
         raise UsageError(f"{out} holds another sweep: {changes[0]}; repeat its settings, or name another folder")
+
+
+def _settle_changed(out: Path, stored: Stored, objects: Mapping[str, Identity], changed: Changed | None) -> None:
+    """Refuses, removes or keeps the points that were computed with other objects than those of a call.
+
+    An object of an axis belongs to the points that have its name; the others belong to all.
+    """
+    for name in dict.fromkeys([*stored.objects, *objects]):
+        argument, _, value = name.partition(" ")
+        of_axis = argument != run_folder.METRIC and value
+        if name in objects and objects[name].digest in stored.objects.get(name, []):
+            continue
+        begun = [
+            folder
+            for point, its in stored.points.items()
+            if not of_axis or its.values.get(argument) == value
+            if has_begun(folder := point_folder(out, point))
+        ]
+        if begun and changed is None:
+            rename = ", give it another name" if of_axis else ""
+            raise UsageError(
+                f"{name} {_change(name, stored, objects)} {begun[0]} was computed; name another folder{rename}, or give"
+                ' changed="recompute" or changed="keep"'
+            )
+        for folder in begun:
+            if changed == "recompute" or not (folder / digests.FILE).exists():
+                _clear_unclaimed(folder)
+
+
+def _change(name: str, stored: Stored, objects: Mapping[str, Identity]) -> str:
+    """Returns in words how an object differs from that of computed points."""
+    if name not in objects:
+        return "is not given, and was when"
+    if name not in stored.objects:
+        return "was not given when"
+    if objects[name].unseen:
+        return f"holds a {objects[name].unseen[0]}, which cannot be compared with that of the call in which"
+    return "has changed since"
+
+
+def has_begun(folder: Path) -> bool:
+    """Returns whether a point has results, or a part of them."""
+    return (folder / digests.HISTORY).exists() or read_failure(folder) is not None
+
+
+def _clear_unclaimed(folder: Path) -> None:
+    """Removes the results of a point.
+
+    Raises:
+        UsageError: a process computes it.
+    """
+    with files.claimed(folder / CLAIM) as is_mine:
+        if not is_mine:
+            raise UsageError(f"{folder} is being computed with another object; stop that process first")
+        clear(folder)
 
 
 def check_sources(points: Sequence[Point]) -> None:

@@ -296,7 +296,7 @@ class Point(NamedTuple):
     """One run of a sweep."""
 
     name: str
-    """of its folder: the settings that vary and that the run uses"""
+    """of its folder: `values` as text, which more values on an axis do not change"""
     values: dict[str, Any]
     """the axes' values that the run uses, without folders of data that go with another setting"""
     config: Config
@@ -321,16 +321,15 @@ def make_points(sweep: Sweep) -> list[Point]:
         raise UsageError(f"{repeated[0]} is on two axes; give all its values on one")
     sweep = sweep._replace(start=check(sweep.start)) if sweep.start else sweep
     labels = label_names(sweep.axes)
-    varying = [name for name in varying_names(sweep.axes) if name in labels]
     points: dict[str, Point] = {}
     for given in combinations(sweep.axes):
         own = {n: v for n, v in given.items() if n.startswith(HYPER) or v in sweep.objects.get(n, ())}
         settings = {name: value for name, value in given.items() if name not in own}
-        config = point_config(sweep, settings, name_of(_only(given, varying)))
+        config = point_config(sweep, settings, name_of(_only(given, labels)))
         typed, replaced = {**_typed_values(config, settings), **own}, replaced_with(own)
         values = {name: typed[name] for name in given if name in labels}
         used = {name: value for name, value in values.items() if name in own or not _is_unused(config, name, own)}
-        point = Point(name_of(_only(used, varying)), used, config)
+        point = Point(name_of(used), used, config)
         meant = {n: SETTINGS[n].meaning(v) if n in SETTINGS else v for n, v in used_settings(config).items()}
         meant = {name: value for name, value in meant.items() if name not in replaced}
         points.setdefault(repr((meant, own)), point)
@@ -343,11 +342,6 @@ def combinations(axes: Sequence[Axis]) -> list[dict[str, Any]]:
     names = [name for axis in axes for name in axis.names]
     rows = itertools.product(*(axis.values for axis in axes))
     return [dict(zip(names, itertools.chain(*row), strict=True)) for row in rows]
-
-
-def varying_names(axes: Sequence[Axis]) -> list[str]:
-    """Returns the settings that have more than one value, in the order of the axes."""
-    return [name for axis in axes for name, values in axis.as_json().items() if len({*map(repr, values)}) > 1]
 
 
 def label_names(axes: Sequence[Axis]) -> list[str]:

@@ -29,13 +29,14 @@ from rich.progress import BarColumn, Progress, TextColumn
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.uses import PASSED, replaced_with
 from fedvg_jax.core import reuse
+from fedvg_jax.core.identity import Identity, identify
 from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.assemble import population, programs, simulation
-from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
-from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, provenance
+from fedvg_jax.runs.assemble.given import FUNCTIONS, Given, identities, merge_hyperparameters, traced_anew
+from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
 from fedvg_jax.study.sweep_folder import Failure, SweepResult
@@ -69,6 +70,10 @@ class Work:
     objects: Objects = dataclasses.field(default_factory=dict)
     metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     """see `fedvg_jax.run`"""
+    identities: Mapping[str, Identity] = dataclasses.field(default_factory=dict)
+    """of what is given, of the objects and of the metrics; see `sweep_folder.Stored.objects`"""
+    changed: sweep_folder.Changed | None = None
+    """see `sweep_folder.open_folder`"""
     on_records: Callable[[Point, list[Record]], None] = lambda point, records: None
     """gets a point's records of every chunk of rounds; first those of earlier processes"""
     on_end: Callable[[Point, History | Failure], None] = lambda point, result: None
@@ -96,6 +101,17 @@ class Work:
         """Returns what takes the place of a point's settings -> its name; "" for one without."""
         replaced = self.given_of(point).replaced
         return replaced | {name: str(point.values[name]) for name in self.objects if name in replaced}
+
+    def code(self, point: Point) -> dict[str, str]:
+        """Returns the digests of a point's objects by argument, and of the metrics."""
+        digests = {}
+        for name, identity in self.identities.items():
+            argument, _, of_axis = name.partition(" ")
+            if argument == run_folder.METRIC:
+                digests[name] = identity.digest
+            elif argument in FUNCTIONS and (not of_axis or point.values[argument] == of_axis):
+                digests[argument] = identity.digest
+        return digests
 
     def folder(self, point: Point) -> Path | None:
         """Returns the run folder of a point, or None."""
@@ -132,7 +148,7 @@ def compute(points: Sequence[Point], work: Work) -> str | None:
 
 
 def compute_plan(
-    plan: tuning.Plan, console: Console | None, work: Work, described: Mapping[str, str] = {}
+    plan: tuning.Plan, console: Console | None, work: Work
 ) -> tuple[list[Point], dict[str, History | Failure]]:
     """Computes the tuning runs, if there are any, and then the points with the values that these have chosen.
 
@@ -140,7 +156,6 @@ def compute_plan(
         plan: what is computed.
         console: where progress and choices are shown; None for nowhere.
         work: what the points are computed with.
-        described: see `sweep_folder.Stored.given`.
 
     Returns:
         The points, and the results of those that this process has computed, by name.
@@ -165,7 +180,8 @@ def compute_plan(
         sweep_folder.refuse_taken(plan.out)
         grid, tried = plan.out / tuning.FOLDER, plan.tuning_points
         tuning_sweep = tuning.tuning_sweep(plan.sweep, plan.tuning)
-        sweep_folder.open_folder(grid, sweep_folder.document(tuning_sweep, tried, described))
+        content = sweep_folder.document(tuning_sweep, tried, work.identities)
+        sweep_folder.open_folder(grid, content, work.identities, work.changed)
         compute_shown(tried, grid)
         choices = tuning.choose(grid, tried, plan.tuning)
         if console:
@@ -173,7 +189,8 @@ def compute_plan(
                 say(console, f"{cell}: {tuning.chosen_text(choice, plan.tuning)}")
         points, chosen = tuning.chosen_points(points, choices), tuning.as_json(plan.tuning, choices)
     if plan.out:
-        sweep_folder.open_folder(plan.out, sweep_folder.document(plan.sweep, points, described, chosen))
+        content = sweep_folder.document(plan.sweep, points, work.identities, chosen)
+        sweep_folder.open_folder(plan.out, content, work.identities, work.changed)
     return points, compute_shown(points, plan.out)
 
 
@@ -243,7 +260,8 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
             work.data[key] = population.load_data(config)
         given = given._replace(data=work.data[key])
     keep = work.keeps.setdefault(work.names_of_objects(point), reuse.keeper())
-    return simulation.assemble(config, given, keep)._replace(given=work.replaced(point), metrics=work.metrics)
+    sim = simulation.assemble(config, given, keep)
+    return sim._replace(given=work.replaced(point), metrics=work.metrics, code=work.code(point))
 
 
 def record_failure(work: Work, point: Point, error: Exception, num_done: int) -> Failure:
@@ -354,8 +372,12 @@ def run_sweep(
     parsed = sweep_points.parse_axes(axes, named)
     sweep = Sweep(parsed, start=start, objects=named)
     plan = tuning.make_plan(sweep, out, tuned)
-    described, objects = _described(parsed, named, work.given)
-    work = dataclasses.replace(work, objects=objects)
+    objects = {
+        argument: {name: getattr(traced_anew(Given(**{argument: value})), argument) for name, value in values.items()}
+        for argument, values in named.items()
+    }
+    on_axes = {f"{argument} {name}": identify(value) for argument, of in named.items() for name, value in of.items()}
+    work = dataclasses.replace(work, objects=objects, identities={**identities(work.given, work.metrics), **on_axes})
     for point in plan.every:
         tracking.require(point.config, out is not None)
     if work.given.data is None:
@@ -374,7 +396,7 @@ def run_sweep(
         with contextlib.ExitStack() as stack:
             can_share = stack.enter_context(sweep_folder.shared(out, work.log))
             stack.enter_context(_further_calls(call, count if can_share else 1, work.log))
-            points, results = compute_plan(plan, Console() if progress else None, work, described)
+            points, results = compute_plan(plan, Console() if progress else None, work)
     except workers.Stopped as stop:
         if stop.signal == "SIGINT":
             raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
@@ -408,20 +430,6 @@ def _further_calls(call: Mapping[str, Any], count: int, log: Callable[[str], Non
         file.flush()
         start()
         yield
-
-
-def _described(
-    axes: Sequence[sweep_points.Axis], named: Objects, given: Given
-) -> tuple[dict[str, str], dict[str, dict[str, Any]]]:
-    """Returns what identifies given objects and those on axes, and these with functions of the call."""
-    # no name of a point has the value of an axis with a single one: all points share it, like a value in `hyper`
-    single = {axis.names[0]: axis.values[0][0] for axis in axes if len(axis.values) == 1}
-    described = provenance.describe(of_point(single, given, {})._asdict())
-    objects: dict[str, dict[str, Any]] = {argument: {} for argument in named}
-    for argument, name, value in [(a, name, value) for a, of_axis in named.items() for name, value in of_axis.items()]:
-        objects[argument][name] = getattr(traced_anew(Given(**{argument: value})), argument)
-        described[f"{argument} {name}"] = provenance.describe({argument: value})[argument]
-    return described, objects
 
 
 # --- progress

@@ -137,7 +137,7 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
     tuning = content["tuning"]
     assert tuning["settings"] == {"lr": [1e-6, 0.2]} and tuning["seeds"] == [7]
     for cell, choice in tuning["chosen"].items():
-        tried = fedvg_jax.History.load(tmp_path / "out" / "tuning" / "points" / f"{cell},lr=0.2")
+        tried = fedvg_jax.History.load(tmp_path / "out" / "tuning" / "points" / f"{cell},lr=0.2,seed=7")
         assert choice["score"] == tried.records[-1]["val_accuracy"]
         assert (choice["values"], choice["num_runs"]) == ({"lr": 0.2}, 2)
     assert [p["name"] for p in content["points"]] == ["alpha=0.5", "alpha=5"]

@@ -1,6 +1,7 @@
 """Objects from Python in sweeps: compared between calls, checked before the first run, with axes of their own."""
 
 import dataclasses
+import functools
 import json
 import sys
 
@@ -13,7 +14,7 @@ from support.small_sweeps import timeless
 import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
-from fedvg_jax.runs.record import provenance
+from fedvg_jax.runs.assemble.given import Given, identities
 from fedvg_jax.study import sweep_folder, sweep_points, sweeps, workers
 from fedvg_jax.views import tracking
 
@@ -52,8 +53,8 @@ def arrays(factor=1):
 def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_path):
     results = fv.run_sweep(CONFIG, {"seed": [0], "hyper.T": [0.5, 2.0]}, tmp_path / "s", weighting=tempered)
     assert [(r.name, r.values) for r in results] == [
-        ("hyper.T=0.5", {"seed": 0, "hyper.T": 0.5}),
-        ("hyper.T=2", {"seed": 0, "hyper.T": 2.0}),
+        ("seed=0,hyper.T=0.5", {"seed": 0, "hyper.T": 0.5}),
+        ("seed=0,hyper.T=2", {"seed": 0, "hyper.T": 2.0}),
     ]
     for result in results:
         alone = fv.run(CONFIG, weighting=tempered, hyper={"T": result.values["hyper.T"]})
@@ -61,13 +62,105 @@ def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_pat
     assert results[0].result.records[0]["weights"] != results[1].result.records[0]["weights"]
 
 
-def test_folder_of_an_axis_with_one_value_is_refused_for_another_value(tmp_path):
+def test_axis_of_one_value_is_extended_by_more_and_refused_without_it(tmp_path):
     fv.run_sweep(CONFIG, {"seed": [0], "hyper.T": [0.0]}, tmp_path / "s", weighting=tempered)
-    for axes in ({"hyper.T": [4.0]}, {"hyper.T": [4.0, 4.0]}, {}):
-        with pytest.raises(fv.UsageError, match="holds another sweep: hyper is of other code or values"):
+    for axes in ({"hyper.T": [4.0]}, {}):
+        with pytest.raises(fv.UsageError, match=r"holds another sweep: it has seed=0,hyper\.T=0"):
             fv.run_sweep(CONFIG, {"seed": [0], **axes}, tmp_path / "s", weighting=tempered)
-    again = fv.run_sweep(CONFIG, {"seed": [0]}, tmp_path / "s", weighting=tempered, hyper={"T": np.float32(0.0)})
-    assert again[0].result.summary["parts"] == 1
+    more = fv.run_sweep(CONFIG, {"seed": [0, 1], "hyper.T": [4.0, 0.0]}, tmp_path / "s", weighting=tempered)
+    assert len(more) == 4 and all(result.result.summary["parts"] == 1 for result in more)
+
+
+def power(exponent):
+    """A weighting proportional to the sample counts to a power, which it reads from here."""
+    return lambda task: fv.weightings.by_scalar(
+        lambda hyper, client, data: client.num_samples.astype(float) ** exponent
+    )
+
+
+def rooted(task, exponent=0.5):
+    """Weights proportional to a power of the sample counts."""
+    return power(exponent)(task)
+
+
+ONE_SEED = {"seed": [0]}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (power(0.5), power(2.0)),
+        (functools.partial(rooted, exponent=0.5), functools.partial(rooted, exponent=2.0)),
+        (lambda task: fv.weightings.uniform(), lambda task: fv.weightings.samples()),
+        (fv.weightings.given(np.full(4, 0.25)), fv.weightings.given(np.arange(4) / 6)),
+    ],
+    ids=["value of an enclosing function", "argument of a partial", "body of a lambda", "array"],
+)
+def test_results_of_a_changed_object_are_refused_computed_again_or_kept(tmp_path, first, second):
+    def run(weighting, axes=ONE_SEED, **arguments):
+        return fv.run_sweep(CONFIG, {"weighting": {"mine": weighting}, **axes}, tmp_path / "s", **arguments)
+
+    before, alone = run(first), fv.run_sweep(CONFIG, {"weighting": {"mine": second}, **ONE_SEED})
+    assert timeless(run(first)[0].result.records) == timeless(before[0].result.records)
+    for axes in (ONE_SEED, {"seed": [0, 1]}):
+        with pytest.raises(fv.UsageError, match=r"^weighting mine has changed[^\n]*changed=[^\n]*$"):
+            run(second, axes)
+    kept = run(second, changed="keep")
+    assert timeless(kept[0].result.records) == timeless(before[0].result.records)
+    assert run(second)[0].result.summary == kept[0].result.summary == run(first)[0].result.summary
+    fv.run_sweep(CONFIG, {"weighting": {"mine": first}, **ONE_SEED}, tmp_path / "t")
+    new = fv.run_sweep(CONFIG, {"weighting": {"mine": second}, **ONE_SEED}, tmp_path / "t", changed="recompute")
+    assert timeless(new[0].result.records) == timeless(alone[0].result.records)
+    with pytest.raises(fv.UsageError, match="weighting mine has changed"):
+        fv.run_sweep(CONFIG, {"weighting": {"mine": first}, **ONE_SEED}, tmp_path / "t")
+
+
+def test_objects_beside_those_of_an_axis_extend_a_sweep(tmp_path):
+    for names in (["a"], ["a", "b"], ["b", "fedvg", "a"]):
+        objects = {"a": power(0.5), "b": power(2.0), "fedvg": "fedvg"}
+        axes = {"weighting": {name: objects[name] for name in names}, **ONE_SEED}
+        results = fv.run_sweep(CONFIG, axes, tmp_path / "s")
+        assert len(results) == len(names) and all(result.result.summary["parts"] == 1 for result in results)
+
+
+def test_metrics_of_finished_points_are_those_of_the_call(tmp_path):
+    def run(changed=None, **metrics):
+        return fv.run_sweep(CONFIG, ONE_SEED, tmp_path / "s", metrics=metrics, changed=changed)[0].result.records[-1]
+
+    def one(model, data):
+        return 1.0
+
+    run()
+    for metrics in ({"one": one}, {"one": lambda model, data: 2.0}):
+        with pytest.raises(fv.UsageError, match=r"^metric one [^\n]*changed=[^\n]*$"):
+            run(**metrics)
+        assert run(changed="recompute", **metrics)["one"] == metrics["one"](None, None)
+    with pytest.raises(fv.UsageError, match="metric one is not given"):
+        run()
+
+
+def test_results_before_the_first_point_are_none_of_a_changed_object(tmp_path):
+    """An object that failed in every point may be repaired under its name."""
+
+    def broken(task):
+        raise ValueError("not yet")
+
+    axes = {"weighting": {"mine": broken}, **ONE_SEED}
+    with pytest.raises(ValueError, match="not yet"):
+        fv.run_sweep(CONFIG, axes, tmp_path / "s")
+    assert fv.run_sweep(CONFIG, {**axes, "weighting": {"mine": power(1.0)}}, tmp_path / "s")[0].result.records
+
+
+@pytest.mark.parametrize("argument", ["weighting", "metrics"])
+def test_resumed_run_has_the_functions_that_it_began_with(tmp_path, argument):
+    metrics = [{"m": lambda model, data, value=value: value} for value in (1.0, 2.0)]
+    first, other = {"weighting": [power(0.5), power(2.0)], "metrics": metrics}[argument]
+    config = dataclasses.replace(CONFIG, out=tmp_path / "run")
+    fv.run(config, **{argument: first})
+    longer = dataclasses.replace(config, out=None, resume=str(tmp_path / "run"), rounds=2)
+    with pytest.raises(fv.UsageError, match=r"ran with another (weighting|metric m); [^\n]*$"):
+        fv.run(longer, **{argument: other})
+    assert len(fv.run(longer, **{argument: first}).records) == 2
 
 
 def test_values_on_axes_of_hyperparameters_are_those_of_a_list_of_python_numbers():
@@ -76,22 +169,21 @@ def test_values_on_axes_of_hyperparameters_are_those_of_a_list_of_python_numbers
         assert json.dumps(axis.as_json()) in ('{"hyper.T": [0.5, 2.0]}', '{"hyper.T": [0.5, 2]}')
 
 
-def test_other_objects_have_another_description_in_the_folder_of_a_sweep():
-    def given(**objects):
-        return provenance.describe(objects)
-
+def test_other_objects_have_another_identity():
     rows = [np.arange(50), np.arange(50, 100)]
-    base = {"data": arrays(), "partition": rows, "weighting": tempered, "hyper": {"T": 1.0}}
-    others = {"data": arrays(2), "partition": rows[::-1], "weighting": fv.weightings.uniform(), "hyper": {"T": 2.0}}
-    assert given(**base) == given(**{**base, "task": None})
+    base = Given(data=arrays(), partition=rows, weighting=tempered, hyper={"T": 1.0})
+    others = Given(data=arrays(2), partition=rows[::-1], weighting=fv.weightings.uniform(), hyper={"T": 2.0})
+    assert identities(base, {}) == identities(base._replace(hyper={"T": np.float32(1)}), {})
     known = user_data.as_arrays(arrays())
+    assert identities(Given(data=known), {}) == identities(Given(data=arrays()), {})
     for changed in (
         known._replace(class_names=tuple(reversed(known.class_names))),
         known._replace(groups=np.zeros(len(known.y), np.int32)),
     ):
-        assert given(data=changed) != given(data=known)
-    for name, other in others.items():
-        assert {n for n, text in given(**{**base, name: other}).items() if given(**base)[n] != text} == {name}
+        assert identities(Given(data=changed), {}) != identities(Given(data=known), {})
+    for name in ("data", "partition", "weighting", "hyper"):
+        replaced = identities(base._replace(**{name: getattr(others, name)}), {})
+        assert {n for n, identity in replaced.items() if identity != identities(base, {})[n]} == {name}
 
 
 TRACKED = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1")
@@ -143,18 +235,19 @@ def test_own_weightings_by_name_are_an_axis_whose_points_equal_runs_alone_and_me
     config = dataclasses.replace(CONFIG, eval_every=1)
     results = {r.name: r.result for r in fv.run_sweep(config, axes, tmp_path / "s")}
     assert list(results) == [
-        "weighting=Root", "weighting=by%20square", "weighting=fedvg,fedvg.norm=l1", "weighting=fedvg,fedvg.norm=l2"
-    ]  # fmt: skip
+        f"weighting={name},seed=0" for name in ("Root", "by%20square", "fedvg,fedvg.norm=l1", "fedvg,fedvg.norm=l2")
+    ]
     for name, weighting in {"Root": root, "by%20square": square}.items():
         alone = fv.run(dataclasses.replace(config, out=tmp_path / name), weighting=weighting)
-        assert results[f"weighting={name}"].records[0]["weights"] == alone.records[0]["weights"]
+        assert results[f"weighting={name},seed=0"].records[0]["weights"] == alone.records[0]["weights"]
     assert collect([tmp_path / "s"]).methods == ("Root", "by square", "fedvg, norm l1", "fedvg, norm l2")
     assert {"Root", "by square", "fedvg, norm l1"} < {*collect([tmp_path / "s" / "points"]).methods}
     assert set(collect([tmp_path / name for name in ("Root", "by%20square")]).methods) == {"root", "square"}
-    (tmp_path / "s" / "points" / "weighting=Root" / "config.json").unlink()
+    (tmp_path / "s" / "points" / "weighting=Root,seed=0" / "config.json").unlink()
     assert collect([tmp_path / "s"], partial=True).cell("Root", ()).missing
-    with pytest.raises(fv.UsageError, match="holds another sweep: weighting Root is of other code or values"):
-        fv.run_sweep(dataclasses.replace(CONFIG, eval_every=1), {**axes, "weighting": {"Root": square}}, tmp_path / "s")
+    changed = {**axes["weighting"], "Root": square}
+    with pytest.raises(fv.UsageError, match=r"weighting Root has changed since .*weighting=Root,seed=0 "):
+        fv.run_sweep(dataclasses.replace(CONFIG, eval_every=1), {**axes, "weighting": changed}, tmp_path / "s")
 
 
 def test_functions_of_a_list_have_their_own_names_on_the_axis():

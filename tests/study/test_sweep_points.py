@@ -45,12 +45,13 @@ def test_names_of_different_values_differ_and_are_safe_for_folders(one, data):
     assert len(name_of(one)) <= sweep_points.MAX_NAME and name_of(one)[0] not in ".-"
 
 
-def test_axis_of_one_value_is_not_in_the_names():
-    """However often, and however the number is written."""
-    assert names(crossed(alpha=[0.5], seed="0:2")) == ["seed=0", "seed=1"]
+def test_name_of_a_point_does_not_change_with_more_values_on_an_axis():
+    """However often a value is given, and however its number is written."""
+    assert names(crossed(alpha=[0.5], seed="0:2")) == ["alpha=0.5,seed=0", "alpha=0.5,seed=1"]
+    assert {*names(crossed(alpha=[0.5], seed="0:2"))} < {*names(crossed(alpha=[0.5, 5], seed="0:3"))}
     assert names(crossed(lr=[1, 0.5])) == names(crossed(lr=[1.0, 0.5])) == ["lr=1", "lr=0.5"]
     assert names(crossed(seed=[0, 1, 0], lr=[1, 1.0])) == ["seed=0,lr=1", "seed=1,lr=1"]
-    assert names(crossed(alpha=[0.5])) == [sweep_points.ONLY]
+    assert names(crossed()) == [sweep_points.ONLY]
 
 
 def test_native_beside_a_method_is_the_weighting_of_the_method():

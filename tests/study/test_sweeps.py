@@ -202,9 +202,10 @@ def test_folder_of_another_sweep_is_refused_and_stays_as_it_is(whole, tmp_path):
     out, _ = whole
     before = (out / "sweep.json").read_bytes()
     more = {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}
-    for axes, named in (({"alpha": [0.1, 0.2]}, "alpha=0.5,seed=0"), ({**more, "lr": 0.3}, r"lr 0.1 -> 0.3")):
+    faster = dataclasses.replace(CONFIG, lr=0.3)
+    for config, axes, named in ((CONFIG, {"alpha": [0.1, 0.2]}, "alpha=0.5,seed=0"), (faster, more, r"lr 0.1 -> 0.3")):
         with pytest.raises(UsageError, match=f"holds another sweep: .*{named}"):
-            fedvg_jax.run_sweep(CONFIG, axes, out)
+            fedvg_jax.run_sweep(config, axes, out)
     assert (out / "sweep.json").read_bytes() == before
     (tmp_path / "notes.txt").touch()
     with pytest.raises(UsageError, match="is taken and holds no sweep"):

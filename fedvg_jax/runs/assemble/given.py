@@ -15,12 +15,15 @@ import jax.numpy as jnp
 from fedvg_jax.algorithms import no_correction, no_memory, no_probe, no_report, no_residual
 from fedvg_jax.config import Config
 from fedvg_jax.config.checks import FLOAT32
-from fedvg_jax.config.declare import suggestion
+from fedvg_jax.config.declare import python_scalar, suggestion
 from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import checks
+from fedvg_jax.core.identity import Identity, identify
 from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, Selection, Task, UsageError, Variables, Weighting
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs.assemble import registry
+from fedvg_jax.runs.record import folder as run_folder
 
 T = TypeVar("T")
 
@@ -47,6 +50,27 @@ class Given(NamedTuple):
         return {name: getattr(value, "__name__", "").replace("<lambda>", "") for name, value in own.items()}
 
 
+FUNCTIONS = ("task", "algorithm", "weighting", "selection")
+"""Arguments that hold functions."""
+
+
+def identities(given: Given, metrics: Mapping[str, Callable]) -> dict[str, Identity]:
+    """Returns the identities of what a caller passed: of given arguments by name, of metrics by "metric NAME"."""
+    values = {name: value for name, value in given._asdict().items() if value is not None}
+    if given.data is not None:
+        values["data"] = user_data.as_arrays(given.data)
+    if given.hyper:
+        values["hyper"] = {name: python_scalar(value) for name, value in given.hyper.items()}
+    values |= {f"{run_folder.METRIC} {name}": metric for name, metric in metrics.items()}
+    return {name: identify(value) for name, value in values.items()}
+
+
+def code_of(given: Given, metrics: Mapping[str, Callable]) -> dict[str, str]:
+    """Returns the digests that a run's manifest has of functions from Python, which `sources` does not cover."""
+    only = Given(**{name: getattr(given, name) for name in FUNCTIONS})
+    return {name: identity.digest for name, identity in identities(only, metrics).items()}
+
+
 def traced_anew(given: Given) -> Given:
     """Returns what a call is given, with new functions; see `new_functions`.
 
@@ -54,8 +78,7 @@ def traced_anew(given: Given) -> Given:
         UsageError: a task, an algorithm or a weighting is something else.
     """
     check_kinds(given.task, given.algorithm, given.weighting)
-    names = ("task", "algorithm", "weighting", "selection")
-    return given._replace(**{name: new_functions(getattr(given, name)) for name in names})
+    return given._replace(**{name: new_functions(getattr(given, name)) for name in FUNCTIONS})
 
 
 def check_kinds(task: Any, algorithm: Any, weighting: Any) -> None:

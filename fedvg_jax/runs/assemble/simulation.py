@@ -100,6 +100,8 @@ class Simulation(NamedTuple):
     """bytes that a client of a cohort receives and sends in a round"""
     account: privacy.Account | None = None
     """what the rounds cost in privacy; None without it, and where the cost of the first model is not known"""
+    code: Mapping[str, str] = {}
+    """see `given.code_of`"""
 
     def step(self, state: SimState, round: int) -> tuple[SimState, Metrics]:
         """Returns the state after a round, and the round's metrics per client. It is a round of `run`, to the bit.

@@ -33,6 +33,9 @@ from fedvg_jax.runs.record import digests
 TRACKING = "tracking"
 """Folder of the trackers in a run folder."""
 
+METRIC = "metric"
+"""First word of the names of metrics among objects from Python."""
+
 
 def reserve_folder(config: Config) -> Path:
     """Makes the folder runs/<time>-<method>, with a number appended where that exists, and returns it.
@@ -229,17 +232,20 @@ def _refuse_changed(folder: Path, config: Config) -> None:
 
 
 def refuse_other_sources(
-    folder: Path, manifest: Mapping[str, Any], digests: Mapping[str, str], given: Mapping[str, str]
+    folder: Path,
+    manifest: Mapping[str, Any],
+    digests: Mapping[str, str],
+    given: Mapping[str, str],
+    code: Mapping[str, str],
 ) -> None:
     """Raises UsageError unless a run has the data, the partition and the objects from Python that it started with.
-
-    Functions are not compared: their names say little.
 
     Args:
         folder: of the run.
         manifest: content of manifest.json.
         digests: of data and partition, and hyperparameters, as in the manifest.
         given: objects from Python, by the setting that they replace.
+        code: their digests, and those of metrics.
     """
     objects = ("algorithm", "selection", "task", "weighting")
     ran, passed = ([name for name in objects if name in names] for names in (manifest.get("given", {}), given))
@@ -248,6 +254,9 @@ def refuse_other_sources(
             f"{folder} ran with these objects from Python: {', '.join(ran) or 'none'}; this run has"
             f" {', '.join(passed) or 'none'}; pass the same objects to fedvg_jax.run"
         )
+    stored_code = manifest.get("code", {})
+    if changed := [name for name in {**stored_code, **code} if stored_code.get(name) != code.get(name)]:
+        raise UsageError(f"{folder} ran with another {changed[0]}; pass what it ran with, or start a new run")
     for name, digest in digests.items():
         stored = manifest.get(name, digest)
         if stored != digest:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.metadata
-import inspect
-import itertools
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +15,8 @@ import jax
 import numpy as np
 
 import fedvg_jax
-from fedvg_jax.config.declare import python_scalar
 from fedvg_jax.core.types import Batch, Tree, UsageError
-from fedvg_jax.data import cache, user_data
+from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
@@ -99,7 +95,7 @@ def write_manifest(
         folder: of the run.
         digests: see `sources`.
         given: objects from Python, by the setting that they replace -> their names; "" for one without.
-        code: `code_digest` of these objects, by setting.
+        code: digests of their functions and values, and of metrics; see `given.code_of`.
         num_done: rounds before this part.
         log: called with a line if code or machine are others than those of the part before.
     """
@@ -109,7 +105,7 @@ def write_manifest(
     entries = {
         **digests,
         "given": dict(sorted(given.items())),
-        "code": {argument: digest for argument, digest in sorted(code.items()) if digest},
+        "code": dict(sorted(code.items())),
         "runs": [*parts, this_part],
     }
     run_folder.write_json(path, entries)
@@ -151,66 +147,3 @@ def _git(folder: Path) -> dict[str, Any] | None:
         return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--", "."))}
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def describe(replacements: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what identifies given objects: digests of arrays, values, and the names of functions.
-
-    >>> describe({"hyper": {"T": 0.5}, "task": None})
-    {'hyper': 'T=0.5'}
-    """
-    described = {}
-    for name, value in replacements.items():
-        if value is None:
-            continue
-        if name == "data":
-            arrays = user_data.as_arrays(value)
-            described[name] = cache.digest(arrays.x, arrays.y, arrays.groups, tuple(arrays.class_names))
-        elif name == "partition":
-            is_split = isinstance(value, tuple) and all(isinstance(part, Sequence) for part in value)
-            described[name] = cache.digest(*(itertools.chain(*value) if is_split else value))
-        elif name == "initial":
-            described[name] = cache.digest(*jax.tree.leaves(value))
-        elif name == "hyper":
-            described[name] = ", ".join(f"{key}={python_scalar(value[key])!r}" for key in sorted(value))
-        else:
-            parts = value if isinstance(value, tuple) else (value,)
-            described[name] = ", ".join(_name_of_function(part) for part in parts if callable(part))
-    return described
-
-
-def code_digest(value: Any) -> str:
-    """Returns a digest of the source of an object's functions, and of the values and functions that they close over.
-
-    Functions of this package, and those without a source, count by what they close over only; "" where nothing is left.
-
-    >>> code_digest(functools.partial(max, 1)) == code_digest(functools.partial(max, 2))
-    False
-    """
-    texts: list[str] = []
-    visited: set[int] = set()
-
-    def visit(part: Any) -> None:
-        if isinstance(part, (int, float, str)):
-            texts.append(repr(part))
-        elif isinstance(part, tuple):
-            for each in part:
-                visit(each)
-        elif callable(part) and id(part) not in visited:
-            visited.add(id(part))
-            function = inspect.unwrap(part)
-            visit((function.func, *function.args) if isinstance(function, functools.partial) else ())
-            if not str(getattr(function, "__module__", "")).startswith("fedvg_jax."):
-                with contextlib.suppress(OSError, TypeError):  # of a builtin, or of code that no file holds
-                    texts.append(inspect.getsource(function))
-            for cell in getattr(function, "__closure__", None) or ():
-                visit(cell.cell_contents)
-
-    visit(value)
-    return cache.digest(np.frombuffer("\n".join(texts).encode(), np.uint8)) if texts else ""
-
-
-def _name_of_function(function: Callable) -> str:
-    function = inspect.unwrap(function)
-    function = getattr(function, "func", function)  # of a partial
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"

@@ -99,7 +99,7 @@ def further_processes(command: Sequence[str], count: int, log: Callable[[str], N
             take_cores(index)  # which a process takes over from the thread that starts it
             words, none = [sys.executable, *command], subprocess.DEVNULL
             process = subprocess.Popen(words, env=variables, start_new_session=True, stdin=none, stdout=none)
-            started[process] = threading.Thread(target=_await, args=(process, stopping, log), daemon=True)
+            started[process] = threading.Thread(target=_watch, args=(process, stopping, log), daemon=True)
             started[process].start()
         take_cores(0)
 
@@ -120,7 +120,7 @@ def further_processes(command: Sequence[str], count: int, log: Callable[[str], N
             del os.environ[name]
 
 
-def _await(process: subprocess.Popen, stopping: threading.Event, log: Callable[[str], None]) -> None:
+def _watch(process: subprocess.Popen, stopping: threading.Event, log: Callable[[str], None]) -> None:
     """Waits for the end of a process, and says it if a signal has killed it amid the work."""
     code = process.wait()
     if code < 0 and not stopping.is_set():

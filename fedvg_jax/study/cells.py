@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 from fedvg_jax.config import Config, declare, flatten, presets, uses
 from fedvg_jax.config.methods import PERSONAL
-from fedvg_jax.config.options import sign_of
+from fedvg_jax.config.options import effective, sign_of
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
@@ -355,7 +355,7 @@ def settings_of(config: Config, values: Mapping[str, Any] = {}, given: Mapping[s
         given: what Python passed in place of settings, of those in `PASSED` -> its name; "" for one without.
     """
     ignored = NO_RESULT.union(uses.unused(config), ["departures"], uses.replaced_with(given))
-    settings = {name: value for name, value in flatten(config).items() if name not in ignored}
+    settings = {name: value for name, value in effective(config).items() if name not in ignored}
     settings = uses.with_passed(settings | uses.used_departures(config), given)
     own = {name: value for name, value in values.items() if name.startswith(HYPER) or name in (*PLACES, "fidelity")}
     return settings | own
@@ -409,8 +409,7 @@ def _place(run: Mapping[str, Any], of_scenario: Sequence[str], of_method: Sequen
         if name in run and not _goes_without_saying(name, run[name], base)
     ]
     scenario = tuple((name, run[name]) for name in of_scenario if name in run)
-    replicate = run["seed"], run.get("partition_seed", Config.partition_seed)  # a file's rows use none
-    return Place(", ".join([base, *details]), scenario, replicate)
+    return Place(", ".join([base, *details]), scenario, (run["seed"], run["partition_seed"]))
 
 
 def _goes_without_saying(name: str, value: Any, base: str) -> bool:

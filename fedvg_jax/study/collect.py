@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.methods import algorithm_of
+from fedvg_jax.config.options import partition_seed
 from fedvg_jax.config.uses import PASSED
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
@@ -314,7 +315,7 @@ def _mixed_sources(run_folders: Sequence[Folder], placed: Sequence[Place]) -> li
     first: dict[tuple, Run] = {}
     for run, place in ((folder.run, place) for folder, place in zip(run_folders, placed, strict=True) if folder.run):
         # one from Python may depend on all seeds
-        seeds = (run.config.partition_seed, *([run.config.seed] if "partition" in run.given else []))
+        seeds = (partition_seed(run.config), *([run.config.seed] if "partition" in run.given else []))
         for name, key in {"data": (), "partition": seeds}.items():
             other = first.setdefault((place.scenario, name, key), run)
             if (ours := run.manifest.get(name)) != (theirs := other.manifest.get(name)):
@@ -328,7 +329,7 @@ def _shared_partition(by_place: Cells) -> list[str]:
     drawn: dict[Scenario, set[tuple[int, Any]]] = {}
     for (_, scenario), cell in by_place.items():
         for run in cell.runs.values():
-            partition = run.manifest.get("partition", run.config.partition_seed)
+            partition = run.manifest.get("partition", partition_seed(run.config))
             drawn.setdefault(scenario, set()).add((run.config.seed, partition))
     shared = [s for s, pairs in drawn.items() if len({partition for _, partition in pairs}) < len(pairs)]
     where = f" at {'; '.join(map(cells.scenario_text, shared))}" if len(shared) < len(drawn) else ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from fedvg_jax.config.options import partition_seed
 from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study.cells import Cell, Run, Study
@@ -37,7 +38,7 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     config = history.config
     assert config is not None, "a run has settings"
     method, title = method_and_run(config, files.read_object_if_any(folder / "manifest.json").get("given", {}))
-    cell = Cell(method, (), {(config.seed, config.partition_seed): Run(folder, history, {}, {}, ())})
+    cell = Cell(method, (), {(config.seed, partition_seed(config)): Run(folder, history, {}, {}, ())})
     metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"
     study = Study(title, (method,), ((),), {(method, ()): cell}, metric, {})
     paths = []

@@ -55,7 +55,7 @@ RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_joint_f
 RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
 """Names in `record`."""
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
+TRACKERS = ("tensorboard", "wandb")
 """Names in `track`."""
 
 
@@ -366,7 +366,7 @@ class Config(Shorthands):
     export: Path | None = setting(None, kind="host", word="FILE")
     """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names."""
     track: str = setting("", kind="host", form=as_name, word="NAME,...")
-    """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow."""
+    """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb."""
     robust: str = setting("mean", RULES, topic="Corrupt updates")
     """Aggregation of the clients' models. mean, and clipped_mean:C, which shortens updates to the norm C, 10 by
     default, use the weights of --weighting. trimmed_mean:F leaves out a fraction F of the clients at each end, 0.1 by

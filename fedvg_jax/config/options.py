@@ -210,8 +210,8 @@ class Config(Shorthands):
     max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data")
     """Largest number of rows of the data set that are used, at equal distances in its order. 0: all."""
     max_rows_seed: int | None = setting(None, declare.SEED, "data", used=(_SOME_ROWS,))
-    """Seed with which the rows of max_rows are drawn. Default: they are at equal distances, which a set in a periodic
-    order, such as of alternating labels, refuses."""
+    """Seed with which the rows of max_rows are drawn. Default: they are at equal distances, which is refused where a
+    class or a group would be lost, as in a set of alternating labels."""
     columns: str = setting("", kind="data", used=(_HUB_SET,), word="ROLE=NAME,...")
     """Columns of a set hf:FOLDER by their roles, such as image=img,label=fine_label,group=writer. Default: the only
     columns of images and of class labels, or those with usual names."""

@@ -89,6 +89,35 @@ class Hyperparameter(NamedTuple):
         return Range(self.low, self.high, self.excludes_low, self.excludes_high)
 
 
+class Argument(NamedTuple):
+    """What may stand behind a name and a colon in a setting, as 0.01 in topk:0.01."""
+
+    default: Any
+    """Of the type of the value, or a tuple for several numbers, as 1,2; "" where a text must be given."""
+    range: Range | None = None
+    hyper: str = ""
+    """Name of the traced scalar of a round that has this value, which the functions then read."""
+
+
+class Choice(NamedTuple):
+    """What a name in a setting stands for."""
+
+    make: Callable[..., Any] | None = None
+    """Makes it from the argument, unless that is traced; None where the name itself says what to do."""
+    argument: Argument | None = None
+
+    def made(self, value: Any) -> Any:
+        """Returns what the name stands for, with the value behind it.
+
+        >>> Choice(pow, Argument((2, 3))).made((3, 2)), Choice(lambda: "mean").made(None)
+        (9, 'mean')
+        """
+        assert self.make is not None
+        if self.argument is None or self.argument.hyper:
+            return self.make()
+        return self.make(*value) if isinstance(value, tuple) else self.make(value)
+
+
 class Option(NamedTuple):
     """An argument of a factory that a setting sets: a choice that is compiled, and no traced number."""
 

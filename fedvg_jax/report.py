@@ -13,7 +13,6 @@ missing, or settings that cannot be compared.
 
 from __future__ import annotations
 
-import importlib.util
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -40,8 +39,8 @@ def main(argv: Sequence[str]) -> int:
 
 METRIC = (
     "outcome to compare: accuracy, loss, macro_f1, a metric of your own, personal_accuracy_mean, worst_decile, ...;"
-    " min:NAME or max:NAME says which is better, where the name does not; default: accuracy, that of the clients' own"
-    " models where methods have such models and all runs record it"
+    " min:NAME or max:NAME says that lower or higher values of your own are better; default: accuracy, that of the"
+    " clients' own models where methods have such models and all runs record it"
 )
 
 CHOICE = (
@@ -96,7 +95,7 @@ def check_run(folder: Path) -> int:
     print(*(f"{folder}: {line}" for line in changed or ["all fits"]), sep="\n")
     if changed:
         return 1
-    if not importlib.util.find_spec("matplotlib"):
+    if not commands.can_draw():
         print(commands.NO_PICTURES)
     elif history.records:
         from fedvg_jax.study import figures

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedvg_jax.host.errors import UsageError
 
@@ -86,6 +86,19 @@ class Hyperparameter(NamedTuple):
     def range(self) -> Range:
         """The allowed values."""
         return Range(self.low, self.high, self.excludes_low, self.excludes_high)
+
+
+class Metric(NamedTuple):
+    """A metric of your own for `metrics=` of `run` and `run_sweep`, and which of its values are better.
+
+    >>> Metric(lambda model, data: 0.0, better="lower").better
+    'lower'
+    """
+
+    function: Callable[[Variables, Data], Any]
+    """(global model, data) -> one number"""
+    better: Literal["higher", "lower"] | None = None
+    """which values are better; None leaves it to `--metric min:NAME` or `max:NAME` of a report"""
 
 
 def compiled(pattern: str, name: str) -> re.Pattern[str]:

@@ -40,6 +40,7 @@ from rich.table import Table
 from benchmarks import machine, torch_layout
 from fedvg_jax import config as configs, data as datasets
 from fedvg_jax.config import Config, options, presets
+from fedvg_jax.config.methods import algorithm_of
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm, Batch, Data, Schedule, SimState, Task, UsageError, Variables
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
@@ -184,7 +185,7 @@ def make_program(recording: Recording, data_dir: Path) -> Program:
     task = fast_task(tasks.classification(plain.LeNet5(10), 10, images.x.shape[1:]))
     val = schedule.split_into_minibatches(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)
-    algorithm = registry.make_algorithm(config)
+    algorithm = algorithm_of(config)
     if config.algorithm == "elastic":  # the published sensitivities are a serial chain, so the recorded ones are used
         algorithm = algorithm._replace(probe=lambda hyper, probe: tree.take(hyper["recorded"], probe.position))
     weighting = registry.make_weighting(config, task, algorithm)

@@ -24,7 +24,7 @@ from fedvg_jax.algorithms import fedprox
 # %%
 def fedprox_with_server_rate() -> Algorithm:
     def residual(hyper, server, params, cohort):
-        return jax.tree.map(lambda u: (1 - hyper["eta_g"]) * u, cohort.update), server
+        return jax.tree.map(lambda u: (1 - hyper["scaffold.eta_g"]) * u, cohort.update), server
 
     return fedprox()._replace(residual=residual)
 
@@ -56,10 +56,14 @@ def problem(num_rounds: int):
         return after
 
     slow = objective(fv.unrolled(fv.max_steps(planned), epochs=2))
-    return slow, objective(fv.executors.lanes(1)), hyper | {"mu": jnp.asarray(0.1), "eta_g": jnp.asarray(1.0)}
+    return (
+        slow,
+        objective(fv.executors.lanes(1)),
+        hyper | {"fedprox.mu": jnp.asarray(0.1), "scaffold.eta_g": jnp.asarray(1.0)},
+    )
 
 
-NAMES = {"lr": "client learning rate", "eta_g": "server learning rate", "mu": "proximal mu"}
+NAMES = {"lr": "client learning rate", "scaffold.eta_g": "server learning rate", "fedprox.mu": "proximal mu"}
 
 
 # %% [markdown]
@@ -73,8 +77,8 @@ def sweep(slow, fast, hyper, points: int):
     forward = jax.jit(lambda hyper: fv.hypergradient(fast, hyper, list(NAMES), mode="forward"))
     grids = {
         "lr": np.geomspace(0.02, 0.8, points),
-        "eta_g": np.linspace(0.3, 1.7, points),
-        "mu": np.geomspace(0.01, 3, points),
+        "scaffold.eta_g": np.linspace(0.3, 1.7, points),
+        "fedprox.mu": np.geomspace(0.01, 3, points),
     }
 
     def at(name, value):
@@ -113,18 +117,18 @@ def picture(found, num_rounds: int, path: Path):
     for column, (name, (grid, losses, back, ahead, central)) in enumerate(found.items()):
         top, bottom = axes[:, column]
         top.plot(grid, losses, color="0.75", lw=1, zorder=1)
-        scale = grid if name != "eta_g" else np.ones_like(grid)
-        width = 0.16 if name != "eta_g" else 0.07
+        scale = grid if name != "scaffold.eta_g" else np.ones_like(grid)
+        width = 0.16 if name != "scaffold.eta_g" else 0.07
         for x, y, slope in zip(grid, losses, back, strict=True):  # a tangent at every point
-            reach = x * (np.exp([-width, 0, width]) - 1) if name != "eta_g" else np.array([-width, 0, width])
+            reach = x * (np.exp([-width, 0, width]) - 1) if name != "scaffold.eta_g" else np.array([-width, 0, width])
             top.plot(x + reach, y + slope * reach, color="#c2334d", lw=2.2, solid_capstyle="round", zorder=2)
         top.set(title=NAMES[name])
         bottom.plot(grid, scale * back, "o", mfc="none", mec="#c2334d", ms=9, label="reverse mode")
         bottom.plot(grid, scale * ahead, "x", color="#2b6cb0", ms=6, label="forward mode, fast executor")
         bottom.plot(grid, scale * central, "-", color="0.4", lw=1, zorder=0, label="central differences")
         bottom.axhline(0, color="0.8", lw=0.8)
-        bottom.set(xlabel=f"{name}", ylabel="slope" + ("" if name == "eta_g" else f" x {name}"))
-        if name != "eta_g":
+        bottom.set(xlabel=f"{name}", ylabel="slope" + ("" if name == "scaffold.eta_g" else f" x {name}"))
+        if name != "scaffold.eta_g":
             bottom.set_xscale("log")
         for ax in (top, bottom):
             ax.spines[["top", "right"]].set_visible(False)

@@ -93,10 +93,10 @@ def start(model):
 
 def as_hyper(learned):
     return {
-        "exponent": jnp.exp(learned["log_exponent"]),
-        "temperature": jnp.exp(learned["log_temperature"]),
-        "eps": jnp.exp(learned["log_eps"]),
-        "mix": jax.nn.sigmoid(learned["logit_mix"]),
+        "generalised.exponent": jnp.exp(learned["log_exponent"]),
+        "generalised.temperature": jnp.exp(learned["log_temperature"]),
+        "fedvg.eps": jnp.exp(learned["log_eps"]),
+        "generalised.mix": jax.nn.sigmoid(learned["logit_mix"]),
         "multipliers": jax.tree.map(jnp.exp, learned["log_multipliers"]),
     }
 
@@ -178,13 +178,16 @@ def picture(values, found, learned, num_train: int, path: Path):
     middle.set(xlabel="round", ylabel="test loss", title=f"{len(losses)} fresh seeds: mean ± standard error")
     middle.legend(frameon=False, title="after the last round", alignment="left")
     hyper = as_hyper(learned)
-    shown = {name: float(hyper[name]) for name in ("exponent", "temperature", "mix", "eps")}
+    shown = {
+        name: float(hyper[name])
+        for name in ("generalised.exponent", "generalised.temperature", "generalised.mix", "fedvg.eps")
+    }
     bars = {f"norm of {key}": float(v) for key, v in _by_path(hyper["multipliers"]).items()}
-    bars = {"exponent p": shown["exponent"], "temperature T": shown["temperature"], **bars}
+    bars = {"exponent p": shown["generalised.exponent"], "temperature T": shown["generalised.temperature"], **bars}
     right.barh(list(bars), [np.log2(v) for v in bars.values()], color=COLOURS["learned"], height=0.55)
     right.axvline(0, color="0.3", lw=1)
     right.invert_yaxis()
-    part = f"part of n_k/N: {shown['mix']:.2f} (FedAvg: 1)"
+    part = f"part of n_k/N: {shown['generalised.mix']:.2f} (FedAvg: 1)"
     right.set(xlabel=f"log2 of the factor; 0 is FedVG\n{part}", title="what was learned")
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)

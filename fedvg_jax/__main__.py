@@ -8,9 +8,6 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 
-from fedvg_jax.config.declare import suggestion
-from fedvg_jax.views import output
-
 COMMANDS = {
     "sim": "train one federated model",
     "sweep": "train a model for every combination of settings",
@@ -33,6 +30,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"usage: fedvg COMMAND [OPTIONS]\n\nCommands:\n{listed}\n\nOptions of a command: fedvg COMMAND --help")
         return 0
     if name not in COMMANDS:
+        from fedvg_jax.config.declare import suggestion
+
         print(f"error: unknown command '{name[:100]}'{suggestion(name, COMMANDS)}", file=sys.stderr)
         return 2
     return importlib.import_module(f"fedvg_jax.{name}").main(rest)
@@ -45,6 +44,8 @@ def run_and_exit(command: Callable[[Sequence[str]], int] = main) -> None:
         command: the `main` of a command.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the end of compiling
+    from fedvg_jax.views import output
+
     with output.lasting():  # help, too, as in `... --help | head`
         code = command(sys.argv[1:])
     gc.freeze()  # else the interpreter searches everything that was traced for cycles at exit: half a second

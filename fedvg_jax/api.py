@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,14 +29,14 @@ from fedvg_jax.core.types import (
     UsageError,
     Variables,
 )
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import executors, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import files, processes
-from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, loop, starts
 from fedvg_jax.runs.assemble import simulation
-from fedvg_jax.runs.assemble.given import Given, check_kind, code_of, traced_anew
+from fedvg_jax.runs.assemble.given import Given, check_kind, code_of, new_functions, traced_anew
 from fedvg_jax.runs.assemble.programs import WeightingOrFactory
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.placement import pool_rows
@@ -121,6 +122,8 @@ def run(
     metrics = _checked_metrics(metrics)
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise UsageError("callbacks must be a list of functions")
+    for callback in callbacks:
+        _check_arguments(callback, "a callback", "record, state")
     given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
     code = code_of(given, metrics)
     if _is_shown(progress):
@@ -128,8 +131,7 @@ def run(
     else:
         sim = simulation.simulation(config, **given._asdict())._replace(metrics=metrics, code=code)
         finished = tracking.run_simulation(sim, callbacks=callbacks)
-    if config.export and processes.is_first():
-        pretrained.save(config.export, finished.variables, config.model if task is None else None)
+        loop.export(sim, finished)
     stopped_by = finished.summary["stopped_by"]
     if stopped_by == "SIGINT":  # ends a caller's loop over runs, too
         raise KeyboardInterrupt(f"stopped after round {len(finished.records)}; run folder: {finished.folder}")
@@ -159,10 +161,30 @@ def _checked_metrics(metrics: Metrics | None) -> dict[str, Metric]:
             raise UsageError(f"metrics must be functions; got {metric.function!r:.100} for '{name}'")
         if metric.better not in (None, "higher", "lower"):
             raise UsageError(f"metric '{name}': better must be 'higher' or 'lower'; got {metric.better!r:.100}")
+        _check_arguments(metric.function, f"metric '{name}'", "model, data")
         if history.is_reserved(name) or name in history.BETTER:
             raise UsageError(f"metric '{name}' is already a name of the history; give it another")
         checked[name] = metric
     return checked
+
+
+def _check_arguments(function: Callable, what: str, arguments: str) -> None:
+    """Raises UsageError for a function that does not take two arguments.
+
+    >>> _check_arguments(lambda record: None, "a callback", "record, state")
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: a callback is called as f(record, state); <lambda> takes (record)
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:  # of a builtin
+        return
+    try:
+        signature.bind(*arguments.split(", "))
+    except TypeError:
+        name = getattr(function, "__name__", type(function).__name__)
+        raise UsageError(f"{what} is called as f({arguments}); {name} takes {signature}") from None
 
 
 def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
@@ -185,6 +207,7 @@ def _run_with_progress(config: Config, given: Given, metrics, code, callbacks) -
         observers = {"callbacks": callbacks, "on_records": show, "log": log, "on_compiling": log}
         finished = tracking.run_simulation(sim, **observers)
     display.print_results(console, finished)
+    loop.export(sim, finished)
     return finished
 
 
@@ -332,11 +355,14 @@ def evaluate(
 ) -> dict[str, float]:
     """Returns the metrics of a model's variables, in evaluation mode.
 
+    Every call traces a task anew, with the values that its functions read, and compiles it. A simulation compiles once.
+
     Args:
         model: a task, or a simulation, whose task is used.
         variables: e.g. `history.variables` or `state.variables`.
         data: a pair (x, y), `Batch(x, y)`, or a pytree of arrays [T, ...] as the task's `measure` takes it, of which
-            all rows are evaluated; or the `Data` of a simulation. Defaults to the data of the simulation.
+            all rows are evaluated; or the `Data` of a simulation. Defaults to the data of the simulation. Rows for a
+            simulation with `normalise` columns are those of the data set; their columns are scaled as its own.
         batch_size: rows of one step; the result does not depend on it.
 
     Returns:
@@ -357,14 +383,16 @@ def evaluate(
             raise UsageError("evaluate needs data: a batch, or the Data of a simulation")
         data = model.data
     if isinstance(data, Data):
-        tables, measure = chunks.evaluation_tables(data), _jitted_evaluate(task)
+        tables, measure = chunks.evaluation_tables(data), _evaluator(model)
         if isinstance(model, Simulation) and model.host_rows and data is model.data:
             measure = pool_rows.evaluating(model.evaluate, model.host_rows)
         metrics = {part: _metrics(task, measure(variables, data.pool, rows)) for part, rows in tables.items()}
         return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
     kind = type(data).__name__
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
-        data = Batch(*data)
+        data = Batch(*(_as_leaf(part, name) for part, name in zip(data, ("x", "y"), strict=True)))
+    if isinstance(model, Simulation) and model.scaled_by and isinstance(data, Batch):
+        data = data._replace(x=model.scaled_by.scaled(data.x))
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UsageError(f"batch_size must be a whole number >= 1; got {batch_size!r}")
     batch_size = int(batch_size)
@@ -374,7 +402,13 @@ def evaluate(
     rows = schedule.table(np.arange(num_rows, dtype=np.int32), batch_size, -(-num_minibatches // step) * step)
     data = jax.tree.map(lambda leaf: _padded(leaf, rows.size), data)
     with checks.calling(f"evaluate takes one batch as the task does, such as (x, y), got a {kind}: task.measure"):
-        return _metrics(task, _jitted_evaluate(task)(variables, data, rows))
+        return _metrics(task, _evaluator(model)(variables, data, rows))
+
+
+def _as_leaf(part: Any, name: str) -> Any:
+    """Returns a DataFrame, or what else is neither an array nor a pytree of arrays, as an array."""
+    is_leaf = jax.tree_util.all_leaves([part]) and not isinstance(part, np.ndarray | jax.Array)
+    return user_data.as_array(part, name) if is_leaf else part
 
 
 def _padded(leaf: Any, num_rows: int) -> np.ndarray:
@@ -387,6 +421,8 @@ def _metrics(task: Task, sums: Tree) -> dict[str, float]:
     return {name: float(value) for name, value in task.metrics(jax.device_get(sums)).items()}
 
 
-@functools.lru_cache(16)
-def _jitted_evaluate(task: Task) -> Callable[[Variables, Tree, Any], Tree]:
-    return jax.jit(make_evaluate(task))
+def _evaluator(model: Task | Simulation) -> Callable[[Variables, Tree, Any], Tree]:
+    """Returns (variables, pool, rows) -> sums of the task's `measure`; a simulation keeps its own."""
+    if isinstance(model, Simulation):
+        return model.keep("evaluate", lambda: jax.jit(make_evaluate(model.model)))
+    return jax.jit(make_evaluate(new_functions(model)))

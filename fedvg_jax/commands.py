@@ -141,9 +141,13 @@ def new_folder(config: Config, reserved: contextlib.ExitStack) -> Path:
 
 
 def set_environment() -> None:
-    """Sets what jax reads when it is imported and when its back end starts."""
-    if "device_count" not in os.environ.get("XLA_FLAGS", ""):
-        os.environ.setdefault("JAX_NUM_CPU_DEVICES", str(hardware.num_cores()))
+    """Sets what jax reads when its back end starts: every CPU core is a device, unless the environment says it."""
+    import jax
+
+    is_set = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
+    if not is_set:
+        with contextlib.suppress(RuntimeError):  # of a caller's process, in which the back end has started
+            jax.config.update("jax_num_cpu_devices", hardware.num_cores())
 
 
 def start_jax() -> None:

@@ -93,3 +93,7 @@ def top_k(fraction: float = 0.01) -> Send:
         return count(params) * (INDEX_BYTES + max(leaf.dtype.itemsize for leaf in jax.tree.leaves(params)))
 
     return Send(lambda hyper, params: tree.zeros_like(params), apply, num_bytes)
+
+
+BY_NAME = {"topk": top_k, "qsgd": qsgd}
+"""The compressions that the setting `send` names."""

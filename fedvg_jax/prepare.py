@@ -19,6 +19,11 @@ input of the model's last layer, with labels, class names and a manifest: digest
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process amid its imports, without a traceback
+
 import dataclasses
 import importlib.util
 from collections.abc import Sequence
@@ -42,7 +47,7 @@ if TYPE_CHECKING:
 
 PROG = "python -m fedvg_jax.prepare"
 
-OF_DATA = ("data_dir", "splits", "max_rows", "columns", "image_size", "cache_dir", "out")
+OF_DATA = ("data_dir", "splits", "max_rows", "max_rows_seed", "columns", "image_size", "cache_dir", "out")
 """Settings of both commands, which read a data set and write to --out."""
 
 OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "alpha")

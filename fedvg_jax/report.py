@@ -13,6 +13,11 @@ missing, or settings that cannot be compared.
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process amid its imports, without a traceback
+
 import shlex
 from collections.abc import Sequence
 from pathlib import Path

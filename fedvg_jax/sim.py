@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process amid its imports, without a traceback
+
 import contextlib
 import dataclasses
 import functools
@@ -127,9 +132,9 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
         return endings.exit_code(finished.summary["stopped_by"]) if finished.summary["interrupted"] else 0
     display.print_results(console, finished)
     if config.export:
-        from fedvg_jax.models import pretrained
+        from fedvg_jax.runs import loop
 
-        pretrained.save(config.export, finished.variables, config.model)
+        loop.export(sim, finished)
         log(f"model written to {config.export}")
     if not commands.can_draw():
         log(commands.NO_PICTURES)

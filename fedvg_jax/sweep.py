@@ -32,6 +32,11 @@ Options of a run: python -m fedvg_jax.sweep --help-all
 
 from __future__ import annotations
 
+import signal
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process amid its imports, without a traceback
+
 import contextlib
 import hashlib
 import json

@@ -111,7 +111,7 @@ def stored_memory(sim):
 def regularisation(sim):
     """Returns what FedDyn adds to the gradient of a client at 1, whose global model is 0, in units of alpha."""
     corrected = sim.algorithm.correct(sim.hyper, ZERO, ONE, Anchor(ZERO, (), ZERO))["w"]
-    return float(corrected / sim.hyper["dyn_alpha"])
+    return float(corrected / sim.hyper["feddyn.alpha"])
 
 
 def residual_of_second_round(sim):

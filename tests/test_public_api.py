@@ -67,7 +67,7 @@ def test_research_script_needs_public_names_only(x64):
     data = fv.Data(pool, *[val_rows[None].astype(np.int32)] * 3)
     clients = [np.arange(8), np.arange(8, 20), np.arange(20, 32)]
     task, algorithm, weighting = linear_regression(), fv.algorithms.fedprox(), fv.weightings.samples()
-    hyper = {"lr": 0.05, "mu": 0.1}
+    hyper = {"lr": 0.05, "fedprox.mu": 0.1}
     state = fv.init_state(task, algorithm, len(clients), hyper)
     schedules = [fv.make_schedule(i, clients, cohort_size=2, batch_size=4) for i in range(3)]
 
@@ -86,7 +86,7 @@ def test_research_script_needs_public_names_only(x64):
         rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[val_rows], pool)
         return task.loss(*model, rows, jnp.ones(8, bool), False)[0]
 
-    value, gradient = fv.hypergradient(validation_loss, hyper, ["lr", "mu"])
+    value, gradient = fv.hypergradient(validation_loss, hyper, ["lr", "fedprox.mu"])
     evaluated = fv.evaluate(task, final.variables, data)
     assert evaluated["val_loss"] == pytest.approx(float(value), rel=1e-12)
     assert fv.evaluate(task, final.variables, jax.tree.map(lambda leaf: leaf[val_rows], pool), batch_size=3)[
@@ -97,16 +97,17 @@ def test_research_script_needs_public_names_only(x64):
         assert float(gradient[name]) == pytest.approx(float(ends[0] - ends[1]) / 2e-5, rel=1e-6)
 
 
-def test_tables_of_nearly_as_many_rows_are_evaluated_by_one_program():
+def test_a_simulation_evaluates_tables_of_nearly_as_many_rows_by_one_program():
     task, model = linear_regression(), fv.Variables({"w": jnp.ones(3)}, {})
     x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
     y = x.sum(1) + np.float32(2)
-    assert fv.evaluate(task, model, (x, y))["loss"] == pytest.approx(4, rel=1e-5)
+    sim = fv.simulation(replace(SMALL, clients=2, partition="iid"), data=(x, y), task=task)
+    assert fv.evaluate(sim, model, (x, y))["loss"] == pytest.approx(4, rel=1e-5)
     tables = [(array(x[:n]), y[:n]) for n in (1, 2, 33) for array in (np.asarray, jnp.asarray)]
     with compilations() as compiled:
-        losses = [fv.evaluate(task, model, table)["loss"] for table in tables]
+        losses = [fv.evaluate(sim, model, table)["loss"] for table in tables]
     assert compiled == [] and losses == pytest.approx([4] * 6, rel=1e-5)
-    assert fv.evaluate(task, model, (x, y), batch_size=np.int64(5))["loss"] == pytest.approx(4, rel=1e-5)
+    assert fv.evaluate(sim, model, (x, y), batch_size=np.int64(5))["loss"] == pytest.approx(4, rel=1e-5)
 
 
 # --- runs and their folders

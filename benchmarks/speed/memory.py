@@ -75,7 +75,7 @@ def hypergradients() -> dict[str, Any]:
                 model = rounds(state, schedules, data, hyper)[0].variables
                 return sim.task.loss(*model, *tree.gather(data.pool, data.val.reshape(-1)), False)[0]
 
-            return differentiable.hypergradient(objective, hyper, ["lr", "eps"], mode=mode)
+            return differentiable.hypergradient(objective, hyper, ["lr", "fedvg.eps"], mode=mode)
 
         for count in ROUNDS:
             stacked = fv.stack_schedules(schedules[:count])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -39,6 +40,22 @@ def no_residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tup
 
 PLAIN = Algorithm(no_memory, no_correction, no_report, no_residual, no_probe, native_weighting="samples")
 """The algorithm that adds nothing: FedAvg. Others replace some of its parts."""
+
+
+def sends_messages(algorithm: Algorithm) -> bool:
+    """Returns whether the server also gets messages of the clients other than their models.
+
+    >>> sends_messages(PLAIN)
+    False
+    """
+    hyper = {parameter.name: jnp.float32(parameter.value) for parameter in algorithm.hyperparameters}
+    params = {"w": jnp.zeros(1)}
+
+    def messages() -> tuple[Tree, ...]:
+        server, client = algorithm.init(hyper, params)
+        return algorithm.report(hyper, params, Anchor(params, server, client), jnp.ones(()))[1:]
+
+    return bool(jax.tree.leaves(jax.eval_shape(messages)))
 
 
 # --- an algorithm whose clients keep the models that they trained

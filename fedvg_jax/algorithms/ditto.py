@@ -15,15 +15,21 @@ from __future__ import annotations
 import jax
 
 from fedvg_jax.algorithms.base import PLAIN
-from fedvg_jax.config.methods import hyperparameters
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, NamedAlgorithm, Tree
+
+LAM = Hyperparameter(
+    "ditto.lam", 1.0, 0, doc="Lambda, the strength with which the global model attracts a personal one."
+)
 
 
 def ditto(base: Algorithm = PLAIN) -> Algorithm:
-    """Returns Ditto, which reads `ditto_lam`; at 0 clients also train alone. Its global model is that of `base`."""
-    return base._replace(personal=personal, defaults=(*base.defaults, *hyperparameters("ditto")))
+    """Returns Ditto, which reads `ditto.lam`; at 0 clients also train alone. Its global model is that of `base`."""
+    return base._replace(personal=personal, hyperparameters=(*base.hyperparameters, LAM))
 
 
 def personal(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
     """Returns g + lambda (v - theta_g)."""
-    return jax.tree.map(lambda g, v, theta: g + hyper["ditto_lam"] * (v - theta), grads, params, anchor.params)
+    return jax.tree.map(lambda g, v, theta: g + hyper[LAM.name] * (v - theta), grads, params, anchor.params)
+
+
+ENTRY = NamedAlgorithm("Ditto", ditto)

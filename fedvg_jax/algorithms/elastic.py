@@ -25,13 +25,42 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN
-from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Probe, Tree, UsageError, Variables
+from fedvg_jax.core.types import (
+    Algorithm,
+    Cohort,
+    Hyper,
+    Hyperparameter,
+    NamedAlgorithm,
+    Option,
+    Probe,
+    Published,
+    Range,
+    Tree,
+    UsageError,
+    Variables,
+)
+
+RATIO = Option(
+    "elastic.ratio",
+    0.3,
+    Range(0, 1, excludes_low=True),
+    "Fraction of a client's rows on which sensitivity is measured.",
+    is_compiled=False,
+)
+TAU = Hyperparameter(
+    "elastic.tau",
+    0.5,
+    0,
+    doc="Factor of the update of the most sensitive tensors. The least sensitive move by 1 + tau.",
+)
+MU = Hyperparameter(
+    "elastic.mu", 0.95, 0, 1, "Decay of the moving average of sensitivities over minibatches.", excludes_high=True
+)
 
 
 def elastic(official: bool = False) -> Algorithm:
-    """Returns Elastic, which reads `tau` and `sensitivity_decay` (mu). At tau = 1 and equal sensitivities it is FedAvg.
+    """Returns Elastic, which reads `elastic.tau` and `elastic.mu`. At tau = 1 and equal sensitivities it is FedAvg.
 
     Args:
         official: whether sensitivities follow the published FedVG code. Only these have running statistics, which
@@ -42,15 +71,15 @@ def elastic(official: bool = False) -> Algorithm:
 
     def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
         """Returns R = (1 - zeta) u."""
-        return jax.tree.map(lambda o, u: (o - hyper["tau"]) * u, relative(cohort), cohort.update), server
+        return jax.tree.map(lambda o, u: (o - hyper[TAU.name]) * u, relative(cohort), cohort.update), server
 
-    return PLAIN._replace(residual=residual, probe=probe, defaults=hyperparameters("elastic"))
+    return PLAIN._replace(residual=residual, probe=probe, hyperparameters=(TAU, MU))
 
 
 def sensitivity(hyper: Hyper, probe: Probe) -> Tree:
     """Returns every tensor's O_k: the bias-corrected moving average of its mean squared gradient; 0 without a batch."""
     params, stats = probe.variables
-    mu = hyper["sensitivity_decay"]
+    mu = hyper[MU.name]
 
     def output(params: Tree, batch: Tree, mask: Array) -> Array:
         outputs = probe.task.predict(params, stats, batch)
@@ -75,7 +104,7 @@ def sensitivity(hyper: Hyper, probe: Probe) -> Tree:
 def official_sensitivity(hyper: Hyper, probe: Probe) -> Variables:
     """Returns the published code's moving average of ||sum of loss gradients so far||^2; 1 for running statistics."""
     params, stats = probe.variables
-    mu = hyper["sensitivity_decay"]
+    mu = hyper[MU.name]
 
     def average(i: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         grads = jax.grad(lambda p: probe.task.loss(p, stats, *probe.batch(i), False)[0])(params)
@@ -109,3 +138,11 @@ def _mean_square(g: Array) -> Array:
 
 def _ratio(o: Array, largest: Array) -> Array:
     return jnp.where(largest > 0, o / jnp.where(largest > 0, largest, 1), 1)
+
+
+ENTRY = NamedAlgorithm(
+    "Elastic",
+    elastic,
+    (RATIO,),
+    published={"elastic-sensitivity": Published({"official": True}), "elastic-rows": Published()},
+)

@@ -9,9 +9,12 @@ weights n_k / sum_j n_j. FedVG (Devkota et al., CVPR 2026) is this algorithm wit
 from __future__ import annotations
 
 from fedvg_jax.algorithms.base import PLAIN
-from fedvg_jax.core.types import Algorithm
+from fedvg_jax.core.types import Algorithm, NamedAlgorithm
 
 
 def fedavg() -> Algorithm:
     """Returns FedAvg: the general rule with R = 0. It has no hyperparameters of its own."""
     return PLAIN
+
+
+ENTRY = NamedAlgorithm("FedAvg", fedavg)

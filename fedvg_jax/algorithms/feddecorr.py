@@ -20,16 +20,17 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN, features_of, forward
-from fedvg_jax.config.methods import hyperparameters
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Task, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, NamedAlgorithm, Task, Tree
+
+BETA = Hyperparameter("feddecorr.beta", 0.1, 0, doc="Weight of the penalty.")
 
 EPS = 1e-8
 """eps of the published code, added to the variance of a feature, which a ReLU that is never active has at 0."""
 
 
 def feddecorr() -> Algorithm:
-    """Returns FedDecorr, which reads `decorr_beta`. At decorr_beta = 0 it is FedAvg."""
-    return PLAIN._replace(loss=loss, defaults=hyperparameters("feddecorr"))
+    """Returns FedDecorr, which reads `feddecorr.beta`. At beta = 0 it is FedAvg."""
+    return PLAIN._replace(loss=loss, hyperparameters=(BETA,))
 
 
 def loss(
@@ -37,7 +38,7 @@ def loss(
 ) -> tuple[Array, Tree]:
     """Returns the task's loss + beta (1 / d^2) ||K||_F^2."""
     own, new_stats = forward(task, params, stats, batch, mask, key)
-    return own.loss + hyper["decorr_beta"] * mean_squared_correlation(features_of(own), mask), new_stats
+    return own.loss + hyper[BETA.name] * mean_squared_correlation(features_of(own), mask), new_stats
 
 
 def mean_squared_correlation(features: Array, mask: Array) -> Array:
@@ -53,3 +54,6 @@ def mean_squared_correlation(features: Array, mask: Array) -> Array:
     centred = jnp.where(rows, features - mean, 0)
     scaled = centred * jax.lax.rsqrt((centred**2).sum(0, keepdims=True) / count + EPS)
     return ((scaled @ scaled.T / count / features.shape[-1]) ** 2).sum()
+
+
+ENTRY = NamedAlgorithm("FedDecorr", feddecorr)

@@ -21,9 +21,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.algorithms.base import no_probe
-from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Hyperparameter, NamedAlgorithm, Published, Tree
+
+ALPHA = Hyperparameter("feddyn.alpha", 0.1, 0, doc="Coefficient of the regulariser.", excludes_low=True)
+CLIP = Hyperparameter(
+    "feddyn.clip", 10.0, 0, doc="Global norm to which a client's gradient is clipped.", excludes_low=True
+)
 
 
 class Server(NamedTuple):
@@ -35,7 +39,7 @@ class Server(NamedTuple):
 
 
 def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: bool = True) -> Algorithm:
-    """Returns FedDyn, which reads `dyn_alpha` and `clip`.
+    """Returns FedDyn, which reads `feddyn.alpha` and `feddyn.clip`.
 
     Args:
         quadratic: whether the regulariser includes (alpha / 2) ||theta||^2.
@@ -47,9 +51,9 @@ def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: 
         """Returns clip(g + alpha (lambda_k + theta - theta_g))."""
 
         def regularised(g, dual, p, global_p):
-            return g + hyper["dyn_alpha"] * (dual - global_p + (p if quadratic else 0))
+            return g + hyper[ALPHA.name] * (dual - global_p + (p if quadratic else 0))
 
-        return clipped(hyper["clip"], jax.tree.map(regularised, grads, anchor.client, params, anchor.params))
+        return clipped(hyper[CLIP.name], jax.tree.map(regularised, grads, anchor.client, params, anchor.params))
 
     def residual(hyper: Hyper, server: Server, params: Tree, cohort: Cohort) -> tuple[Tree, Server]:
         """Returns R = mean lambda over all N clients; plus u where the server does not average."""
@@ -58,7 +62,7 @@ def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: 
         residual = jax.tree.map(lambda h, u: h + undoes_average.astype(u.dtype) * u, dual, cohort.update)
         return residual, Server(dual, server.round + 1)
 
-    return Algorithm(init, correct, report, residual, no_probe, native_weighting, hyperparameters("feddyn"))
+    return Algorithm(init, correct, report, residual, no_probe, native_weighting, (ALPHA, CLIP))
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Server, Tree]:
@@ -79,3 +83,14 @@ def clipped(max_norm: Array, grads: Tree) -> Tree:
     [0.6000000238418579, 0.800000011920929]
     """
     return tree.scale(max_norm / jnp.maximum(norms.joint_l2(grads), max_norm), grads)
+
+
+ENTRY = NamedAlgorithm(
+    "FedDyn",
+    feddyn,
+    published={
+        "feddyn-regulariser": Published({"quadratic": False}),
+        "feddyn-weights": Published({"native_weighting": "samples"}, weighting="native"),
+        "feddyn-average": Published({"averages": False}, weighting="fedvg"),
+    },
+)

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from fedvg_jax.algorithms.base import PLAIN
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, NamedAlgorithm, Tree
 
 
 def fednova() -> Algorithm:
@@ -37,3 +37,6 @@ def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[
         return u - displacement * direction
 
     return jax.tree.map(difference, cohort.update, cohort.averaged), server
+
+
+ENTRY = NamedAlgorithm("FedNova", fednova)

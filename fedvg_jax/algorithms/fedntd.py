@@ -16,13 +16,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN, forward, mean_over_rows
-from fedvg_jax.config.methods import hyperparameters
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Task, Tree, UsageError
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, NamedAlgorithm, Task, Tree, UsageError
+
+BETA = Hyperparameter("fedntd.beta", 1.0, 0, doc="Weight of the distillation.")
+TAU = Hyperparameter("fedntd.tau", 1.0, 0, doc="Temperature of the logits.", excludes_low=True)
 
 
 def fedntd() -> Algorithm:
-    """Returns FedNTD, which reads `ntd_beta` and `ntd_tau`. At ntd_beta = 0 it is FedAvg."""
-    return PLAIN._replace(loss=loss, defaults=hyperparameters("fedntd"))
+    """Returns FedNTD, which reads `fedntd.beta` and `fedntd.tau`. At beta = 0 it is FedAvg."""
+    return PLAIN._replace(loss=loss, hyperparameters=(BETA, TAU))
 
 
 def loss(
@@ -36,10 +38,10 @@ def loss(
             f" outputs {jnp.shape(own.outputs)} with {batch.y.dtype} {batch.y.shape}; use another algorithm"
         )
     teacher, _ = forward(task, anchor.params, stats, batch, mask)
-    log_q, log_p = (not_true(outputs.outputs / hyper["ntd_tau"], batch.y) for outputs in (own, teacher))
+    log_q, log_p = (not_true(outputs.outputs / hyper[TAU.name], batch.y) for outputs in (own, teacher))
     is_not_true = log_p > -jnp.inf
     terms = jnp.where(is_not_true, jnp.exp(log_p) * jnp.where(is_not_true, log_p - log_q, 0), 0)
-    return own.loss + hyper["ntd_beta"] * mean_over_rows(terms.sum(-1), mask), new_stats
+    return own.loss + hyper[BETA.name] * mean_over_rows(terms.sum(-1), mask), new_stats
 
 
 def not_true(logits: Array, y: Array) -> Array:
@@ -50,3 +52,6 @@ def not_true(logits: Array, y: Array) -> Array:
     """
     is_true = jax.nn.one_hot(y, logits.shape[-1], dtype=bool)
     return jax.nn.log_softmax(logits, where=~is_true)
+
+
+ENTRY = NamedAlgorithm("FedNTD", fedntd)

@@ -34,19 +34,35 @@ import optax
 from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN
-from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Hyperparameter, Tree
+from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Hyperparameter, NamedAlgorithm, Published, Tree
+
+BETA = Hyperparameter("fedavgm.momentum", 0.9, 0, 1, "Nesterov momentum beta of the server.", excludes_high=True)
+RATE = Hyperparameter("fedavgm.lr", 1.0, 0, doc="Learning rate of the server.", excludes_low=True)
+
+ETA = Hyperparameter("fedopt.lr", 0.1, 0, doc="Learning rate of the server.", excludes_low=True)
+B1 = Hyperparameter(
+    "fedopt.b1",
+    0.9,
+    0,
+    1,
+    "Decay of the first moment (FedAdam, FedYogi). FedAdagrad has one only with the departure adaptive-servers.",
+    excludes_high=True,
+)
+B2 = Hyperparameter("fedopt.b2", 0.999, 0, 1, "Decay of the second moment (FedAdam, FedYogi).", excludes_high=True)
+EPS = Hyperparameter(
+    "fedopt.eps", 1e-3, 0, doc="Number tau that is added to the root of the second moment.", excludes_low=True
+)
 
 
 def fedopt(
-    optimiser: Callable[[Hyper], optax.GradientTransformation], defaults: tuple[Hyperparameter, ...] = ()
+    optimiser: Callable[[Hyper], optax.GradientTransformation], hyperparameters: tuple[Hyperparameter, ...] = ()
 ) -> Algorithm:
     """Returns FedAvg with an optax optimiser on the server.
 
     Args:
         optimiser: hyperparameters -> optimiser, which acts on u as on a gradient.
-        defaults: the hyperparameters that `optimiser` reads.
+        hyperparameters: those that `optimiser` reads.
     """
 
     def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
@@ -59,7 +75,7 @@ def fedopt(
             updates, server = optimiser(hyper).update(cohort.update, server, params)
         return tree.add(cohort.update, updates), server
 
-    return PLAIN._replace(init=init, residual=residual, defaults=defaults)
+    return PLAIN._replace(init=init, residual=residual, hyperparameters=hyperparameters)
 
 
 class Moments(NamedTuple):
@@ -76,31 +92,30 @@ SecondMoment = Callable[[Hyper, Array, Array], Array]
 
 
 def fedadagrad(official: bool = False) -> Algorithm:
-    """Returns FedAdagrad, which reads `server_lr` (eta) and `server_eps` (tau), as `official` also `b1`."""
+    """Returns FedAdagrad, which reads `fedopt.lr` (eta) and `fedopt.eps` (tau), as `official` also `fedopt.b1`."""
 
     def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
         return v + squared
 
-    read = hyperparameters("fedopt.lr", "fedopt.eps", *["fedopt.b1"] * official)
-    return fedopt(adaptive(second_moment, official, momentum=official), read)
+    return fedopt(adaptive(second_moment, official, momentum=official), (ETA, *[B1] * official, EPS))
 
 
 def fedyogi(official: bool = False) -> Algorithm:
-    """Returns FedYogi, which reads `server_lr` (eta), `b1`, `b2` and `server_eps` (tau)."""
+    """Returns FedYogi, which reads `fedopt.lr` (eta), `fedopt.b1`, `fedopt.b2` and `fedopt.eps` (tau)."""
 
     def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
-        return v - (1 - hyper["b2"]) * squared * jnp.sign(v - squared)
+        return v - (1 - hyper[B2.name]) * squared * jnp.sign(v - squared)
 
-    return fedopt(adaptive(second_moment, official), hyperparameters("fedopt"))
+    return fedopt(adaptive(second_moment, official), (ETA, B1, B2, EPS))
 
 
 def fedadam(official: bool = False) -> Algorithm:
-    """Returns FedAdam, which reads `server_lr` (eta), `b1`, `b2` and `server_eps` (tau)."""
+    """Returns FedAdam, which reads `fedopt.lr` (eta), `fedopt.b1`, `fedopt.b2` and `fedopt.eps` (tau)."""
 
     def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
-        return hyper["b2"] * v + (1 - hyper["b2"]) * squared
+        return hyper[B2.name] * v + (1 - hyper[B2.name]) * squared
 
-    return fedopt(adaptive(second_moment, official), hyperparameters("fedopt"))
+    return fedopt(adaptive(second_moment, official), (ETA, B1, B2, EPS))
 
 
 def adaptive(
@@ -111,9 +126,9 @@ def adaptive(
     Args:
         second_moment: v_t of one tensor.
         official: whether v_{-1} is 0; otherwise it is tau^2.
-        momentum: whether beta_1 is `hyper["b1"]`; otherwise it is 0.
+        momentum: whether beta_1 is `hyper["fedopt.b1"]`; otherwise it is 0.
 
-    >>> hyper = {"server_lr": 0.1, "server_eps": 0.5}
+    >>> hyper = {"fedopt.lr": 0.1, "fedopt.eps": 0.5}
     >>> rule = adaptive(lambda hyper, v, squared: v + squared, momentum=False)(hyper)
     >>> u = {"w": jnp.array([-1.2])}
     >>> updates, state = rule.update(u, rule.init(u))
@@ -122,8 +137,8 @@ def adaptive(
     """
 
     def optimiser(hyper: Hyper) -> optax.GradientTransformation:
-        b1 = hyper["b1"] if momentum else 0.0
-        start = 0.0 if official else hyper["server_eps"] ** 2
+        b1 = hyper[B1.name] if momentum else 0.0
+        start = 0.0 if official else hyper[EPS.name] ** 2
 
         def init(params: Tree) -> Moments:
             return Moments(tree.zeros_like(params), jax.tree.map(lambda p: jnp.full_like(p, start), params))
@@ -131,7 +146,7 @@ def adaptive(
         def update(updates: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
             first = jax.tree.map(lambda m, u: b1 * m + (1 - b1) * u, state.first, updates)
             second = jax.tree.map(lambda v, u: second_moment(hyper, v, u * u), state.second, updates)
-            step = jax.tree.map(lambda m, v: -hyper["server_lr"] * m / (_root(v) + hyper["server_eps"]), first, second)
+            step = jax.tree.map(lambda m, v: -hyper[ETA.name] * m / (_root(v) + hyper[EPS.name]), first, second)
             return step, Moments(first, second)
 
         return optax.GradientTransformation(init, update)
@@ -140,14 +155,22 @@ def adaptive(
 
 
 def fedavgm() -> Algorithm:
-    """Returns FedAvgM, which reads `server_momentum` (beta) and `avgm_lr`. At beta = 0 and rate 1 it is FedAvg."""
+    """Returns FedAvgM, which reads `fedavgm.momentum` (beta) and `fedavgm.lr`. At beta = 0 and rate 1 it is FedAvg."""
 
     def optimiser(hyper: Hyper) -> optax.GradientTransformation:
-        return optax.sgd(hyper["avgm_lr"], hyper["server_momentum"], nesterov=True)
+        return optax.sgd(hyper[RATE.name], hyper[BETA.name], nesterov=True)
 
-    return fedopt(optimiser, hyperparameters("fedavgm"))
+    return fedopt(optimiser, (BETA, RATE))
 
 
 def _root(v: Array) -> Array:
     """Returns sqrt(v) with gradient 0 at v = 0, where it would be infinite."""
     return jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1)), 0)
+
+
+_BY_PUBLISHED = {"adaptive-servers": Published({"official": True})}
+
+FEDAVGM = NamedAlgorithm("FedAvgM", fedavgm)
+FEDADAM = NamedAlgorithm("FedAdam", fedadam, published=_BY_PUBLISHED)
+FEDYOGI = NamedAlgorithm("FedYogi", fedyogi, published=_BY_PUBLISHED)
+FEDADAGRAD = NamedAlgorithm("FedAdagrad", fedadagrad, published=_BY_PUBLISHED)

@@ -11,15 +11,19 @@ from __future__ import annotations
 import jax
 
 from fedvg_jax.algorithms.base import PLAIN
-from fedvg_jax.config.methods import hyperparameters
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, NamedAlgorithm, Tree
+
+MU = Hyperparameter("fedprox.mu", 0.01, 0, doc="Coefficient of the proximal term.")
 
 
 def fedprox() -> Algorithm:
-    """Returns FedProx, which reads `mu`. At mu = 0 it is FedAvg."""
-    return PLAIN._replace(correct=correct, defaults=hyperparameters("fedprox"))
+    """Returns FedProx, which reads `fedprox.mu`. At mu = 0 it is FedAvg."""
+    return PLAIN._replace(correct=correct, hyperparameters=(MU,))
 
 
 def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
     """Returns g + mu (theta - theta_g)."""
-    return jax.tree.map(lambda g, p, global_p: g + hyper["mu"] * (p - global_p), grads, params, anchor.params)
+    return jax.tree.map(lambda g, p, global_p: g + hyper[MU.name] * (p - global_p), grads, params, anchor.params)
+
+
+ENTRY = NamedAlgorithm("FedProx", fedprox)

@@ -18,13 +18,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN, features_of, forward, mean_over_rows
-from fedvg_jax.config.methods import hyperparameters
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Task, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, NamedAlgorithm, Task, Tree
+
+MU = Hyperparameter("moon.mu", 1.0, 0, doc="Weight of the contrastive term.")
+TAU = Hyperparameter("moon.tau", 0.5, 0, doc="Temperature of the similarities of features.", excludes_low=True)
 
 
 def moon() -> Algorithm:
-    """Returns MOON, which reads `moon_mu` and `moon_tau`. At moon_mu = 0, and in a run's first round, it is FedAvg."""
-    return PLAIN._replace(init=init, report=report, loss=loss, defaults=hyperparameters("moon"))
+    """Returns MOON, which reads `moon.mu` and `moon.tau`. At mu = 0, and in a run's first round, it is FedAvg."""
+    return PLAIN._replace(init=init, report=report, loss=loss, hyperparameters=(MU, TAU))
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
@@ -44,9 +46,9 @@ def loss(
     own, new_stats = forward(task, params, stats, batch, mask, key)
     compared = [forward(task, model, stats, batch, mask)[0] for model in (anchor.params, anchor.client)]
     z, *others = map(features_of, (own, *compared))
-    to_global, to_previous = (similarity(z, other) / hyper["moon_tau"] for other in others)
+    to_global, to_previous = (similarity(z, other) / hyper[TAU.name] for other in others)
     contrast = jax.nn.softplus(to_previous - to_global)
-    return own.loss + hyper["moon_mu"] * mean_over_rows(contrast, mask), new_stats
+    return own.loss + hyper[MU.name] * mean_over_rows(contrast, mask), new_stats
 
 
 def similarity(a: Array, b: Array) -> Array:
@@ -58,3 +60,6 @@ def similarity(a: Array, b: Array) -> Array:
     squares = (a * a).sum(-1) * (b * b).sum(-1)
     is_zero = squares == 0
     return jnp.where(is_zero, 0, (a * b).sum(-1) / jnp.sqrt(jnp.where(is_zero, 1, squares)))
+
+
+ENTRY = NamedAlgorithm("MOON", moon)

@@ -22,13 +22,14 @@ import jax
 import jax.numpy as jnp
 
 from fedvg_jax.algorithms.base import no_probe
-from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Tree
+from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Hyperparameter, NamedAlgorithm, Published, Tree
+
+ETA_G = Hyperparameter("scaffold.eta_g", 1.0, 0, doc="Learning rate of the server.", excludes_low=True)
 
 
 def scaffold(keeps: bool = True, single_batches: bool = False) -> Algorithm:
-    """Returns Scaffold, which reads `eta_g`. With eta_g = 1 its first round equals FedAvg's.
+    """Returns Scaffold, which reads `scaffold.eta_g`. With eta_g = 1 its first round equals FedAvg's.
 
     Args:
         keeps: whether clients store c_k between rounds. The published FedVG code does not.
@@ -39,7 +40,7 @@ def scaffold(keeps: bool = True, single_batches: bool = False) -> Algorithm:
         memory, *messages = report(hyper, params, anchor, displacement)
         return (memory if keeps else anchor.client), *messages
 
-    scaffold = Algorithm(init, correct, report_and_store, residual, no_probe, "uniform", hyperparameters("scaffold"))
+    scaffold = Algorithm(init, correct, report_and_store, residual, no_probe, "uniform", (ETA_G,))
     return scaffold._replace(single_batches=single_batches)
 
 
@@ -68,4 +69,14 @@ def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tr
 def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
     """Returns R = (1 - eta_g) u, and the memory c + (1/N) sum_k (c_k+ - c_k)."""
     c = jax.tree.map(lambda c, m: c + m / cohort.num_clients, server, cohort.summed)
-    return tree.scale(1 - hyper["eta_g"], cohort.update), c
+    return tree.scale(1 - hyper[ETA_G.name], cohort.update), c
+
+
+ENTRY = NamedAlgorithm(
+    "Scaffold",
+    scaffold,
+    published={
+        "scaffold-steps": Published({"single_batches": True}),
+        "scaffold-memory": Published({"keeps": False}),
+    },
+)

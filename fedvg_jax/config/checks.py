@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from fedvg_jax.algorithms.base import sends_messages
 from fedvg_jax.config import options
 from fedvg_jax.config.declare import flatten, shown, suggestion
 from fedvg_jax.config.fidelity import departs, departures, listed
-from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS, AlgorithmFacts
+from fedvg_jax.config.methods import WEIGHTINGS, algorithm_of
 from fedvg_jax.config.options import RECORDS, SETTINGS, TRACKERS, Config
 from fedvg_jax.config.presets import DATASETS, OUTSIDE, dataset_preset
 from fedvg_jax.config.uses import no_use
 from fedvg_jax.config.weighting_grammar import parse_weighting, streams
-from fedvg_jax.core.types import UsageError, compiled
+from fedvg_jax.core.types import Algorithm, UsageError, compiled
 
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 """Smallest and largest normal number of IEEE 754 single precision; XLA flushes smaller ones to 0."""
@@ -61,7 +63,7 @@ def _check_values(config: Config) -> None:
         _require(not is_large, name, "a larger number", "below 2**32")
         if setting.names:
             _check_choice(name, str(value))
-        if setting.range:
+        if setting.range and value is not None:
             kind = "a finite number " if type(value) is float and not math.isfinite(value) else ""
             _require(setting.range.holds(value), name, value, f"{kind}{setting.range.words}")
         for number in setting.scalars(config).values():
@@ -158,21 +160,26 @@ def _method_problems(config: Config) -> Iterator[str]:
     chosen = departures(config.departures)
     if config.algorithm == "elastic" and "server-stats" in chosen and "elastic-sensitivity" not in chosen:
         yield "the departure server-stats of elastic needs elastic-sensitivity, which measures running statistics"
-    yield from problems_of_algorithm(config, f"algorithm {config.algorithm}", ALGORITHMS[config.algorithm])
+    algorithm = algorithm_of(config)
+    has_messages = functools.partial(sends_messages, algorithm)
+    yield from problems_of_algorithm(config, algorithm, f"algorithm {config.algorithm}", has_messages)
 
 
-def problems_of_algorithm(config: Config, algorithm: str, facts: AlgorithmFacts) -> Iterator[str]:
-    """Yields contradictions of an algorithm, which messages call `algorithm`, and of local tensors."""
-    if facts.sends_messages and config.robust != "mean":
+def problems_of_algorithm(
+    config: Config, algorithm: Algorithm, name: str, has_messages: Callable[[], bool]
+) -> Iterator[str]:
+    """Yields contradictions of an algorithm, which messages call `name`, and of local tensors."""
+    has_personal_models = algorithm.personal is not None
+    if config.robust != "mean" and has_messages():
         yield (
-            f"robust {config.robust} protects the averaged model only, and the server of {algorithm} also"
+            f"robust {config.robust} protects the averaged model only, and the server of {name} also"
             " averages other messages of the clients; use --robust mean or another algorithm"
         )
-    if not config.local and not facts.has_personal_models:
+    if not config.local and not has_personal_models:
         return
-    own = f"local {config.local}" if config.local else algorithm
-    if config.local and facts.has_personal_models:
-        yield f"{algorithm} keeps a personal model of each client, and {own} a part; use one of them"
+    own = f"local {config.local}" if config.local else name
+    if config.local and has_personal_models:
+        yield f"{name} keeps a personal model of each client, and {own} a part; use one of them"
     if departs(config, "server-stats"):
         yield f"{own} cannot be used with the departure server-stats, of one model for all clients; leave one out"
     if config.robust != "mean":

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 from fedvg_jax.config import presets
 from fedvg_jax.config.declare import descriptions, setting, suggestion, table
-from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS
+from fedvg_jax.config.methods import ALGORITHMS, NATIVE, PERSONAL, WEIGHTINGS
 from fedvg_jax.config.options import GROUPS, SETTINGS, Config, registered
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
@@ -49,7 +49,7 @@ OPEN_CHOICES = {
     "method": (*_METHODS, "W", "A+W"),
     "fidelity": tuple(presets.FIDELITY),
     "dataset": (*presets.DATASETS, *presets.OUTSIDE.values()),
-    "weighting": (*WEIGHTINGS, "permuted(NAME)", "NAME+NAME"),
+    "weighting": (NATIVE, *WEIGHTINGS, "permuted(NAME)", "NAME+NAME"),
 }
 """Option -> its names, where no setting declares them."""
 

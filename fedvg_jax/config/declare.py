@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import difflib
 import functools
-import importlib
 import inspect
 import itertools
 import math
@@ -30,18 +29,6 @@ T = TypeVar("T")
 
 Kind = Literal["compiled", "data", "host"]
 """What a setting changes. compiled: the program of a run; data: its numbers, of the same program; host: no result."""
-
-
-Reference = str | Callable[..., Any]
-"""A function, or MODULE:NAME of one in this package, such as models.plain:CNN, which is imported when it is needed."""
-
-
-def referenced(reference: Reference) -> Callable[..., Any]:
-    """Returns the function of a reference."""
-    if not isinstance(reference, str):
-        return reference
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(f"fedvg_jax.{module}"), name)
 
 
 def as_name(text: str) -> str:
@@ -70,9 +57,7 @@ class Value(NamedTuple):
     """Of the type of the value, or a tuple for several numbers, as 1,2; "" where a text must be given."""
     range: Range | None = None
     hyper: str = ""
-    """As in `Facts`."""
-    make: Reference = ""
-    """Makes what the name stands for, from the value; empty where a table of functions has the name."""
+    """Name of the traced scalar of a round that has this value."""
 
 
 class Condition(NamedTuple):
@@ -98,19 +83,16 @@ def is_not(name: str, value: str, by: str = "every other kind") -> Condition:
     return Condition(name, lambda config: value_of(config) != value, by)
 
 
-def weighs_by(*rules: str) -> Condition:
-    """Holds for one of the weightings, alone, permuted, or in a mean."""
-    return Condition("weighting", lambda config: any(rule in config.weighting for rule in rules), " or ".join(rules))
-
-
 class Facts(NamedTuple):
     """What the field of a setting, or of a group of settings, declares beside its type and default."""
 
     allowed: Collection[str] | Range | None = None
     """Names, or the range of a number; None where `checks` has a rule of its own, or any value is allowed."""
     kind: Kind = "compiled"
-    hyper: str = ""
-    """Name of the traced scalar of a round that has this value, which must then fit float32."""
+    is_traced: bool = False
+    """Whether it is a traced scalar of a round, by its name, which must then fit float32."""
+    doc: str = ""
+    """Its entry in help; by default the docstring below the field."""
     used: tuple[Condition, ...] = ()
     """Conditions that must all hold for a run to use the setting."""
     form: Callable[[str], str] | None = None
@@ -127,7 +109,7 @@ class Facts(NamedTuple):
 
 def setting(default: T, allowed: Collection[str] | Range | None = None, kind: Kind = "compiled", **others: Any) -> T:
     """Returns the field of a setting with its `Facts`. A traced scalar is data."""
-    facts = Facts(allowed, "data" if "hyper" in others else kind, **others)
+    facts = Facts(allowed, "data" if others.get("is_traced") else kind, **others)
     return dataclasses.field(default=default, metadata={"facts": facts})
 
 
@@ -151,6 +133,8 @@ NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "a te
 class Setting(NamedTuple):
     """A setting as its field and group declare it."""
 
+    name: str
+    """Dotted name."""
     types: tuple[type, ...]
     """Types of its value, NoneType among them where it may be unset."""
     default: Any
@@ -234,12 +218,13 @@ class Setting(NamedTuple):
             if kind in allowed and type(value) is given and (isinstance(value, str) or abs(value) < 2**1000):
                 return kind(value)  # pyright: ignore[reportArgumentType]  the kinds fit by the line above
         names = " or ".join(NOUNS[kind] for kind in allowed if kind in NOUNS)
-        raise UsageError(f"{where} must be {names}; got {shown(value)}")
+        hint = spaces(value) if isinstance(value, str) else ""
+        raise UsageError(f"{where} must be {names}; got {shown(value)}{hint}")
 
     def scalars(self, config: Any) -> dict[str, Any]:
         """Returns the traced scalars that have its value, by name; behind a name that is not chosen, the default."""
-        if self.facts.hyper:
-            return {self.facts.hyper: self.get(config)}
+        if self.facts.is_traced:
+            return {self.name: self.get(config)}
         traced = {name: value for name, value in self.values.items() if value.hyper}
         if not traced:
             return {}
@@ -281,7 +266,7 @@ def table(config: type, prefix: str = "", outer: Facts = Facts()) -> dict[str, S
             topic = facts.topic or topic
             kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
             facts = facts._replace(used=outer.used + facts.used, topic=topic)
-            settings[name] = Setting(kinds, field.default, facts, operator.attrgetter(name))
+            settings[name] = Setting(name, kinds, field.default, facts, operator.attrgetter(name))
     return settings
 
 
@@ -303,9 +288,10 @@ def method_groups(config: type) -> list[str]:
 
 def descriptions(config: type, prefix: str = "") -> dict[str, str]:
     """Returns dotted name -> the docstring below the field, on one line, of a dataclass and of its groups."""
-    texts = {}
+    texts = {prefix + f.name: doc for f in dataclasses.fields(config) if (doc := f.metadata["facts"].doc)}
     for owner in config.__mro__[:-1]:
-        for field, below in itertools.pairwise(_node(owner).body):
+        source = _node(owner)
+        for field, below in itertools.pairwise(source.body if source else []):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
                 texts[prefix + field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
     for name, settings in groups(config).items():
@@ -318,12 +304,21 @@ def _module(name: str) -> ast.Module:
     return ast.parse(inspect.getsource(sys.modules[name]))
 
 
-def _node(declared: type) -> ast.Module | ast.ClassDef:
-    """Returns the source of a class; its module is parsed once, as `inspect.getsource` of each class is not."""
-    node = _module(declared.__module__)
-    for name in declared.__qualname__.split("."):
-        node = next(inner for inner in node.body if isinstance(inner, ast.ClassDef) and inner.name == name)
-    return node
+def _node(declared: type) -> ast.ClassDef | None:
+    """Returns the source of a class of a module, which is parsed once; None for a class that is made at run time."""
+    classes = (node for node in _module(declared.__module__).body if isinstance(node, ast.ClassDef))
+    return next((node for node in classes if node.name == declared.__qualname__), None)
+
+
+def spaces(text: str) -> str:
+    """Returns the end of an error message about several values that are separated by commas; "" for one value.
+
+    >>> spaces("uniform, fedvg"), spaces("fedvg")
+    ('; a sweep takes several values separated by spaces: uniform fedvg', '')
+    """
+    values = [value.strip() for value in text.split(",")]
+    is_list = len(values) > 1 and all(values)
+    return f"; a sweep takes several values separated by spaces: {' '.join(values)}" if is_list else ""
 
 
 def suggestion(name: str, allowed: Iterable[str]) -> str:
@@ -333,6 +328,8 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
     ("; did you mean 'fedvg'?", "; did you mean 'fedvg.norm'?", '; allowed: lr')
     """
     names, plain = list(allowed), name.lower().replace("-", "_")
+    if hint := spaces(name):
+        return hint
     of_group = [known for known in names if known.rpartition(".")[2] == plain]
     likeness = {known: difflib.SequenceMatcher(None, known, plain).ratio() for known in of_group or names}
     closest = min(likeness, key=lambda known: (-likeness[known], known), default="")

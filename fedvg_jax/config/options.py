@@ -15,13 +15,13 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedvg_jax.config import declare, presets
-from fedvg_jax.config.declare import Condition, Value, as_name, group, groups, is_one, setting, table, weighs_by
+from fedvg_jax.config import declare, methods, presets
+from fedvg_jax.config.declare import Condition, Value, as_name, group, groups, is_one, setting, table
 from fedvg_jax.config.fidelity import canonical, departs, listed
 from fedvg_jax.config.methods import ALGORITHMS, Methods
-from fedvg_jax.config.networks import MODELS
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import Range, UsageError
+from fedvg_jax.models.networks import MODELS
 
 PARTITIONS = {
     **dict.fromkeys(("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid")),
@@ -75,7 +75,6 @@ _SPLIT = Condition(
     lambda config: config.dataset in ("dermamnist", "folder") or _HUB_SET.holds(config),
     "dermamnist, folder or hf:FOLDER",
 )
-_FEDVG = weighs_by("fedvg", "generalised")
 _EXTERNAL = is_one("validation.source", "cifar100", "stl10", "npz")
 _SERVER_STEPS = Condition("tuning.steps", lambda config: config.tuning.steps > 0, "1 step or more")
 _IMBALANCED = Condition("validation.rho", lambda config: config.validation.rho > 0, "a rho above 0")
@@ -90,6 +89,7 @@ _FROM_FILES = Condition(
     f"every other data set than {', '.join(presets.BUILT_IN)}",
 )
 _SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "folder")
+_SOME_ROWS = Condition("max_rows", lambda config: config.max_rows > 0, "1 or more")
 _OF_SEVERAL_SIZES = Condition(
     "dataset",
     lambda config: config.dataset in _SIZED or config.dataset.startswith(tuple(presets.OUTSIDE)),
@@ -107,9 +107,9 @@ _CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
 class Privacy:
     """Client-level differential privacy: clipped updates, and Gaussian noise on their aggregate."""
 
-    clip: float = setting(0.0, declare.FROM_0, hyper="dp_clip")
+    clip: float = setting(0.0, declare.FROM_0, is_traced=True)
     """L2 norm C to which the server clips a client's update, after compression and attacks. 0: no privacy."""
-    noise_multiplier: float = setting(1.0, declare.ABOVE_0, hyper="dp_noise", used=(_PRIVATE,))
+    noise_multiplier: float = setting(1.0, declare.ABOVE_0, is_traced=True, used=(_PRIVATE,))
     """Noise multiplier z: every coordinate's standard deviation, over the most that one client can change the
     aggregate."""
     delta: float = setting(1e-5, declare.BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
@@ -124,7 +124,7 @@ class Tuning:
 
     steps: int = setting(0, Range(0, 2**31, excludes_high=True, text=">= 0 and below 2**31"))
     """Minibatch steps per round; 0 for none. Validation accuracy is then training accuracy."""
-    lr: float = setting(0.01, declare.ABOVE_0, hyper="tuning_lr", used=(_SERVER_STEPS,))
+    lr: float = setting(0.01, declare.ABOVE_0, is_traced=True, used=(_SERVER_STEPS,))
     """Learning rate of the plain SGD."""
 
 
@@ -163,11 +163,14 @@ class Corrupt:
 if TYPE_CHECKING:  # arguments of `Config`; they are no fields, because `dataclasses.replace` would give them again
 
     @dataclass(frozen=True, kw_only=True)
-    class Shorthands(Methods):
-        """The settings of methods, and the arguments that stand for several settings."""
+    class Shorthands:
+        """The arguments that stand for several settings."""
 
         method: InitVar[str | None] = None
         fidelity: InitVar[str | None] = None
+
+        def __getattr__(self, group: str) -> Any:
+            """Returns the settings of a method, whose groups are made of what algorithms and weightings declare."""
 else:
     Shorthands = Methods
 
@@ -206,6 +209,9 @@ class Config(Shorthands):
     NAME,...: those of a set folder or hf:FOLDER, such as train,val."""
     max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data")
     """Largest number of rows of the data set that are used, at equal distances in its order. 0: all."""
+    max_rows_seed: int | None = setting(None, declare.SEED, "data", used=(_SOME_ROWS,))
+    """Seed with which the rows of max_rows are drawn. Default: they are at equal distances, which a set in a periodic
+    order, such as of alternating labels, refuses."""
     columns: str = setting("", kind="data", used=(_HUB_SET,), word="ROLE=NAME,...")
     """Columns of a set hf:FOLDER by their roles, such as image=img,label=fine_label,group=writer. Default: the only
     columns of images and of class labels, or those with usual names."""
@@ -275,7 +281,7 @@ class Config(Shorthands):
     best_on: str = setting("shared", ("shared", "held_out"), "data")
     """Validation rows that choose the best round. shared: D_val; held_out: a random half of D_val, which the weights
     then do not use."""
-    rounds: int = setting(100, declare.COUNT, hyper="rounds", topic="Training", is_common=True)
+    rounds: int = setting(100, declare.COUNT, is_traced=True, topic="Training", is_common=True)
     """Number of federated rounds."""
     local_epochs: int | str = setting(5, kind="data", word="INT|MIN:MAX", is_common=True)
     """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
@@ -293,8 +299,8 @@ class Config(Shorthands):
         "none",
         {
             "none": None,
-            "topk": Value(0.01, declare.FRACTION, make="compression:top_k"),
-            "qsgd": Value(4, declare.COUNT, make="compression:qsgd"),
+            "topk": Value(0.01, declare.FRACTION),
+            "qsgd": Value(4, declare.COUNT),
         },
     )
     """Compression of the updates that clients send; the server scores and averages what arrives. topk:F, the largest
@@ -302,13 +308,13 @@ class Config(Shorthands):
     tensor's norm, 4 by default."""
     batch_size: int = setting(32, declare.COUNT, is_common=True)
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
-    lr: float = setting(0.1, declare.ABOVE_0, hyper="lr", is_common=True)
+    lr: float = setting(0.1, declare.ABOVE_0, is_traced=True, is_common=True)
     """Learning rate of the clients."""
     optimiser: str = setting("sgd", ("sgd", "adam", "adamw"))
     """Optimiser of the clients. adamw decouples the weight decay from the gradient."""
-    momentum: float = setting(0.0, declare.BELOW_1, hyper="momentum", used=(is_one("optimiser", "sgd"),))
+    momentum: float = setting(0.0, declare.BELOW_1, is_traced=True, used=(is_one("optimiser", "sgd"),))
     """Momentum of the clients' optimiser sgd."""
-    weight_decay: float = setting(0.0, declare.FROM_0, hyper="weight_decay")
+    weight_decay: float = setting(0.0, declare.FROM_0, is_traced=True)
     """Weight decay of the clients' optimiser."""
     lr_schedule: str = setting(
         "constant",
@@ -480,17 +486,13 @@ def default_cache_dir() -> Path:
 DEPARTURES: dict[str, tuple[Condition, ...]] = {
     "single-rows": (),
     "untrained": (),
-    "block": (_FEDVG, is_one("fedvg.granularity", "blockwise"), _RESNETS),
+    "block": (*methods.SETTINGS["fedvg.granularity"].facts.used, is_one("fedvg.granularity", "blockwise"), _RESNETS),
     "server-stats": (_RUNNING_STATISTICS,),
     "cohorts": (),
     "external-copies": (_EXTERNAL,),
     "truck": (is_one("validation.source", "cifar100"),),
     "imbalance": (_IMBALANCED,),
-} | {
-    name: (is_one("algorithm", *(a for a, facts in ALGORITHMS.items() if name in facts.departures)), *departure.used)
-    for facts in ALGORITHMS.values()
-    for name, departure in facts.departures.items()
-}
+} | dict(methods.published_behaviours())
 """Name of `departures` -> conditions that must all hold for a run to have it."""
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fedvg_jax.config import declare, fidelity
 from fedvg_jax.config.declare import as_name, suggestion
-from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, SETTINGS, WEIGHTINGS
+from fedvg_jax.config.methods import ALGORITHMS, NATIVE, PERSONAL, SETTINGS, WEIGHTINGS
 from fedvg_jax.config.weighting_grammar import parse_weighting
 from fedvg_jax.core.types import UsageError
 
@@ -68,10 +68,12 @@ OUTSIDE = {"tfds:": "tfds:NAME", "hf:": "hf:FOLDER"}
 BUILT_IN = ("digits", "breast_cancer", "wine", "iris", "literature")
 """Data sets that need no files."""
 
+PAPERS = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
+"""Algorithms of FedVG's paper, which has the defaults of their settings."""
+
 _IN_PAPER = {
     name: {dotted: setting.default for dotted, setting in SETTINGS.items() if dotted.startswith(f"{name}.")}
-    for name, facts in ALGORITHMS.items()
-    if facts.is_in_paper
+    for name in PAPERS
 }
 
 METHODS: dict[str, dict] = (
@@ -129,7 +131,7 @@ def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
             is_method = name == "method"
             meant = table.get(value, _composed(value) if is_method else None)
             if meant is None:
-                composed = (*ALGORITHMS, *WEIGHTINGS, *PERSONAL, "ALGORITHM+WEIGHTING") if is_method else ()
+                composed = (*ALGORITHMS, NATIVE, *WEIGHTINGS, *PERSONAL, "ALGORITHM+WEIGHTING") if is_method else ()
                 raise UsageError(f"unknown {name} {value!r}{suggestion(value, dict.fromkeys((*table, *composed)))}")
             settings |= meant
     return settings

@@ -7,7 +7,7 @@ import re
 from typing import NamedTuple
 
 from fedvg_jax.config.declare import suggestion
-from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, WEIGHTINGS, label
+from fedvg_jax.config.methods import ALGORITHMS, NATIVE, PERSONAL, WEIGHTINGS, label
 from fedvg_jax.core.types import UsageError
 
 
@@ -44,22 +44,13 @@ def parse_weighting(text: str) -> Rule:
     inner = re.fullmatch(r"permuted\((.*)\)", text)
     if inner:
         return Permuted(parse_weighting(inner[1]))
-    if text not in WEIGHTINGS:
-        hint = suggestion(text, (*WEIGHTINGS, "permuted(NAME)"))
+    if text not in WEIGHTINGS and text != NATIVE:
+        hint = suggestion(text, (NATIVE, *WEIGHTINGS, "permuted(NAME)"))
         if text in ALGORITHMS:
             own = "its weights are called samples" if text == "fedavg" else f"use --method {text}"
             hint = f"; {text} is an algorithm; {own}"
         raise UsageError(f"unknown weighting '{text[:100]}'{hint}")
     return text
-
-
-def rule_names(text: str) -> list[str]:
-    """Returns the names of the rules that a text combines.
-
-    >>> rule_names("samples+permuted(fedvg)")
-    ['samples', 'fedvg']
-    """
-    return [name for name in re.findall(r"\w+", text) if name in WEIGHTINGS]
 
 
 def _summands(text: str) -> list[str]:
@@ -81,7 +72,8 @@ def streams(text: str) -> bool:
     """
     rule = parse_weighting(text)
     return all(
-        isinstance(part, str) and WEIGHTINGS[part].streams for part in (rule if isinstance(rule, Mean) else (rule,))
+        isinstance(part, str) and (part == NATIVE or WEIGHTINGS[part].streams)
+        for part in (rule if isinstance(rule, Mean) else (rule,))
     )
 
 

@@ -19,6 +19,7 @@ MOST_KEPT = 16
 """Results that are kept; then the oldest is dropped."""
 
 TRACE_SETTINGS = (
+    "jax_default_device",
     "jax_default_matmul_precision",
     "jax_default_prng_impl",
     "jax_enable_x64",

@@ -72,6 +72,7 @@ class Hyperparameter(NamedTuple):
     """
 
     name: str
+    """of one that a setting sets, the name of the setting, such as scaffold.eta_g"""
     value: float
     """default"""
     low: float = float("-inf")
@@ -99,6 +100,23 @@ class Metric(NamedTuple):
     """(global model, data) -> one number"""
     better: Literal["higher", "lower"] | None = None
     """which values are better; None leaves it to `--metric min:NAME` or `max:NAME` of a report"""
+
+
+class Option(NamedTuple):
+    """An argument of a factory that a setting sets: a choice that is compiled, and no traced number."""
+
+    name: str
+    """of the setting, such as fedvg.norm"""
+    value: Any
+    """default"""
+    allowed: tuple[str, ...] | Range | None = None
+    doc: str = ""
+    used: Mapping[str, tuple[str, ...]] = {}
+    """other option -> its values beside which this one is used"""
+    word: str = ""
+    """word for its value in help, where the type says too little"""
+    is_compiled: bool = True
+    """whether another value is another program"""
 
 
 def compiled(pattern: str, name: str) -> re.Pattern[str]:
@@ -360,8 +378,8 @@ class Algorithm(NamedTuple):
     """(hyper, probe) -> what one client measures of the global model before it trains"""
     native_weighting: str
     """Name of the weighting in the algorithm's own paper."""
-    defaults: tuple[Hyperparameter, ...] = ()
-    """the hyperparameters that its functions read, except `lr`"""
+    hyperparameters: tuple[Hyperparameter, ...] = ()
+    """those that its functions read, except `lr`"""
     loss: Callable[[Hyper, Task, Tree, Tree, Tree, Array, Array, Anchor], tuple[Array, Tree]] | None = None
     """(hyper, task, params, stats, batch, mask, key, anchor) -> (loss of a local step [], new stats)
 
@@ -375,6 +393,26 @@ class Algorithm(NamedTuple):
     """how theta_k is sent; `report` gets what arrives of it. None: as it is"""
     single_batches: bool = False
     """whether a local epoch is one minibatch, as in the published code's Scaffold"""
+
+
+class Published(NamedTuple):
+    """A behaviour of the published code that an algorithm can have."""
+
+    arguments: Mapping[str, Any] = {}
+    """of the algorithm's factory, for this behaviour"""
+    weighting: str = ""
+    """name of the weighting beside which a run has it; "" for all"""
+
+
+class NamedAlgorithm(NamedTuple):
+    """An algorithm that settings name. Its factory needs no argument."""
+
+    label: str
+    """its spelling in papers"""
+    make: Callable[..., Algorithm]
+    options: tuple[Option, ...] = ()
+    published: Mapping[str, Published] = {}
+    """name of a difference between papers and published code -> the published behaviour"""
 
 
 # --- a weighting: a signal and a rule ---------------------------------------------------------------------------------
@@ -457,14 +495,27 @@ class Weighting(NamedTuple):
     """signals with leaves [K] -> further entries of the history: name -> real numbers or booleans [K, ...]"""
     terms: tuple[Term, ...] = ()
     """Terms with s_k = sum_t c_t s_k^t, for cohorts in several blocks; () for a rule that needs all models at once."""
-    defaults: tuple[Hyperparameter, ...] = ()
-    """the hyperparameters that its functions read, except `lr`"""
+    hyperparameters: tuple[Hyperparameter, ...] = ()
+    """those that its functions read, except `lr`"""
     decisive: Callable[[Tree], Tree] = lambda measured: measured
     """signals -> those that must be finite: a client with another one is absent from the round"""
     memory: WeightingMemory | None = None
     """what it remembers; `weigh`, `score` and `detail` then get the signals that `recall` returns"""
     num_clients: int | None = None
     """N of the only federation that it fits; None for any"""
+
+
+class NamedWeighting(NamedTuple):
+    """A weighting that settings name. Its factory takes the task, if it reads rows of D_val, and the options."""
+
+    make: Callable[..., Weighting]
+    label: str = ""
+    """its spelling in papers, where that is not the name"""
+    hyperparameters: tuple[Hyperparameter, ...] = ()
+    options: tuple[Option, ...] = ()
+    reads_rows: bool = True
+    streams: bool = True
+    """whether it weighs a cohort block by block, without the models of the whole cohort"""
 
 
 # --- executors and rounds ---------------------------------------------------------------------------------------------
@@ -533,7 +584,8 @@ class Metrics(NamedTuple):
     scores: Array
     """[K] see `Weighting.score`."""
     train_loss: Array
-    """[K] mean loss over the client's steps: 0 without a step, NaN if the client diverged."""
+    """[K] mean loss over the client's steps: 0 without a step, NaN where the loss or the client's model is not
+    finite."""
     finite: Array
     """bool [K] whether the client's model, loss, signals, weights and probe are finite."""
     detail: dict[str, Array]

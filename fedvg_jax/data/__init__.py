@@ -11,6 +11,7 @@ Where to look:
 - `partitions/`: `draw` partitions by the name of their kind; `exchange` reads and writes them; `client_rows` holds and
   splits them; `statistics` measures skew.
 - `validation`: D_val from the clients' rows or from an external set; smaller, imbalanced or noisy ones.
+- `scaling`: means and deviations that columns of tables are scaled by.
 - `corrupt`: corrupt training rows of some clients.
 - `images`, `cache`: decoding, and the cache of decoded data sets.
 """

@@ -75,7 +75,8 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
         return arrays._replace(x=x, y=y)
     last = len(arrays.class_names) - 1
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() > last:
-        got = f"{y.min()}..{y.max()}" if y.dtype.kind in "iu" else y.dtype
+        got = f"{y.min()}..{y.max()}" if y.dtype.kind in "iu" else f"{y.dtype}; use y.astype(int)"
+        got += "; use y - 1" if y.dtype.kind in "iu" and (y.min(), y.max()) == (1, last + 1) else ""
         raise UsageError(f"{source}: labels must be integers 0..{last}, one for each of class_names; got {got}")
     return arrays._replace(x=x, y=y.astype(np.int32))
 
@@ -86,13 +87,12 @@ def _device_values(array: np.ndarray, what: str) -> np.ndarray:
     array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     if not array.ndim or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise UsageError(
-            f"{what} must be an array [T, ...] of booleans, integers or floats of at most 64 bits; got {shape(array)};"
-            " np.unique(values, return_inverse=True)[1] numbers others"
+            f"{what} must be an array [T, ...] of booleans, integers or floats of at most 64 bits; got {shape(array)}"
         )
     if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
         largest = max(-int(array.min()), int(array.max()))  # Python integers, because |-2**63| is not an int64
         if largest >= 2**31:
-            raise UsageError(f"{what} must be below 2**31 in absolute value; got {largest}")
+            raise UsageError(f"{what} must be below 2**31 in absolute value; got {largest}; use .astype('float64')")
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
             narrow = array.astype(np.float32) if array.dtype.itemsize == 8 else array
@@ -112,28 +112,73 @@ def shape(array: np.ndarray) -> str:
     return f"{array.dtype} {list(array.shape)}"
 
 
-def spaced(arrays: Arrays, max_rows: int) -> Arrays:
-    """Returns at most `max_rows` rows, at equal distances in their order.
+def limited(arrays: Arrays, max_rows: int, seed: int | None = None) -> Arrays:
+    """Returns at most `max_rows` rows in their order: at equal distances, or drawn with a seed.
 
-    Row i of the result is row floor(i T / max_rows) of the T rows, so classes and groups keep their shares, also where
-    the rows are sorted. All classes keep their names and numbers; groups without a row are left out.
+    All classes keep their names and numbers; groups without a row are left out.
 
     Args:
         arrays: the data set, T rows.
         max_rows: the largest number of rows; 0, T and more return the data set as it is.
+        seed: of the draw; None for equal distances, row floor(i T / max_rows) as row i of the result.
 
-    >>> whole = Arrays("ten", np.arange(10.0)[:, None], np.arange(10), tuple("abcdefghij"), 6)
-    >>> some = spaced(whole, 4)
-    >>> some.y.tolist(), some.num_train
-    ([0, 2, 5, 7], 3)
+    Raises:
+        UsageError: equal distances leave a class or a group without a row, or move its share by more than five
+            standard errors of a draw, as where the order of the rows is periodic.
+
+    >>> whole = Arrays("ten", np.arange(10.0)[:, None], np.repeat([0, 1], 5), ("a", "b"), 6)
+    >>> some = limited(whole, 4)
+    >>> some.x[:, 0].tolist(), some.y.tolist(), some.num_train
+    ([0.0, 2.0, 5.0, 7.0], [0, 0, 1, 1], 3)
     """
     num_rows = len(arrays.y)
     if not 0 < max_rows < num_rows:
         return arrays
+    if seed is not None:
+        return _with_rows(arrays, np.sort(np.random.default_rng(seed).choice(num_rows, max_rows, replace=False)))
     rows = np.arange(max_rows) * num_rows // max_rows
+    if arrays.class_names and arrays.y.ndim == 1:
+        _refuse_other_shares(arrays.y, rows, "class", arrays.class_names)
+    if arrays.groups is not None:
+        _refuse_other_shares(arrays.groups, rows, "group", range(len(arrays.groups)))
+    return _with_rows(arrays, rows)
+
+
+def classes_without_rows(arrays: Arrays) -> list[str]:
+    """Returns the names of the classes that no row has.
+
+    >>> classes_without_rows(Arrays("three", np.ones((2, 1)), np.array([1, 2]), ("0", "1", "2"), 2))
+    ['0']
+    """
+    present = np.bincount(arrays.y.ravel(), minlength=len(arrays.class_names)) if arrays.class_names else ()
+    return [name for name, count in zip(arrays.class_names, present, strict=True) if not count]
+
+
+def _with_rows(arrays: Arrays, rows: np.ndarray) -> Arrays:
+    """Returns a data set of these rows, in ascending order."""
     groups = None if arrays.groups is None else np.unique(arrays.groups[rows], return_inverse=True)[1].astype(np.int32)
     num_train = int((rows < arrays.num_train).sum())
     return arrays._replace(x=arrays.x[rows], y=arrays.y[rows], num_train=num_train, groups=groups)
+
+
+def _refuse_other_shares(labels: np.ndarray, rows: np.ndarray, noun: str, names: Sequence[str | int]) -> None:
+    """Raises UsageError where rows at equal distances have other shares of the labels than all rows.
+
+    Equal distances in sorted rows move a count by less than 1; a draw has hypergeometric counts.
+    """
+    counts = np.bincount(labels)
+    kept, share = np.bincount(labels[rows], minlength=len(counts)), counts / len(labels)
+    error = np.sqrt(len(rows) * share * (1 - share) * (1 - len(rows) / len(labels)))
+    distance = np.abs(kept - len(rows) * share)
+    is_lost, is_moved = (counts > 0) & (kept == 0), distance > np.maximum(1, 5 * error)
+    if not (is_lost | is_moved).any():
+        return
+    label = int(np.argmax(is_lost if is_lost.any() else distance))
+    got = f"{kept[label]} of the {counts[label]} rows of {noun} {names[label]}"
+    raise UsageError(
+        f"max_rows {len(rows)} at equal distances has {got}, and a draw about {len(rows) * share[label]:.1f}; set"
+        " --max-rows-seed, such as 0, to draw the rows"
+    )
 
 
 def pool(
@@ -214,6 +259,8 @@ def reading(what: object, kind: str, remedy: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
+        if isinstance(what, Path) and not what.exists():
+            raise UsageError(f"{what}: no such file or folder; correct its path") from error
         raise UsageError(f"{what}: not {kind} ({reason(error)}); {remedy}") from error
 
 
@@ -222,16 +269,19 @@ def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:
 
     Args:
         arrays: a data set whose groups are replaced.
-        groups: [T] or [T, 1], integers or strings.
+        groups: [T] or [T, 1], integers or strings, also as objects.
         source: the file they came from, named in errors.
 
     Raises:
         UsageError: another dtype, or not one group per row.
     """
     flat = column(groups)
-    if flat.dtype.kind not in "iuSU" or flat.shape != (len(arrays.y),):
+    if flat.dtype.kind in "OT" and all(isinstance(value, str) for value in flat.ravel()):
+        flat = np.array([*flat.ravel()], str)
+    if flat.dtype.kind not in "biuSU" or flat.shape != (len(arrays.y),):
         raise UsageError(
-            f"{source}: groups must be integers or strings [{len(arrays.y)}], one per row; got {shape(flat)}"
+            f"{source}: groups must be integers or strings [{len(arrays.y)}], one per row; got {shape(flat)};"
+            " np.array([str(group) for group in groups]) makes strings"
         )
     return arrays._replace(groups=np.unique(flat, return_inverse=True)[1].astype(np.int32))
 

@@ -1,4 +1,4 @@
-"""Cache of decoded data sets as plain .npy files; an entry is named by the paths, sizes and times of its sources.
+"""Cache of decoded data sets as plain .npy files; an entry is named by the paths and contents of its sources.
 
 An entry appears by one rename, after its bytes are on the disk, so it is whole or not there.
 """
@@ -14,6 +14,7 @@ import os
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -26,8 +27,16 @@ VERSION = 6
 """Version of the entries' format; part of their names."""
 
 
-def cached(reader: str, sources: Sequence[Path | str], decode: Callable[[], Arrays], cache_dir: Path | None) -> Arrays:
-    """Returns `decode()`, computed once per path, size and time of change of the source files.
+class Status(NamedTuple):
+    """One of many small files, which takes as long to read as to decode: it is judged by its status on the disk."""
+
+    path: Path
+
+
+def cached(
+    reader: str, sources: Sequence[Path | Status | str], decode: Callable[[], Arrays], cache_dir: Path | None
+) -> Arrays:
+    """Returns `decode()`, computed once per path and content of the source files.
 
     Args:
         reader: name of the reader, because readers decode the same bytes differently.
@@ -57,8 +66,8 @@ def cached(reader: str, sources: Sequence[Path | str], decode: Callable[[], Arra
 def digest(*parts: object) -> str:
     """Returns a name for `parts`, 32 hexadecimal digits.
 
-    Files enter with path, size and time of change, arrays with shape, dtype and values, everything else with its
-    `repr`.
+    Files enter with path and content, a `Status` with path, size, times of change and inode, arrays with shape, dtype
+    and values, everything else with its `repr`.
 
     >>> digest(np.zeros(2, np.uint8)) == digest(np.zeros(2, np.int8))
     False
@@ -96,8 +105,12 @@ def _digest(part: object) -> str:
     if isinstance(part, np.ndarray):
         return f"{part.dtype.str}{part.shape}{hashlib.sha256(np.ascontiguousarray(part).data).hexdigest()}"
     if isinstance(part, Path):
-        status = part.stat()
-        return f"{os.path.abspath(part)!r} {status.st_size} {status.st_mtime_ns}"
+        with part.open("rb") as file:
+            return f"{os.path.abspath(part)!r} {hashlib.file_digest(file, 'sha256').hexdigest()}"
+    if isinstance(part, Status):
+        status = part.path.stat()
+        times = f"{status.st_mtime_ns} {status.st_ctime_ns}"  # no program sets the second
+        return f"{os.path.abspath(part.path)!r} {status.st_size} {times} {status.st_ino}"
     return repr(part)
 
 

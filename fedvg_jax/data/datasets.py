@@ -130,7 +130,7 @@ def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dic
         if data_dir is None:
             raise UsageError(f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}")
         if not Path(data_dir).exists():
-            raise UsageError(f"{data_dir}: no such folder; name one that holds {source.holds}")
+            raise UsageError(f"{data_dir}: no such file or folder; name one that holds {source.holds}")
     return source, options
 
 

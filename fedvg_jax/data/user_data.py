@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
 
-from fedvg_jax.config import MODELS, Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import MAX_CLASSES, Arrays, check_values, shape, with_groups
 
@@ -16,8 +16,9 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
 
     Args:
         data: `Arrays`, or a pair (x, y) of arrays with the same leading axis T, of any rank and any boolean, integer
-            or floating dtype. Integers y [T] >= 0 are class labels. Those of `Arrays` with `class_names` are labels of
-            any rank, such as the next characters [T, L] of sequences. Their `groups` may be any integers or strings.
+            or floating dtype, or of DataFrames of such columns. Integers y [T] >= 0 are class labels. Those of `Arrays`
+            with `class_names` are labels of any rank, such as the next characters [T, L] of sequences. Their `groups`
+            may be any integers or strings.
 
     Raises:
         UsageError: no such pair, no rows, different numbers of rows or groups, or values that no device dtype can hold.
@@ -28,9 +29,9 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
     if not isinstance(data, Arrays):
         if not isinstance(data, tuple) or len(data) != 2:
             raise UsageError(f"data must be arrays (x, y), or fedvg_jax.data.Arrays; got {type(data).__name__}")
-        x, y = _as_array(data[0], "x"), _as_array(data[1], "y")
+        x, y = as_array(data[0], "x"), as_array(data[1], "y")
         data = Arrays("data", x, y, _class_names(y), len(x) if x.ndim else 0)
-    data = check_values(data._replace(x=_as_array(data.x, "x"), y=_as_array(data.y, "y")), "data")
+    data = check_values(data._replace(x=as_array(data.x, "x"), y=as_array(data.y, "y")), "data")
     return data if data.groups is None else with_groups(data, np.asarray(data.groups), "data")
 
 
@@ -51,42 +52,21 @@ def class_labels(arrays: Arrays, consumer: str, instead: str, of_rows: bool = Tr
         needed = f"integers [T{'' if of_rows else ', ...'}] from 0 to {MAX_CLASSES - 1}"
         raise UsageError(
             f"{consumer} needs class labels, {needed}; y of {arrays.name} is {shape(arrays.y)};"
-            " np.unique(y, return_inverse=True)[1] numbers other values, y.argmax(1) one-hot rows; otherwise"
-            f" {instead}"
+            f" {_remedy_of_labels(arrays.y)}; otherwise {instead}"
         )
     return arrays.y.astype(np.int32)
 
 
-def check_model_fits(arrays: Arrays, config: Config) -> None:
-    """Raises a UsageError if the config's model cannot take these data."""
-    own = "give run(..., task=fedvg_jax.linen_task(...)) for a model and loss of your own"
-    named, num_classes = f"model {config.model}", len(arrays.class_names)
-    if MODELS[config.model].is_sequence:
-        if not is_sequences(arrays):
-            raise UsageError(
-                f"{named} takes sequences, integers x and y [T, L] and one name per character in class_names;"
-                f" {arrays.name} has x {shape(arrays.x)}, y {shape(arrays.y)} and {num_classes} names; use --model mlp"
-            )
-        if arrays.x.min() < 0 or arrays.x.max() >= num_classes:
-            raise UsageError(f"data: characters must be 0..{num_classes - 1}; got {arrays.x.min()}..{arrays.x.max()}")
-        return
-    class_labels(arrays, named, "use --model gru" if is_sequences(arrays) else own)
-    of_row = arrays.x.shape[1:]
-    images = len(of_row) == 3
-    if not MODELS[config.model].takes_rows:
-        if not images:
-            raise UsageError(f"{named} takes images [T, H, W, D], x is {shape(arrays.x)}; use x[..., None], or {own}")
-        _refuse_channels_first(arrays, named)
-    if not of_row or not arrays.x[0].size:
-        raise UsageError(f"{named} takes rows [T, D] of one value or more, x is {shape(arrays.x)}; use x[:, None]")
-    if config.normalise == "imagenet" and not (images and of_row[-1] in (1, 3)):
-        raise UsageError(f"normalise imagenet takes 1 or 3 channels, x is {shape(arrays.x)}; use none or half")
-    if (channels := MODELS[config.model].channels) and of_row[-1] not in channels:
-        allowed = " or ".join(map(str, channels))
-        raise UsageError(f"{named} is for images of {allowed} channels, x is {shape(arrays.x)}; use another model")
+def _remedy_of_labels(y: np.ndarray) -> str:
+    """Returns what makes class labels of numbers."""
+    if y.ndim > 1:
+        return "np.ravel(y) is of rows [T]" if y.size == len(y) else "y.argmax(1) numbers one-hot rows"
+    if y.dtype.kind == "b" or (y.dtype.kind == "f" and (y >= 0).all() and (y == np.floor(y)).all()):
+        return "y.astype(int) has classes from 0"
+    return "np.unique(y, return_inverse=True)[1] numbers other values"
 
 
-def _refuse_channels_first(arrays: Arrays, consumer: str) -> None:
+def refuse_channels_first(arrays: Arrays, consumer: str) -> None:
     """Raises a UsageError for rows [1, S, S], [3, H, W] or [4, H, W], as few images are."""
     first, *others = arrays.x.shape[1:]
     is_grey = first == 1 and len({*others}) == 1
@@ -111,47 +91,76 @@ def is_sequences(arrays: Arrays) -> bool:
 def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
     """Raises a UsageError if a setting changes pixels and there are none."""
     if arrays.x.ndim == 4:
-        _refuse_channels_first(arrays, setting)
+        refuse_channels_first(arrays, setting)
     if not is_images(arrays):
         raise UsageError(f"{setting} is for images, uint8 [T, H, W, D]; {arrays.name} is {shape(arrays.x)}; {instead}")
 
 
-def check_pixel_settings(arrays: Arrays, config: Config) -> None:
-    """Raises a UsageError if the config augments or normalises rows that are of another kind."""
-    if config.normalise == "columns" and (is_images(arrays) or is_sequences(arrays) or arrays.x.ndim < 2):
-        raise UsageError(f"normalise columns takes tables and float images, x is {shape(arrays.x)}; use none or half")
-    for name, value in (("augment", config.augment), ("normalise", config.normalise)):
-        if value in ("none", "columns"):
-            continue
-        if arrays.x.ndim != 4:
-            raise UsageError(f"{name} {value} is for images [T, H, W, D], x is {shape(arrays.x)}; use none")
-        _refuse_channels_first(arrays, f"{name} {value}")
-
-
-def scaled_columns(x: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Returns float32 (x - mean) / deviation, of every column over some rows; a constant column becomes 0 there.
+def as_array(values: Any, name: str) -> np.ndarray:
+    """Returns numbers, such as a list, a tensor, a DataFrame or a column of one, as an array.
 
     Args:
-        x: [T, ..., D]; a column is one of the D entries of the last axis.
-        rows: int [n], numbers of the rows that mean and deviation are taken of.
+        values: [T, ...], every row of one shape.
+        name: x or y.
 
-    >>> scaled_columns(np.array([[0.0, 7.0], [4.0, 7.0], [8.0, 7.0]]), np.array([0, 1])).tolist()
-    [[-1.0, 0.0], [1.0, 0.0], [3.0, 0.0]]
+    Raises:
+        UsageError: there are other values than numbers and booleans, or values are missing; it says what to do.
     """
-    some = np.asarray(x[rows], np.float64)
-    axes = tuple(range(x.ndim - 1))
-    mean, deviation = some.mean(axes), some.std(axes)
-    is_constant = deviation <= 1e-9 * np.abs(mean)  # the deviation of equal numbers may be rounded to more than 0
-    return ((x - mean) / np.where(is_constant, 1, deviation)).astype(np.float32)
-
-
-def _as_array(values: Any, name: str) -> np.ndarray:
     if np.ma.is_masked(values):
         raise UsageError(f"data: {name} has masked rows; fill them with {name}.filled(...), or remove them")
+    if hasattr(values, "toarray"):
+        raise UsageError(f"data: {name} is a sparse matrix; use {name}.toarray()")
+    if hasattr(values, "columns") and hasattr(values, "items"):  # a DataFrame, whose columns have dtypes of their own
+        columns = [_as_numbers(column, name, f", column {label!r}") for label, column in values.items()]
+        return np.stack(columns, 1) if columns else np.asarray(values)
+    return _as_numbers(values, name)
+
+
+NUMBERS = "biuf"
+"""Kinds of NumPy's dtypes of booleans, integers and floats."""
+
+
+def _as_numbers(values: Any, name: str, column: str = "") -> np.ndarray:
+    """Returns an array of numbers; arguments and errors as those of `as_array`.
+
+    Args:
+        column: of a DataFrame, as the message names it.
+    """
     try:
-        return np.asarray(values)
+        array = np.asarray(values)
     except (ValueError, TypeError, RuntimeError) as error:  # torch's for a tensor that requires a gradient
         raise UsageError(f"data: {name} must be an array [T, ...], every row of one shape; {error}") from error
+    if array.dtype.name == "bfloat16":
+        return array.astype(np.float32)
+    is_category = name == "x" and getattr(getattr(values, "dtype", None), "name", "") == "category"
+    if array.dtype.kind == "O":
+        with contextlib.suppress(ValueError, TypeError):  # of rows of several lengths
+            plain = np.asarray(array.tolist())  # numbers of Python
+            array = plain if plain.dtype.kind in NUMBERS and plain.shape == array.shape else array
+    if array.dtype.kind in NUMBERS and not is_category:
+        return array
+    remedy = _DUMMIES if is_category else _remedy(array, name)
+    raise UsageError(f"data: {name}{column} must be numbers or booleans; got {shape(array)}; {remedy}")
+
+
+_DUMMIES = "pandas.get_dummies makes a column of 0 and 1 for every value"
+
+
+def _remedy(array: np.ndarray, name: str) -> str:
+    """Returns what makes numbers of other values."""
+    of_kind = {"M": "subtract the first date and take .dt.total_seconds()", "m": "take .dt.total_seconds()"}
+    of_kind["c"] = "take .real and .imag"
+    if array.dtype.kind in of_kind:
+        return of_kind[array.dtype.kind]
+    if any(str(value) in ("None", "nan", "<NA>", "NaT") for value in array.ravel()):
+        return "fill the missing values, or remove their rows"
+    if name == "y":
+        return "np.unique(y, return_inverse=True)[1] numbers labels"
+    with contextlib.suppress(ValueError, TypeError):
+        array.astype(np.float32)
+        return "use .astype('float32')"
+    is_text = array.ndim and all(isinstance(value, str | bytes) for value in array.ravel())
+    return _DUMMIES if is_text else "every row must be numbers of one shape"
 
 
 def _class_names(y: np.ndarray) -> tuple[str, ...]:

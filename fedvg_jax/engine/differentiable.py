@@ -5,7 +5,7 @@ and the same result. `over_rounds` scans such a round; `hypergradient` different
 
     step = make_round(task, algorithm, weighting, unrolled(max_steps(schedules)), sgd, N)
     rounds, plan = over_rounds(step), stack_schedules(schedules)
-    value, gradients = hypergradient(lambda h: loss(rounds(state, plan, data, h)), hyper, ["lr", "eps"])
+    value, gradients = hypergradient(lambda h: loss(rounds(state, plan, data, h)), hyper, ["lr", "fedvg.eps"])
 """
 
 from __future__ import annotations

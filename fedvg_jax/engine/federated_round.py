@@ -9,6 +9,7 @@ cohort blocks takes the same steps in `cohort_blocks`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -89,7 +90,10 @@ def init_state(
     (0, [0.0, 0.0])
     """
     first_round = jax.device_put(np.int32(0))
-    variables = Variables(*(jax.jit(task.init)(jax.random.key(seed)) if variables is None else tree.arrays(variables)))
+    if variables is None:
+        init = functools.partial(task.init)  # a new function, which JAX traces with the values that it reads now
+        variables = jax.jit(init)(jax.random.key(seed))
+    variables = Variables(*tree.arrays(variables))
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
     memories = algorithm.init(hyper, variables if stats_too else variables.params)
     server, client = tree.arrays(memories, tree.dtype(variables))
@@ -153,7 +157,7 @@ def make_round(
         local: the part of the model that stays with each client; None for none. Signals are measured on a client's
             model with its own local part, and `delta` is 0 there.
         private: how much one client can change the aggregate, which fits the weighting; updates are then clipped to
-            `hyper["dp_clip"]`, and the aggregate gets Gaussian noise, see `engine.privacy`. None for neither.
+            `hyper["dp.clip"]`, and the aggregate gets Gaussian noise, see `engine.privacy`. None for neither.
 
     Raises:
         UsageError: for a local part with an algorithm that has personal models or with `private`, for `private` with a

@@ -6,8 +6,8 @@
 All of it is computed of updates and in at least float32, so that theta_g - u is rounded once, after the noise: rounding
 theta_k or their mean near theta_g would move one client by more than C where the model is of half precision or large.
 
-C is `dp_clip`, z is `dp_noise`, and Delta bounds ||u - u'|| where one client is replaced by another. Every client is in
-a ball of radius C, so Delta depends on the weights alone:
+C is `dp.clip`, z is `dp.noise_multiplier`, and Delta bounds ||u - u'|| where one client is replaced by another. Every
+client is in a ball of radius C, so Delta depends on the weights alone:
 
     fixed        s_k = 1/K, whoever is absent          2 C / K
     modelwise    any s_k >= 0 of sum 1                 2 C: both u and u' are in the ball
@@ -56,10 +56,10 @@ def tensorwise(cohort_size: int, num_tensors: int) -> float:
 def clip(hyper: Hyper, theta: Tree, clients: Tree) -> Tree:
     """Returns -delta_k min(1, C / ||delta_k||) of clients' parameters [K, ...], in at least float32.
 
-    >>> clip({"dp_clip": 1.0}, {"w": jnp.zeros(2)}, {"w": jnp.array([[3.0, 4.0], [0.0, 0.5]])})["w"].round(6).tolist()
+    >>> clip({"dp.clip": 1.0}, {"w": jnp.zeros(2)}, {"w": jnp.array([[3.0, 4.0], [0.0, 0.5]])})["w"].round(6).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.5]]
     """
-    most = hyper["dp_clip"]
+    most = hyper["dp.clip"]
 
     def clipped(own: Tree) -> Tree:
         move = jax.tree.map(lambda p, t: tree.wide(p) - tree.wide(t), own, theta)
@@ -71,7 +71,7 @@ def clip(hyper: Hyper, theta: Tree, clients: Tree) -> Tree:
 
 def add_noise(hyper: Hyper, key: Array, update: Tree, sensitivity: Sensitivity, cohort_size: int) -> Tree:
     """Returns an update plus Gaussian noise of standard deviation z Delta in every coordinate."""
-    std = hyper["dp_noise"] * hyper["dp_clip"] * sensitivity(cohort_size, len(jax.tree.leaves(update)))
+    std = hyper["dp.noise_multiplier"] * hyper["dp.clip"] * sensitivity(cohort_size, len(jax.tree.leaves(update)))
     return tree.add(update, tree.scale(std, optax.tree.random_like(key, update)))
 
 

@@ -73,7 +73,7 @@ class ClientTable(NamedTuple):
     probes: Tree
     """Results of the algorithm's probe."""
     loss: Array
-    """[H] sum of the minibatch losses over the local steps."""
+    """[H] sum of the minibatch losses over the local steps; NaN where it, or the model, is not finite."""
     finite: Array
     """bool [H] whether model, loss, signals and weights are finite."""
     present: Array
@@ -224,7 +224,7 @@ def train_and_score(
         clients = arrived._replace(params=jax.vmap(lambda own: privacy.moved(theta.params, own))(arrived.params))
     measured = score_clients(parts, inputs, clients, present)  # of FedVG: ||g_k^(l)|| on D_val
     measured, remembered = recall_clients(parts, inputs, measured)
-    table = ClientTable(measured, probes, trained.loss, finite, present)
+    table = ClientTable(measured, probes, jnp.where(finite, trained.loss, jnp.nan), finite, present)
     table = drop_nonfinite(table, (parts.weighting.decisive(measured), probes))
     clients = replace_absent(theta, present, clients)
     return table, arrived, clients, local_training.Kept((), trained.personal, sent, remembered)
@@ -412,13 +412,12 @@ def privatise(parts: RoundParts, inputs: RoundInputs, table: ClientTable, averag
 
 def _metrics(parts: RoundParts, schedule: Schedule, table: ClientTable, averages: Averages) -> Metrics:
     """Returns the round's metrics, arrays [K]."""
-    loss = mean_loss(schedule, table.loss, table.finite)
+    loss = mean_loss(schedule, table.loss)
     scores, detail = parts.weighting.score(table.measured), parts.weighting.detail(table.measured)
     weights = basic.mean_over_tensors(parts.local.sent(averages.weights.params))
     return Metrics(weights, scores, loss, table.finite, detail, averages.extremes)
 
 
-def mean_loss(schedule: Schedule, total: Array, finite: Array) -> Array:
+def mean_loss(schedule: Schedule, total: Array) -> Array:
     """Returns the mean loss over each client's steps, [K]: 0 without a step, NaN if the client diverged."""
-    steps = jnp.maximum(schedule.num_steps, 1).astype(total.dtype)
-    return jnp.where(finite, total / steps, jnp.nan)
+    return total / jnp.maximum(schedule.num_steps, 1).astype(total.dtype)

@@ -243,7 +243,7 @@ def auto_devices(client_bytes: int | None, double: bool) -> int:
     The size of the cohort may limit them further.
 
     Args:
-        client_bytes: see `config.networks.Costs`.
+        client_bytes: see `models.networks.Costs`.
         double: whether the run computes in float64.
 
     >>> with assumed(Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=8 * 2**30)):

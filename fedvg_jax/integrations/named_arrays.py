@@ -18,7 +18,7 @@ import numpy as np
 
 from fedvg_jax import algorithms
 from fedvg_jax.config import SETTINGS, Config
-from fedvg_jax.config.weighting_grammar import rule_names
+from fedvg_jax.config.methods import weighting_names
 from fedvg_jax.core import checks, groups, tree
 from fedvg_jax.core.types import ClientReturn, Data, Hyper, ServerView, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.runs.assemble import given
@@ -240,7 +240,7 @@ def _check_measurable(config: Config) -> None:
     for name in NOT_USED:
         if SETTINGS[name].get(config) != SETTINGS[name].default:
             raise UsageError(f"{name} has no effect here; leave it out, and give only weighting and settings of fedvg")
-    for name in rule_names(config.weighting):
+    for name in weighting_names(config.weighting):
         if name in NOT_OF_GRADIENTS:
             raise UsageError(f"weighting {name} needs more than a gradient; use fedvg, generalised or one of sizes")
     if config.fedvg.signal == "fisher":

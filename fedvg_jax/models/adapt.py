@@ -211,7 +211,6 @@ def _task(
     def forward(
         params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool, key: Array | None = None
     ) -> tuple[Outputs, Tree]:
-        batch = _cast_floats(params, batch)
         with recorded_features() as features:
             outputs, stats = checked_apply(params, stats, batch.x, mask, train, key)
         total = jnp.where(mask, _per_example("loss", loss, outputs, batch.y), 0).sum()
@@ -225,11 +224,10 @@ def _task(
         return outputs.loss, stats
 
     def predict(params: Tree, stats: Tree, batch: Batch) -> Tree:
-        batch = _cast_floats(params, batch)
         return checked_apply(params, stats, batch.x, jnp.ones(len(batch.x), bool), False)[0]
 
     def measure(params: Tree, stats: Tree, batch: Batch, mask: Array) -> Tree:
-        outputs, batch = predict(params, stats, batch), _cast_floats(params, batch)
+        outputs = predict(params, stats, batch)
         values = {
             name: _per_example(name, f, outputs, batch.y) for name, f in {"loss": loss, **(metrics or {})}.items()
         }
@@ -325,12 +323,6 @@ def _per_example(name: str, f: PerExample, outputs: Tree, y: Array) -> Array:
         got = checks.described(jax.eval_shape(lambda v: v[0], values)) if isinstance(values, jax.Array) else values
         raise UsageError(f"{what} must be one number, of a loss a float; got {got!r:.99}")
     return values
-
-
-def _cast_floats(params: Tree, batch: Batch) -> Batch:
-    """Returns the batch with its float arrays in the dtype of the parameters; integers are unchanged."""
-    dtype = tree.dtype(params)
-    return jax.tree.map(lambda a: a.astype(dtype) if jnp.issubdtype(a.dtype, jnp.floating) else a, batch)
 
 
 def _caller(parameters: Collection[str]) -> Callable:

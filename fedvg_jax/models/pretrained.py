@@ -9,10 +9,13 @@ timm's models are published as such files. With torch and safetensors installed,
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +26,9 @@ from jax import Array
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.data import scaling
 from fedvg_jax.data.arrays import reading
+from fedvg_jax.data.scaling import Columns
 from fedvg_jax.host import files
 from fedvg_jax.models import adapters
 
@@ -54,6 +59,9 @@ _TORCHVISION = [
     ("/fc1/", "/mlp/0/"),
     ("/fc2/", "/mlp/3/"),
 ]
+
+COLUMNS = "fedvg_jax.columns"
+"""Name of the columns' means and deviations in a file's metadata."""
 
 HEAD = "classifier"
 """Name of the last layer in every model."""
@@ -110,7 +118,7 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     return jax.tree.structure(variables).unflatten(filled)
 
 
-def save(path: Path, variables: Variables, architecture: str | None) -> None:
+def save(path: Path, variables: Variables, architecture: str | None, columns: Columns | None = None) -> None:
     """Writes a model with its head; `load(path, variables, architecture, head=True)` returns the same bits.
 
     Low-rank adapters are added to their kernels.
@@ -123,31 +131,35 @@ def save(path: Path, variables: Variables, architecture: str | None) -> None:
         path: the file to write.
         variables: the model's variables.
         architecture: name of the model; None for any other one, whose tensors are written as they are, by path.
+        columns: by which the rows are scaled that the model takes, written to the file's metadata; None for none.
 
     Raises:
         UsageError: the file cannot be written.
     """
+    metadata = {COLUMNS: json.dumps(columns.as_json())} if columns else {}
     if architecture is None:
-        return write(path, jax.device_get(tree.by_path(variables)))
+        return write(path, jax.device_get(tree.by_path(variables)), metadata)
     variables = adapters.merged(variables)
     renames = _renames(architecture, {"class_token"} if architecture == "vit_b16" else ())
     leaves = zip(_paths(variables), jax.device_get(jax.tree.leaves(variables)), strict=True)
     tensors = {_name(ours, renames): _to_torch(ours, leaf) for ours, leaf in leaves}
     counters = [name.replace("running_mean", "num_batches_tracked") for name in tensors if "running_mean" in name]
-    write(path, tensors | dict.fromkeys(counters, np.zeros((), np.int64)))
+    write(path, tensors | dict.fromkeys(counters, np.zeros((), np.int64)), metadata)
 
 
-def write(path: Path, tensors: dict[str, np.ndarray]) -> None:
+def write(path: Path, tensors: dict[str, np.ndarray], metadata: Mapping[str, str] = {}) -> None:
     """Writes a safetensors file, which is on the disk when this returns; a link's target is replaced.
 
     Args:
         path: the file to write.
         tensors: arrays by name.
+        metadata: texts by name.
 
     Raises:
         UsageError: the file cannot be written, or `path` is not a regular file.
     """
-    content = safetensors.numpy.save({n: np.array(a, order="C") for n, a in tensors.items()}, {"format": "pt"})
+    contiguous = {name: np.array(array, order="C") for name, array in tensors.items()}
+    content = safetensors.numpy.save(contiguous, {"format": "pt", **metadata})
     with files.writing(path, "--export"):
         files.replace_bytes(files.export_target(path), [content])
 
@@ -156,13 +168,29 @@ def read(path: Path) -> dict[str, np.ndarray]:
     """Returns the tensors of a safetensors file by name.
 
     Raises:
-        UsageError: the file cannot be read, has another format, or is truncated.
+        UsageError: there is no such file, or it cannot be read, has another format, or is truncated.
     """
-    with (
-        reading(path, "a complete safetensors file", _MAKE),
-        safetensors.safe_open(path, framework="np") as file,
-    ):
+    with _opened(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  a file is no mapping
+
+
+def read_columns(path: Path) -> Columns | None:
+    """Returns by what the columns of rows are scaled that the model of a file takes; None for rows as they are.
+
+    Raises:
+        UsageError: as `read`.
+    """
+    with _opened(path) as file:
+        stored = (file.metadata() or {}).get(COLUMNS)
+    return scaling.from_json(files.parse_json(stored.encode(), COLUMNS), path) if stored else None
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    if not path.is_file():
+        raise UsageError(f"{path}: no such file or run; name a .safetensors file, or the folder of a run")
+    with reading(path, "a complete safetensors file", _MAKE), safetensors.safe_open(path, framework="np") as file:
+        yield file
 
 
 def _without_wrappers(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -101,25 +101,28 @@ def compute_in(task: Task, name: str) -> Task:
     is_narrow, is_highest = name == "bfloat16", name == "highest"
     matmul_precision = partial(jax.default_matmul_precision, "highest") if is_highest else contextlib.nullcontext
 
-    def convert(params: Tree) -> Tree:
-        return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params) if is_narrow else params
+    def convert(floats: Tree) -> Tree:
+        return jax.tree.map(lambda x: x.astype(jnp.bfloat16), floats) if is_narrow else floats
 
-    def forward(params: Tree, stats: Tree, *args, **key) -> tuple[Outputs, Tree]:
+    def converted(batch: Batch) -> Batch:
+        return batch._replace(x=convert(batch.x)) if jnp.issubdtype(batch.x.dtype, jnp.floating) else batch
+
+    def forward(params: Tree, stats: Tree, batch: Batch, *args, **key) -> tuple[Outputs, Tree]:
         assert task.forward is not None  # every named model has one
         with matmul_precision():
-            outputs, new = task.forward(convert(params), stats, *args, **key)
+            outputs, new = task.forward(convert(params), stats, converted(batch), *args, **key)
         dtype = tree.dtype(params)
         wide = jax.tree.map(lambda x: x.astype(dtype), outputs)
         return wide, jax.tree.map(lambda new, old: new.astype(old.dtype), new, stats)
 
-    def loss(params: Tree, stats: Tree, batch: Tree, mask, train: bool) -> tuple[jax.Array, Tree]:
+    def loss(params: Tree, stats: Tree, batch: Batch, mask, train: bool) -> tuple[jax.Array, Tree]:
         outputs, new = forward(params, stats, batch, mask, train)
         return outputs.loss, new
 
     def in_format(f: Callable) -> Callable:
-        def run(params: Tree, *args):
+        def run(params: Tree, stats: Tree, batch: Batch, *mask):
             with matmul_precision():
-                return f(convert(params), *args)
+                return f(convert(params), stats, converted(batch), *mask)
 
         return run
 
@@ -134,7 +137,7 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]] | None] = {
 }
 """Name -> mean and standard deviation of each channel of pixels in [0, 1]. imagenet: torchvision's, for its ImageNet
 weights; half: that of timm's ViTs; none: the published code does not normalise; columns: scaled before,
-by `user_data.scaled_columns`."""
+by `data.scaling`."""
 
 
 def scale(x: Array, dtype, statistics: str = "none") -> Array:
@@ -144,18 +147,20 @@ def scale(x: Array, dtype, statistics: str = "none") -> Array:
 
     Args:
         x: [..., H, W, D].
-        dtype: of the result.
+        dtype: of the result, unless x has wider floats.
         statistics: a name of `STATISTICS`.
 
     >>> scale(jnp.full((1, 1, 1, 1), 255, jnp.uint8), jnp.float32, "half").tolist()
     [[[[1.0]]]]
     """
-    x = x.astype(dtype) / 255 if x.dtype == jnp.uint8 else x.astype(dtype)
+    is_wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= jnp.dtype(dtype).itemsize
+    scaled = x if is_wide else x.astype(dtype)
+    scaled = scaled / 255 if x.dtype == jnp.uint8 else scaled
     moments = STATISTICS[statistics]
     if moments is None:
-        return x
-    mean, deviation = (jnp.asarray(s, dtype).reshape(*[1] * (x.ndim - 1), -1) for s in moments)
-    return (x - mean) / deviation
+        return scaled
+    mean, deviation = (jnp.asarray(s, scaled.dtype).reshape(*[1] * (x.ndim - 1), -1) for s in moments)
+    return (scaled - mean) / deviation
 
 
 def flip(key: Array, x: Array) -> Array:

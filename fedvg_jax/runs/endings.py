@@ -62,17 +62,21 @@ def _explosion(record: Record, limit: float) -> str:
     return "the loss of the global model is not finite" if is_evaluated and not is_finite else ""
 
 
-def divergence(records: Sequence[Record], limit: float = math.inf) -> str:
+def divergence(records: Sequence[Record], limit: float = math.inf, has_own_weighting: bool = False) -> str:
     """Returns the error message for the first round in which a client or the loss diverged, "" if none did.
 
     Args:
         records: of the last rounds.
         limit: see `loss_limit`.
+        has_own_weighting: whether the weighting is the caller's.
     """
     record = until_first(records, limit)[-1] if records else {}
     if "diverged" not in record:
         problem = _explosion(record, limit)
         return f"round {record['round']}: {problem}; use a smaller --lr, or --nonfinite skip" if problem else ""
+    if has_own_weighting and record["diverged"] == record.get("unweighed"):
+        problem = f"weighting= gives clients {record['diverged']} a signal or weight that is not finite"
+        return f"round {record['round']}: {problem}; correct it, or use --nonfinite skip to leave them out"
     what = "diverged (model, loss, score, weight or probe not finite)"
     advice = "use a smaller --lr, or --nonfinite skip to leave them out"
     return f"round {record['round']}: clients {record['diverged']} {what}; {advice}"
@@ -87,6 +91,24 @@ def no_client_warning(records: Sequence[Record]) -> str:
         f"round {record['round']} averaged no client, so the global model did not move: all {len(record['clients'])}"
         " diverged, dropped out or took no step"
     )
+
+
+def zero_scores_warning(records: Sequence[Record]) -> str:
+    """Returns the warning for the first round in which the weighting measured 0 for all clients, "" if there is none.
+
+    >>> zero_scores_warning([{"round": 1, "clients": [2, 5], "scores": [0.0, 0.0], "weights": [0.5, 0.5]}])
+    'round 1: the weighting measured 0 for all 2 clients, so their weights are uniform'
+    """
+    for record in records:
+        weighed = [pair for pair in zip(record["weights"], record["scores"], strict=True) if pair[0]]
+        if len(weighed) > 1 and all(score == 0 for _, score in weighed) and len(set(weighed)) == 1:
+            measured = f"the weighting measured 0 for all {len(weighed)} clients"
+            return f"round {record['round']}: {measured}, so their weights are uniform"
+    return ""
+
+
+WARNINGS = (no_client_warning, zero_scores_warning)
+"""Each is given once in a run."""
 
 
 # --- signals

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.config import MODELS, Config
-from fedvg_jax.core.types import Batch, Task, UsageError, Variables
+from fedvg_jax.core.types import Batch, Task, Tree, UsageError, Variables
 from fedvg_jax.data import cache, user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Size
+from fedvg_jax.data.scaling import Columns
 from fedvg_jax.host import files
-from fedvg_jax.runs.assemble import registry
+from fedvg_jax.runs.assemble import population, registry
 from fedvg_jax.runs.record import digests, provenance
 
 ROWS = 64
@@ -55,11 +56,13 @@ def write(
     task, row_shape = _task(config, arrays, size)
     variables = registry.make_variables(config, task.init)
     extract = _extractor(task, variables, row_shape)
-    manifest = _manifest(config, arrays, variables, row_shape, np.dtype(dtype).name)
+    scaled_by = population.make_columns(config, arrays.x)
+    scale = scaled_by.scaled if scaled_by else np.asarray
+    manifest = _manifest(config, arrays, (*variables, scaled_by), row_shape, np.dtype(dtype).name)
     passes = []
     for first in range(0, len(arrays.y), ROWS):
         with np.errstate(over="ignore"):
-            values = extract(np.asarray(arrays.x[first : first + ROWS])).astype(dtype)
+            values = extract(scale(arrays.x[first : first + ROWS])).astype(dtype)
         if not np.isfinite(values).all():
             raise UsageError(f"features of rows {first} and following exceed {np.dtype(dtype)}; use --float32")
         passes.append(values)
@@ -111,10 +114,16 @@ def _extractor(task: Task, variables: Variables, shape: tuple[int, ...]) -> Call
     return extract
 
 
-def _manifest(config: Config, arrays: Arrays, variables: Variables, shape, dtype: str) -> dict[str, Any]:
-    """Returns what the features depend on: digests of the weights below the head and of the rows, and settings."""
-    params = {name: value for name, value in variables.params.items() if name != registry.pretrained.HEAD}
-    below_head = jax.device_get(jax.tree.leaves((params, variables.stats)))
+def _manifest(
+    config: Config, arrays: Arrays, model: tuple[Tree, Tree, Columns | None], shape, dtype: str
+) -> dict[str, Any]:
+    """Returns what the features depend on: digests of the weights below the head and of the rows, and settings.
+
+    `model` is parameters, running statistics, and means and deviations of the columns that it takes.
+    """
+    params, *others = model
+    params = {name: value for name, value in params.items() if name != registry.pretrained.HEAD}
+    below_head = jax.device_get(jax.tree.leaves((params, *others)))
     return {
         "model": config.model,
         "pretrained": config.init.name if config.init and not digests.is_run(config.init) else None,

@@ -103,8 +103,10 @@ def join(launch: Launch) -> None:
     """
     flag = f"--xla_cpu_collective_call_terminate_timeout_seconds={COLLECTIVE}"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
-    os.environ.setdefault("JAX_CPU_COLLECTIVES_IMPLEMENTATION", "gloo")
     import jax
+
+    if "JAX_CPU_COLLECTIVES_IMPLEMENTATION" not in os.environ:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
     jax.config.update("jax_enable_preemption_service", False)  # it would replace the handler of SIGTERM
     is_auto = launch.coordinator == "auto"

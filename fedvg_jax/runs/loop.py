@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,8 +14,10 @@ from typing import Any, NamedTuple
 from fedvg_jax.config import cohort_size
 from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core.types import SimState
+from fedvg_jax.data.arrays import classes_without_rows
 from fedvg_jax.data.partitions import exchange
 from fedvg_jax.host import hardware, processes
+from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, client_models, endings, starts
 from fedvg_jax.runs.assemble import contracts, privacy, simulation
 from fedvg_jax.runs.assemble.given import own_values
@@ -70,6 +73,13 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
         return _run_rounds(sim, recorder, observers)
 
 
+def export(sim: simulation.Simulation, finished: History) -> None:
+    """Writes the final model to the file that the settings name, if any; of several processes, the first does."""
+    if sim.config.export and processes.is_first():
+        architecture = None if "task" in sim.given else sim.config.model
+        pretrained.save(sim.config.export, finished.variables, architecture, sim.scaled_by)
+
+
 @contextlib.contextmanager
 def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Iterator[recording.Recorder]:
     """Yields the recorder of a run, see `starts.open_run_folder`."""
@@ -88,7 +98,8 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
         }
 
     starts.refuse_different_data(sim, sources)
-    described = starts.Described({"layers": layers, "partition": sim.statistics}, sources, sim.given, sim.code)
+    documents = {"layers": layers, "partition": sim.statistics, "scaled_by": sim.scaled_by}
+    described = starts.Described(documents, sources, sim.given, sim.code)
     with starts.open_run_folder(config, sim.state, described, log) as recorder:
         with processes.together():
             if config.export_partition and processes.is_first():
@@ -121,8 +132,8 @@ class Run(NamedTuple):
     """() -> seconds of compiling and of running, over all parts"""
     records: list[Record]
     """of all rounds so far; grows"""
-    warnings: list[str]
-    """about the first chunk with a round that averages no client, once there is one"""
+    warnings: list[Callable[[Sequence[Record]], str]]
+    """those of `endings.WARNINGS` that were given"""
     endings: list[str]
     """why a callback ended the run, once one has"""
 
@@ -132,6 +143,8 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     start, config = recorder.start, sim.config
     if cohort_size(config) == 1 < config.clients:
         observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
+    if absent := classes_without_rows(sim.arrays):
+        observers.log(f"no row has class {', '.join(absent[:5])}{' ...' * (len(absent) > 5)}")
     if config.local and client_models.PERSONAL not in listed(config.record):
         observers.log(history.OF_GLOBAL_MODEL)
     if config.dp.clip:
@@ -186,16 +199,28 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     sim = run.sim
     contracts.refuse_wrong_weights(new)
     limit = endings.loss_limit([*run.records, *new], "task" in sim.given)
-    error = endings.divergence(new, limit) if sim.config.nonfinite == "raise" else ""
+    error = endings.divergence(new, limit, "weighting" in sim.given) if sim.config.nonfinite == "raise" else ""
+    if error and not run.records:
+        error = _error_of_first_model(sim) or error
     recorded = endings.until_first(new, limit) if error else new
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)
     if error:
         raise history.DivergedError(error, _history(run, state, "diverged"))
-    if not run.warnings and (message := endings.no_client_warning(recorded)):
-        run.warnings.append(message)
-        run.observers.log(message)
+    for warning in endings.WARNINGS:
+        if warning not in run.warnings and (message := warning(recorded)):
+            run.warnings.append(warning)
+            run.observers.log(message)
+
+
+def _error_of_first_model(sim: simulation.Simulation) -> str:
+    """Returns the error of a model whose loss is not finite before any step; "" for others, and where rows are away."""
+    if sim.host_rows or processes.count() > 1 or math.isfinite(sim.validation_loss(sim.state)):
+        return ""
+    num_classes = len(sim.arrays.class_names) if "task" in sim.given else 0
+    outputs = f", which needs {num_classes} outputs for labels from 0 to {num_classes - 1}" if num_classes else ""
+    return f"the loss of the first model is not finite before any step; correct x, y or the model{outputs}"
 
 
 def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None:

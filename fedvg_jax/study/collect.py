@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvg_jax.config.methods import ALGORITHMS
+from fedvg_jax.config.methods import algorithm_of
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL
@@ -123,7 +123,7 @@ def _listed(lines: Sequence[str]) -> str:
 
 
 def _has_personal_models(run: Run) -> bool:
-    return bool(run.config.local) or ALGORITHMS[run.config.algorithm].has_personal_models
+    return bool(run.config.local) or algorithm_of(run.config).personal is not None
 
 
 # --- the frame

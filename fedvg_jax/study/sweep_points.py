@@ -24,7 +24,7 @@ from fedvg_jax.config import presets
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten, python_scalar, suggestion
-from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
+from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
 from fedvg_jax.config.options import SETTINGS, Config, layered, registered
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import refuse_unused, replaced_with, unmet, used as used_settings
@@ -165,14 +165,17 @@ def _names_and_values(argument: str, given: Any) -> list[tuple[Any, Any]]:
     return named
 
 
+KNOWN = (*ALGORITHMS, NATIVE, *WEIGHTINGS)
+"""Names of algorithms and weightings."""
+
+
 def _is_name_of_another(argument: str, name: str, value: Any) -> bool:
     """Returns whether a name is that of an algorithm or a weighting, and the value is something else."""
     if not isinstance(value, str):
-        return registered(argument, name) in (*ALGORITHMS, *WEIGHTINGS)
+        return registered(argument, name) in KNOWN
     if registered(argument, name) == registered(argument, value):
         return False
-    is_known = registered(argument, name) in (*ALGORITHMS, *WEIGHTINGS)
-    return is_known and method_of("fedavg", value) != registered(argument, name)
+    return registered(argument, name) in KNOWN and method_of("fedavg", value) != registered(argument, name)
 
 
 def parse_axes(

@@ -319,7 +319,7 @@ def check(points: Sequence[Point], work: Work) -> None:
         except UsageError as error:
             raise UsageError(f"point {point.name}: {error}" if len(first_of_each) > 1 else str(error)) from None
         declaring[key] = sim.algorithm, sim.weighting
-    declared = {parameter.name for parts in declaring.values() for part in parts for parameter in part.defaults}
+    declared = {parameter.name for parts in declaring.values() for part in parts for parameter in part.hyperparameters}
     _refuse_replaced(points, work.given, declared)
     for point in points:
         its = work.given_of(point)
@@ -335,7 +335,7 @@ def _refuse_replaced(points: Sequence[Point], given: Given, declared: Collection
     replaced = replaced_with(given.replaced) | {PASSED[name] for name in given.replaced}
     replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
     for name in dict.fromkeys(name for point in points for name in point.values if name in replaced):
-        if name not in SETTINGS or SETTINGS[name].facts.hyper not in declared:
+        if name not in SETTINGS or name not in declared:
             raise UsageError(f"axes: {name} has no effect beside {'=, '.join(given.replaced)}=; leave one of them out")
 
 

@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fedvg_jax.config import method_title
-from fedvg_jax.config.methods import WEIGHTINGS
-from fedvg_jax.config.weighting_grammar import rule_names
+from fedvg_jax.config.methods import WEIGHTINGS, weighting_names
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 from fedvg_jax.study import cells, outcomes, statistics
@@ -245,8 +244,8 @@ def choices(study: Study) -> Table:
 
 def _validation_rows(study: Study) -> list[str]:
     """Returns a line on the rows that choose the best round, where FedVG's weights use D_val, too."""
-    names = {name for run in study.runs for name in rule_names(run.weighting)}
-    if not any(WEIGHTINGS[name].is_of_norms for name in names):
+    names = weighting_names(" ".join(run.weighting for run in study.runs))
+    if not any(name in WEIGHTINGS and WEIGHTINGS[name].options for name in names):
         return []
     selected = sorted({run.config.best_on for run in study.runs})
     return [f"Validation is {', or '.join(output.SELECTED_ON[name] for name in selected)}."]

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fedvg_jax.config import Config, block_size
-from fedvg_jax.config.networks import costs
 from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError
+from fedvg_jax.models.networks import costs
 from fedvg_jax.study.sweep_points import Point
 
 STARTED_BY = "FEDVG_JAX_SWEEP_STARTED_BY"

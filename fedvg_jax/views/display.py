@@ -23,11 +23,12 @@ from rich.table import Table
 
 import fedvg_jax
 from fedvg_jax.config import Config, cohort_size, method_title
+from fedvg_jax.config.methods import algorithm_of
 from fedvg_jax.config.uses import with_passed
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core import tree
 from fedvg_jax.data import user_data
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.arrays import Arrays, classes_without_rows
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import hardware
 from fedvg_jax.runs import chunks
@@ -118,12 +119,13 @@ def _model_text(sim: simulation.Simulation) -> str:
 
 def data_text(arrays: Arrays) -> str:
     """Returns the number and shape of the rows, and their classes or targets."""
-    x, num_classes = arrays.x, len(arrays.class_names)
+    x, num_classes, absent = arrays.x, len(arrays.class_names), classes_without_rows(arrays)
+    named = f"{num_classes - len(absent)} of {num_classes}" if absent else f"{num_classes}"
     if user_data.is_sequences(arrays):
-        return f"{len(x):,} sequences of {x.shape[1]}, {num_classes} characters"
+        return f"{len(x):,} sequences of {x.shape[1]}, {named} characters"
     is_images = user_data.is_images(arrays)
     rows = f"images {' x '.join(map(str, x.shape[1:]))}" if is_images else f"rows of {x.dtype} {list(x.shape[1:])}"
-    targets = f"{num_classes} classes" if num_classes else f"targets {arrays.y.dtype} {list(arrays.y.shape[1:])}"
+    targets = f"{named} classes" if num_classes else f"targets {arrays.y.dtype} {list(arrays.y.shape[1:])}"
     return f"{len(x):,} {rows}, {targets}"
 
 
@@ -138,7 +140,7 @@ def method_text(config: Config, given: Mapping[str, str] = {}) -> str:
     algorithm, weighting = named["algorithm"], named["weighting"]
     title, vg = method_title(method_of(algorithm, weighting, config.local)), config.fedvg
     if "native" in weighting and not {"algorithm", "weighting"} & given.keys():
-        title += f", weights {registry.make_algorithm(config).native_weighting}"
+        title += f", weights {algorithm_of(config).native_weighting}"
     if "fedvg" in weighting and "weighting" not in given:
         title += f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)"
     return title

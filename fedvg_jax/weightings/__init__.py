@@ -8,6 +8,11 @@ from fedvg_jax.weightings.aggregation import (
     single_term as single_term,
 )
 from fedvg_jax.weightings.baselines import (
+    FITTED as _fitted,
+    FLTRUST as _fltrust,
+    INVERSE_SAMPLES as _inverse_samples,
+    VAL_ACCURACY as _val_accuracy,
+    VAL_LOSS as _val_loss,
     fitted as fitted,
     fltrust as fltrust,
     inverse_samples as inverse_samples,
@@ -16,6 +21,8 @@ from fedvg_jax.weightings.baselines import (
     val_loss as val_loss,
 )
 from fedvg_jax.weightings.basic import (
+    SAMPLES as _samples,
+    UNIFORM as _uniform,
     broadcast_weights as broadcast_weights,
     by_scalar as by_scalar,
     given as given,
@@ -25,11 +32,28 @@ from fedvg_jax.weightings.basic import (
     shares as shares,
     uniform as uniform,
 )
-from fedvg_jax.weightings.family import generalised as generalised, generalised_weights as generalised_weights
-from fedvg_jax.weightings.fedvg import fedvg as fedvg, inverse_norm_weights as inverse_norm_weights
+from fedvg_jax.weightings.family import (
+    ENTRY as _generalised,
+    generalised as generalised,
+    generalised_weights as generalised_weights,
+)
+from fedvg_jax.weightings.fedvg import ENTRY as _fedvg, fedvg as fedvg, inverse_norm_weights as inverse_norm_weights
 from fedvg_jax.weightings.fisher import (
     fisher_trace as fisher_trace,
     joint_fisher as joint_fisher,
     sampled_joint_fisher as sampled_joint_fisher,
 )
 from fedvg_jax.weightings.signals import gradient_norms as gradient_norms, validation_gradients as validation_gradients
+
+BY_NAME = {
+    "samples": _samples,
+    "uniform": _uniform,
+    "fedvg": _fedvg,
+    "generalised": _generalised,
+    "fitted": _fitted,
+    "inverse_samples": _inverse_samples,
+    "val_loss": _val_loss,
+    "val_accuracy": _val_accuracy,
+    "fltrust": _fltrust,
+}
+"""The weightings that settings name."""

@@ -12,12 +12,26 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import ClientReturn, Data, Hyper, ServerView, Task, Tree, UsageError, Variables, Weighting
+from fedvg_jax.core.types import (
+    ClientReturn,
+    Data,
+    Hyper,
+    Hyperparameter,
+    NamedWeighting,
+    ServerView,
+    Task,
+    Tree,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.weightings import aggregation, signals
 from fedvg_jax.weightings.aggregation import aggregate
 from fedvg_jax.weightings.basic import broadcast_weights, by_scalar, no_detail, reciprocal, refuse_negative, shares
+from fedvg_jax.weightings.fedvg import EPS
+
+RATE = Hyperparameter("fitted.rate", 1.0, 0, doc="Learning rate, per unit of loss.", excludes_low=True)
 
 
 def permuted(rule: Weighting) -> Weighting:
@@ -46,14 +60,14 @@ def inverse_samples() -> Weighting:
 
 
 def val_loss(task: Task) -> Weighting:
-    """Returns weights proportional to 1 / (loss on D_val + eps). It reads `hyper["eps"]`. The score is the loss.
+    """Returns weights proportional to 1 / (loss on D_val + eps). It reads `hyper["fedvg.eps"]`. The score is the loss.
 
     It is for losses >= 0, such as the cross-entropy. Negative losses raise UsageError; under tracing they give negative
     weights, which the run reports.
     """
 
     def weigh(hyper: Hyper, loss: Array, view: ServerView) -> Variables:
-        shifted = loss + hyper["eps"]
+        shifted = loss + hyper[EPS.name]
         refuse_negative(jnp.where(view.present, shifted, 0), "weighting val_loss")
         raw = reciprocal(shifted)
         return broadcast_weights(shares(jnp.where(shifted < 0, -raw, raw), view.present), view)
@@ -64,7 +78,7 @@ def val_loss(task: Task) -> Weighting:
         lambda loss: loss,
         no_detail,
         aggregation.single_term(weigh),
-        hyperparameters("fedvg"),
+        (EPS,),
     )
 
 
@@ -136,7 +150,7 @@ def fitted(task: Task, num_steps: int = 10, rate: float | None = None) -> Weight
         task: the model and its loss.
         num_steps: gradient steps.
         rate: per unit of loss. A small rate lowers the loss at every step; a large one may not. By default it is
-            `hyper["fit_rate"]`.
+            `hyper["fitted.rate"]`.
 
     Source: Kivinen and Warmuth, "Exponentiated Gradient versus Gradient Descent for Linear Predictors", 1997.
     """
@@ -154,13 +168,13 @@ def fitted(task: Task, num_steps: int = 10, rate: float | None = None) -> Weight
         def step(_, logs: Array) -> Array:
             model, gradient_of_weights = jax.vjp(averaged, weights(logs))
             gradient = signals.mean_gradient(loss, model, view.data.val)
-            step_rate = hyper["fit_rate"] if rate is None else rate
+            step_rate = hyper[RATE.name] if rate is None else rate
             return logs - step_rate * gradient_of_weights(tree.like(gradient, model))[0]
 
         return broadcast_weights(weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), view)
 
-    defaults = hyperparameters("fitted") if rate is None else ()
-    return Weighting(signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, defaults=defaults)
+    read = (RATE,) if rate is None else ()
+    return Weighting(signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, hyperparameters=read)
 
 
 def _models(view: ServerView) -> Variables:
@@ -185,7 +199,7 @@ def server_steps(task: Task, num_steps: int) -> Refine:
 
         theta <- theta - lr grad loss(theta, batch_i),   i = round x num_steps, ..., round x num_steps + num_steps - 1
 
-    with i modulo the number of minibatches and the learning rate `tuning_lr`. D_val is then training data: loss and
+    with i modulo the number of minibatches and the learning rate `tuning.lr`. D_val is then training data: loss and
     accuracy on it no longer estimate generalisation.
 
     Args:
@@ -198,8 +212,15 @@ def server_steps(task: Task, num_steps: int) -> Refine:
 
         def step(i: Array, model: Variables) -> Variables:
             rows = data.scoring[(number * num_steps + i) % jnp.maximum(num_used, 1)]
-            return sgd_step(task, hyper["tuning_lr"], model, data.pool, rows)
+            return sgd_step(task, hyper["tuning.lr"], model, data.pool, rows)
 
         return lax.cond(num_used > 0, lambda: lax.fori_loop(0, num_steps, step, variables), lambda: variables)
 
     return refine
+
+
+INVERSE_SAMPLES = NamedWeighting(inverse_samples, reads_rows=False)
+VAL_LOSS = NamedWeighting(val_loss, hyperparameters=(EPS,))
+VAL_ACCURACY = NamedWeighting(val_accuracy)
+FLTRUST = NamedWeighting(fltrust, streams=False)
+FITTED = NamedWeighting(fitted, hyperparameters=(RATE,), streams=False)

@@ -55,7 +55,7 @@ def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
         score=lambda measured: rule.score(measured[0]),
         detail=lambda measured: rule.detail(measured[0]),
         terms=aggregation.single_term(weigh),
-        defaults=(*rule.defaults, *([GIVEN] if weights is None else [])),
+        hyperparameters=(*rule.hyperparameters, *([GIVEN] if weights is None else [])),
         memory=pair_memories(rule.memory, None),
         num_clients=np.size(weights) if weights is not None and np.ndim(weights) else rule.num_clients,
     )
@@ -109,7 +109,7 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
         score=lambda measured: second.score(measured[1]),
         detail=lambda measured: first.detail(measured[0]) | second.detail(measured[1]),
         terms=aggregation.mean_terms(first.terms, second.terms),
-        defaults=tuple(dict.fromkeys((*first.defaults, *second.defaults))),
+        hyperparameters=tuple(dict.fromkeys((*first.hyperparameters, *second.hyperparameters))),
         memory=pair_memories(first.memory, second.memory),
         num_clients=first.num_clients or second.num_clients,
     )
@@ -217,3 +217,7 @@ def mean_over_tensors(per_tensor: Tree) -> Array:
 def no_detail(measured: Tree) -> dict[str, Array]:
     """Adds nothing to the history."""
     return {}
+
+
+SAMPLES = types.NamedWeighting(samples, reads_rows=False)
+UNIFORM = types.NamedWeighting(uniform, reads_rows=False)

@@ -16,12 +16,38 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import ClientReturn, Data, Hyper, ServerView, Task, Tree, UsageError, Variables, Weighting
+from fedvg_jax.core.types import (
+    ClientReturn,
+    Data,
+    Hyper,
+    Hyperparameter,
+    NamedWeighting,
+    ServerView,
+    Task,
+    Tree,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
-from fedvg_jax.weightings.fedvg import FROM_0, WeightsOfMean, norm_parts, weights_of_norms
+from fedvg_jax.weightings.fedvg import EPS, FROM_0, OPTIONS, WeightsOfMean, norm_parts, weights_of_norms
+
+EXPONENT = Hyperparameter(
+    "generalised.exponent",
+    1.0,
+    doc="Exponent of the inverse norm. 1 is published, 0 gives uniform weights; below 0, clients with large norms weigh"
+    " more.",
+)
+TEMPERATURE = Hyperparameter(
+    "generalised.temperature",
+    1.0,
+    0,
+    doc="Temperature. Weights are raised to the power 1 / temperature; large values approach uniform weights.",
+    excludes_low=True,
+)
+MIX = Hyperparameter("generalised.mix", 0.0, 0, 1, "Fraction of n_k / sum_j n_j in the weights. 0.5 is FedAvg + FedVG.")
 
 
 def generalised_weights(
@@ -71,9 +97,8 @@ def generalised_weights(
     counts = jnp.ones(num_clients) if num_samples is None else jnp.asarray(num_samples, float)
     if counts.shape != (num_clients,):
         raise UsageError(f"num_samples has shape {counts.shape}; expected ({num_clients},), one number per client")
-    for parameter, value in zip(
-        (FROM_0, *hyperparameters("generalised")), (eps, exponent, temperature, mix), strict=True
-    ):
+    declared = (p._replace(name=p.name.partition(".")[2]) for p in (EXPONENT, TEMPERATURE, MIX))
+    for parameter, value in zip((FROM_0, *declared), (eps, exponent, temperature, mix), strict=True):
         checks.in_range(parameter, value)
     weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, counts)
     measured = Variables(_multiplied(tree.arrays(norms), multipliers), ())
@@ -83,8 +108,8 @@ def generalised_weights(
 def generalised(task: Task, norm: str = "l1", granularity: str = "modelwise", **options: Any) -> Weighting:
     """Returns `generalised_weights` as a weighting of a task; arguments as in `fedvg`.
 
-    It reads `exponent`, `temperature`, `eps` and `mix`, and `multipliers` if present: a pytree of scalars like the
-    parameters.
+    It reads `generalised.exponent`, `generalised.temperature`, `generalised.mix` and `fedvg.eps`, and `multipliers` if
+    present: a pytree of scalars like the parameters.
     """
     parts = norm_parts(task, norm, granularity, **options)
 
@@ -93,7 +118,7 @@ def generalised(task: Task, norm: str = "l1", granularity: str = "modelwise", **
         return tensor_norms, signals.num_samples(hyper, client, data)
 
     def weigh(hyper: Hyper, measured: tuple[Tree, Array], view: ServerView) -> Variables:
-        exponent, temperature, eps, mix = (hyper[name] for name in ("exponent", "temperature", "eps", "mix"))
+        exponent, temperature, eps, mix = (hyper[p.name] for p in (EXPONENT, TEMPERATURE, EPS, MIX))
         weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, measured[1])
         return parts.weights(weights_of_mean, measured[0], view.variables.stats, view.present)
 
@@ -102,7 +127,7 @@ def generalised(task: Task, norm: str = "l1", granularity: str = "modelwise", **
         weigh,
         score=lambda measured: parts.score(measured[0]),
         detail=lambda measured: parts.detail(measured[0]),
-        defaults=hyperparameters("fedvg", "generalised"),
+        hyperparameters=(EPS, EXPONENT, TEMPERATURE, MIX),
     )
 
 
@@ -153,3 +178,6 @@ def _multiplied(norms: Tree, multipliers: Tree | None) -> Tree:
     given, like = (jax.tree.map(lambda _: 0.0, pytree) for pytree in (multipliers, norms))
     checks.expect(given, like, "multipliers")
     return jax.tree.map(lambda norm, factor: norm * jnp.asarray(factor, norm.dtype), norms, multipliers)
+
+
+ENTRY = NamedWeighting(generalised, hyperparameters=(EPS, EXPONENT, TEMPERATURE, MIX), options=OPTIONS, streams=False)

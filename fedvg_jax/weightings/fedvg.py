@@ -17,14 +17,76 @@ import jax.numpy as jnp
 from jax import Array
 from jax.core import Tracer
 
-from fedvg_jax.config.methods import hyperparameters
 from fedvg_jax.core import checks, groups, norms, tree, types
-from fedvg_jax.core.types import Grouping, Hyper, ServerView, Signal, Task, Tree, UsageError, Variables, Weighting
+from fedvg_jax.core.types import (
+    Grouping,
+    Hyper,
+    Hyperparameter,
+    NamedWeighting,
+    Option,
+    ServerView,
+    Signal,
+    Task,
+    Tree,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.weightings import aggregation, signals
 from fedvg_jax.weightings.basic import broadcast_weights, mean_over_tensors, reciprocal, shares
 
-FROM_0 = types.Hyperparameter("eps", 1e-8, 0.0)
+EPS = Hyperparameter("fedvg.eps", 1e-8, 0, doc="Number added to each norm before it is inverted.", excludes_low=True)
+FROM_0 = Hyperparameter("eps", 1e-8, 0.0)
 """eps of the public functions, which may be 0."""
+
+NORMS = ("l1", "l2", "spectral", "spectral_l2")
+"""Norms of a signal that is measured; "delta" is the paper's name for the L1 norm of the update."""
+
+OPTIONS = (
+    Option(
+        "fedvg.signal",
+        "gradient",
+        ("gradient", "delta", "fisher"),
+        "Quantity that is measured for each client. gradient: of the loss on D_val; delta: of its model against the"
+        " global model; fisher: trace of the empirical Fisher information.",
+        used={"fedvg.norm": NORMS},
+    ),
+    Option(
+        "fedvg.norm",
+        "l1",
+        (*NORMS, "delta"),
+        "Norm of the signal. l1 is published; spectral uses matrices only; spectral_l2 adds the L2 norm of vectors;"
+        " delta is the L1 norm of the signal delta.",
+    ),
+    Option(
+        "fedvg.layer",
+        "tensor",
+        ("tensor", "module"),
+        "Layer whose norm is taken. tensor: every tensor (published); module: weight and bias together.",
+    ),
+    Option(
+        "fedvg.include",
+        "",
+        doc="Regular expression of the tensors that are measured, e.g. ^classifier/. It is searched for in each path"
+        ' "a/b/kernel"; empty selects all tensors.',
+        word="REGEX",
+    ),
+    Option(
+        "fedvg.granularity",
+        "modelwise",
+        ("modelwise", "layerwise", "blockwise"),
+        "Granularity of the weights. modelwise: one weight per client; layerwise: one per client and tensor; blockwise:"
+        " one per client and network block.",
+    ),
+    Option(
+        "fedvg.mode",
+        "train",
+        ("train", "eval"),
+        "Mode of BatchNorm while scoring. train: statistics of each minibatch (published); eval: running statistics.",
+        used={"fedvg.norm": NORMS, "fedvg.signal": ("gradient",)},
+    ),
+)
+"""Options of the weightings of norms, by setting."""
 
 LayerNorms = list[tuple[groups.Layer, Array]]
 """Layers, each with its norm [K]."""
@@ -106,7 +168,7 @@ def finite_clients(norms: Tree) -> tuple[Tree, Array]:
 def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **options: Any) -> Weighting:
     """Returns FedVG's weighting: `inverse_norm_weights` of `gradient_norms` of each client's validation gradient.
 
-    It reads `hyper["eps"]`.
+    It reads `hyper["fedvg.eps"]`.
 
     Args:
         task: the model and its loss.
@@ -135,7 +197,7 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
     >>> task = fv.Task(lambda key: fv.Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
     >>> step = fv.make_round(task, fv.algorithms.fedavg(), fedvg(task), fv.executors.lanes(1), fv.sgd, num_clients=2)
     >>> step = jax.jit(step)
-    >>> hyper, clients = {"lr": 1.0, "eps": 0.0}, [jnp.array([0]), jnp.array([1])]
+    >>> hyper, clients = {"lr": 1.0, "fedvg.eps": 0.0}, [jnp.array([0]), jnp.array([1])]
     >>> data = fv.Data(jnp.array([1.0, 5.0, 2.0]), *[jnp.array([[2]])] * 3)
     >>> state = fv.init_state(task, fv.algorithms.fedavg(), 2, hyper)
     >>> state, metrics = step(state, fv.make_schedule(0, clients, batch_size=1), data, hyper)
@@ -146,10 +208,10 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
 
 
 def inverse_norms(parts: NormParts) -> Weighting:
-    """Returns the weighting with the weights of `inverse_norm_weights` of a signal. It reads `hyper["eps"]`."""
+    """Returns the weighting with the weights of `inverse_norm_weights` of a signal. It reads `hyper["fedvg.eps"]`."""
 
     def weigh(hyper: Hyper, measured: Tree, view: ServerView, parts: NormParts = parts) -> Variables:
-        return parts.weights(inverse(hyper["eps"]), measured, view.variables.stats, view.present)
+        return parts.weights(inverse(hyper[EPS.name]), measured, view.variables.stats, view.present)
 
     def weigh_uniformly(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
         ones = jnp.ones_like(jax.tree.leaves(measured)[0])
@@ -166,7 +228,7 @@ def inverse_norms(parts: NormParts) -> Weighting:
         terms = aggregation.single_term(weigh)
     else:
         terms = aggregation.select_terms(partial(weigh, parts=parts._replace(floor=0)), weigh_uniformly, is_above_noise)
-    return Weighting(parts.signal, weigh, parts.score, parts.detail, terms, hyperparameters("fedvg"))
+    return Weighting(parts.signal, weigh, parts.score, parts.detail, terms, (EPS,))
 
 
 # --- the equations ----------------------------------------------------------------------------------------------------
@@ -313,8 +375,7 @@ def layers_of(
     exclude: str = "",
 ) -> tuple[groups.Layer, ...]:
     """Returns the layers that G_k averages over, in the order of `layer_shares`; arguments as in `norm_parts`."""
-    with jax.enable_x64(False):  # models start in single precision
-        shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
+    shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
     sizes = tree.by_path(shapes.params)
     included_by, excluded_by = types.compiled(include, "fedvg.include"), types.compiled(exclude, "local")
     candidates = [path for path in sizes if not (exclude and excluded_by.search(path))]
@@ -353,3 +414,6 @@ def layer_shares(norms: Array) -> Array:
     """
     total = norms.sum(-1, keepdims=True)
     return norms / jnp.where(total > 0, total, 1)
+
+
+ENTRY = NamedWeighting(fedvg, "FedVG", (EPS,), OPTIONS)

@@ -48,8 +48,8 @@ def models(name, world=WORLD, **changes):
 @pytest.mark.parametrize(
     ("name", "world", "changes"),
     [
-        ("fedprox", WORLD, {"mu": 0.0}),
-        ("fedavgm", WORLD, {"server_momentum": 0.0, "avgm_lr": 1.0}),
+        ("fedprox", WORLD, {"fedprox.mu": 0.0}),
+        ("fedavgm", WORLD, {"fedavgm.momentum": 0.0, "fedavgm.lr": 1.0}),
         ("fednova", EVEN, {}),
     ],
     ids=["fedprox", "fedavgm", "fednova with equal steps"],
@@ -64,7 +64,7 @@ def tree_distance(a, b):
 
 @pytest.mark.quick
 def test_scaffold_first_round_equals_fedavg(x64):
-    (first, second, _), expected = models("scaffold", eta_g=1.0), models("fedavg")
+    (first, second, _), expected = models("scaffold", **{"scaffold.eta_g": 1.0}), models("fedavg")
     worlds.assert_close(first, expected[0], 1e-12)
     assert tree_distance(second, expected[1]) > 1e-3
 
@@ -80,7 +80,7 @@ def test_a_more_sensitive_tensor_never_gets_a_larger_zeta(x64):
         rng = np.random.default_rng(seed)
         weights = dict.fromkeys(names, jnp.asarray(rng.dirichlet(np.ones(3))))
         probes = {name: jnp.asarray(rng.exponential(size=3) * rng.integers(0, 2)) for name in names}
-        rest, _ = residual(worlds.hyper(tau=0.5), (), ones, Cohort(ones, (), (), weights, probes, 9))
+        rest, _ = residual(worlds.hyper(**{"elastic.tau": 0.5}), (), ones, Cohort(ones, (), (), weights, probes, 9))
         sensitivity = np.array([weights[name] @ probes[name] for name in names])
         zeta = 1 - np.array([rest[name] for name in names])[np.argsort(sensitivity)]
         assert (np.diff(zeta) <= 1e-12).all() and (zeta <= 1.5).all()
@@ -150,7 +150,7 @@ def test_the_published_feddyn_has_no_quadratic_term_and_clips(x64):
     """g + alpha (lambda_k - theta_g), cut to a norm of 10: of (60, 80), to (6, 8)."""
     correct = worlds.algorithm("feddyn", departures="feddyn-regulariser").correct
     anchor = Anchor({"x": jnp.full(2, 2.0)}, None, {"x": jnp.full(2, 5.0)})
-    hyper, theta = worlds.hyper(dyn_alpha=0.5, clip=10.0), {"x": jnp.full(2, 7.0)}
+    hyper, theta = worlds.hyper(**{"feddyn.alpha": 0.5, "feddyn.clip": 10.0}), {"x": jnp.full(2, 7.0)}
     for gradient, expected in (([0.5, -0.5], [2.0, 1.0]), ([58.5, 78.5], [6.0, 8.0])):
         worlds.assert_close(correct(hyper, {"x": jnp.array(gradient)}, theta, anchor), {"x": np.array(expected)}, 1e-12)
 
@@ -160,7 +160,7 @@ def test_the_published_sensitivity_averages_the_squared_norms_of_summed_gradient
     params, mu, num_batches = worlds.QUADRATIC.init(None).params, 0.5, 3
     world = worlds.quadratics(np.full((1, 3), 3.0), np.ones((1, 3)), [8], 1)
     probe = worlds.algorithm("elastic", departures="elastic-sensitivity").probe
-    actual = probe(worlds.hyper(sensitivity_decay=mu), probe_of(world, num_batches, params)).params
+    actual = probe(worlds.hyper(**{"elastic.mu": mu}), probe_of(world, num_batches, params)).params
     factor = sum((1 - mu) * mu ** (num_batches - i) * i**2 for i in range(1, num_batches + 1))
     worlds.assert_close(actual, jax.tree.map(lambda x: factor * np.sum((3 * np.asarray(x) - 1) ** 2), params), 1e-12)
 
@@ -170,7 +170,7 @@ def test_the_published_sensitivity_is_relative_to_the_most_sensitive_client(x64)
     residual = worlds.algorithm("elastic", departures="elastic-sensitivity").residual
     one = {"x": jnp.ones(())}
     cohort = Cohort(one, (), (), {"x": jnp.array([0.25, 0.75])}, {"x": jnp.array([8.0, 4.0])}, 2)
-    rest, _ = residual(worlds.hyper(tau=0.5), (), one, cohort)
+    rest, _ = residual(worlds.hyper(**{"elastic.tau": 0.5}), (), one, cohort)
     np.testing.assert_allclose(1 - rest["x"], 0.875, rtol=1e-12)
 
 
@@ -320,7 +320,7 @@ class TowardsGlobal(oracle.Algorithm):
     """A personal model's steps, where the server's memory is theta_g."""
 
     def correct(self, hyper, gradients, params, theta, server, client):
-        return oracle.each(lambda g, v, t: g + hyper["ditto_lam"] * (v - t), gradients, params, server)
+        return oracle.each(lambda g, v, t: g + hyper["ditto.lam"] * (v - t), gradients, params, server)
 
 
 def oracles_personal_models(params, stats, theta_of_round):
@@ -366,7 +366,7 @@ def test_the_global_model_and_the_memories_are_those_of_the_base(x64):
 
 
 def test_a_diverged_personal_model_marks_its_client_and_is_not_kept(x64):
-    ((state, metrics),) = rounds(plan=plan_of(1), values=worlds.hyper(ditto_lam=float("inf")))
+    ((state, metrics),) = rounds(plan=plan_of(1), values=worlds.hyper(**{"ditto.lam": float("inf")}))
     worlds.assert_close(metrics.finite, RAGGED.schedule(0, 2).num_steps == 0, 0)
     worlds.assert_close(state.clients.local, tree.repeat(worlds.variables(), len(RAGGED.train)), 0)
 

@@ -22,7 +22,7 @@ WORLD = worlds.small()
 pytestmark = pytest.mark.usefixtures("traced")  # of runs, only messages matter here
 
 SETTINGS = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", partition="iid", lanes="1")
-WEIGHTS = {"moon": "moon_mu", "fedntd": "ntd_beta", "feddecorr": "decorr_beta"}
+WEIGHTS = {"moon": "moon.mu", "fedntd": "fedntd.beta", "feddecorr": "feddecorr.beta"}
 """Name of an algorithm -> hyperparameter that is the weight of what it adds to the loss."""
 
 

@@ -14,10 +14,11 @@ from support.files import one_line, usage_error
 
 from fedvg_jax import config
 from fedvg_jax.config import SETTINGS, Config, command_line, presets, uses
-from fedvg_jax.config.declare import Condition, referenced
+from fedvg_jax.config.declare import Condition
 from fedvg_jax.config.weighting_grammar import WEIGHTINGS, Mean, Permuted, parse_weighting
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import SOURCES, datasets
+from fedvg_jax.models.networks import referenced
 from fedvg_jax.runs.record.history import History
 
 ROOT = Path(__file__).parents[2]
@@ -76,7 +77,7 @@ def _written(rule) -> str:
     return f"{_written(rule.first)}+{_written(rule.second)}" if isinstance(rule, Mean) else rule
 
 
-_TERMS = st.deferred(lambda: st.sampled_from(list(WEIGHTINGS)) | st.builds(Permuted, _RULES))
+_TERMS = st.deferred(lambda: st.sampled_from(["native", *WEIGHTINGS]) | st.builds(Permuted, _RULES))
 _RULES = st.deferred(lambda: _TERMS | st.builds(Mean, _TERMS, _TERMS))
 
 
@@ -85,7 +86,7 @@ def test_every_weighting_is_parsed_to_the_rule_that_it_is_written_for(rule):
     assert parse_weighting(_written(rule)) == rule
 
 
-SCALARS = {name: "{}" for name, setting in config.SETTINGS.items() if setting.facts.hyper and name != "rounds"}
+SCALARS = {name: "{}" for name, setting in config.SETTINGS.items() if setting.facts.is_traced and name != "rounds"}
 SCALARS |= {"robust": "clipped_mean:{}", "attack": "noise:{}"}
 """Setting -> text of a value."""
 
@@ -185,8 +186,9 @@ CONDITIONAL = {name: setting.facts.used for name, setting in SETTINGS.items() if
 VALUES = {
     **{name: list(setting.names) for name, setting in SETTINGS.items() if setting.names},
     "dataset": [*config.DATASETS, "tfds:mnist", "hf:mnist"],
-    "weighting": [*config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"], "export_partition": [None, "rows.npz"],
-    "local": ["", "^classifier/"], "momentum": [0.0, 0.9], "keep": [0, 2], "tuning.steps": [0, 1],
+    "weighting": ["native", *config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
+    "export_partition": [None, "rows.npz"],
+    "local": ["", "^classifier/"], "momentum": [0.0, 0.9], "keep": [0, 2], "tuning.steps": [0, 1], "max_rows": [0, 9],
     "dp.clip": [0.0, 1.0], "record": ["", "finetuned_accuracy"], "validation.rho": [0.0, 0.5],
 }  # fmt: skip
 
@@ -232,5 +234,5 @@ def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_th
 def test_settings_from_python_are_converted_as_from_a_file():
     """A dict is converted to a group, an int to a float, a NumPy scalar to its number."""
     made = Config(fedvg={"norm": "l2"}, lr=np.float32(0.5), clients=np.int64(7), alpha=1, lanes=2)
-    expected = dataclasses.replace(Config(), fedvg=Config.FedVG(norm="l2"), lr=0.5, clients=7, alpha=1.0, lanes="2")
+    expected = dataclasses.replace(Config(), fedvg=dict(norm="l2"), lr=0.5, clients=7, alpha=1.0, lanes="2")
     assert made == expected and type(made.clients) is int and type(made.alpha) is float

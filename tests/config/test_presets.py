@@ -6,7 +6,7 @@ import pytest
 
 from fedvg_jax import commands, config
 from fedvg_jax.config import Config, presets
-from fedvg_jax.runs.assemble import registry
+from fedvg_jax.config.methods import algorithm_of
 from fedvg_jax.study.sweep_points import parse_axes
 
 SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
@@ -25,7 +25,7 @@ def parse(*args):
 def test_method_is_an_algorithm_and_its_weights():
     for name, expected in WEIGHTS.items():
         made = config.Config(method=name)
-        native = registry.make_algorithm(made).native_weighting
+        native = algorithm_of(made).native_weighting
         assert (made.algorithm, made.weighting.replace("native", native)) == expected
 
 
@@ -89,7 +89,7 @@ def test_shorthands_in_python_equal_those_of_the_command_line():
 
 
 def test_settings_of_a_group_or_alone_win_beside_a_shorthand():
-    assert Config(method="fedprox", fedprox=Config.FedProx(mu=0.5)).fedprox.mu == 0.5
+    assert Config(method="fedprox", fedprox=dict(mu=0.5)).fedprox.mu == 0.5
     made = Config(fidelity="official", feddyn={"alpha": 0.3}, partition="dirichlet")
     assert made.feddyn.alpha == 0.3 and made.departures == "official"
     assert made.partition == "dirichlet" == Config().partition  # given, though the default

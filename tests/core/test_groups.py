@@ -22,9 +22,7 @@ PATHS = tree.paths(worlds.variables().params)
 
 
 def make(**options):
-    return registry.make_weighting(
-        replace(config.Config(), fedvg=config.Config.FedVG(**options)), worlds.TASK, algorithms.fedavg()
-    )
+    return registry.make_weighting(replace(config.Config(), fedvg=dict(**options)), worlds.TASK, algorithms.fedavg())
 
 
 def tensors(seed=0):
@@ -51,7 +49,7 @@ def weigh(rule, measured_norms, eps=0.0):
     @worlds.jit
     def weights_of(measured_norms, eps, model, data):
         view = ServerView(model, tree.repeat(model, K), jnp.arange(K), data)
-        return rule.weigh({"eps": eps}, measured_norms, view)
+        return rule.weigh({"fedvg.eps": eps}, measured_norms, view)
 
     weights = jax.tree.map(
         np.asarray, weights_of(measured_norms, jnp.asarray(eps, float), worlds.variables(), WORLD.data())
@@ -166,7 +164,7 @@ def test_noise_has_zero_gradient_without_nan():
 
 @pytest.mark.parametrize("options", [{"layer": "module"}, {"norm": "spectral"}], ids=str)
 def test_the_layers_shares_of_a_client_s_norm_sum_to_one_and_have_names(x64, options):
-    rule, settings = make(**options), replace(config.Config(), fedvg=config.Config.FedVG(**options))
+    rule, settings = make(**options), replace(config.Config(), fedvg=dict(**options))
     measured_norms = measured(tensors(), options.get("norm", "l1"))
     shares = worlds.jit(rule.detail)(measured_norms)["layer_shares"]
     assert shares.shape == (K, len(registry.layer_names(settings, worlds.TASK)))

@@ -147,7 +147,7 @@ PAIRS = {
     "task of NNX": (of_nnx, 1, 2),
     "weighting": (lambda v: fv.weightings.by_scalar(enclosed(v)), 1, 2),
     "weights": (lambda v: fv.weightings.given(np.full(2, v)), 0.5, 0.25),
-    "algorithm": (lambda v: fv.algorithms.fedavg()._replace(defaults=(fv.Hyperparameter("a", v),)), 1.0, 2.0),
+    "algorithm": (lambda v: fv.algorithms.fedavg()._replace(hyperparameters=(fv.Hyperparameter("a", v),)), 1.0, 2.0),
 }
 
 

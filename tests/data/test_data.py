@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.files import assert_rows
+from support.files import assert_rows, rewrite, usage_error
 
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache
-from fedvg_jax.data.arrays import Arrays, spaced
+from fedvg_jax.data.arrays import Arrays, limited
 from fedvg_jax.data.readers import cifar_stl10, npz
 
 RNG = np.random.default_rng(0)
@@ -97,11 +97,11 @@ def test_features_are_floats_of_at_most_32_bits_in_the_byte_order_of_this_machin
 
 def test_spaced_rows_keep_order_class_proportions_groups_and_the_training_set():
     rng = np.random.default_rng(0)
-    for total, max_rows in ((10, 4), (97, 96), (100, 7), (1000, 100), (5, 1)):
+    for total, max_rows in ((20, 12), (97, 96), (100, 30), (1000, 100)):
         y = np.sort(rng.integers(0, 3, total)).astype(np.int32)
         groups = np.sort(rng.integers(0, 4, total)).astype(np.int32)
         whole = Arrays("rows", np.arange(total, dtype=np.float32)[:, None], y, ("a", "b", "c"), total * 4 // 5, groups)
-        subset = spaced(whole, max_rows)
+        subset = limited(whole, max_rows)
         rows = subset.x[:, 0].astype(int)
         assert len(rows) == max_rows and (np.diff(rows) > 0).all()
         assert len(set(np.diff(rows))) <= 2, "distances differ by more than one row"
@@ -111,7 +111,43 @@ def test_spaced_rows_keep_order_class_proportions_groups_and_the_training_set():
         assert subset.groups is not None
         assert set(subset.groups) == set(range(len(set(groups[rows])))), "numbers of groups have gaps"
         assert len({*zip(subset.groups.tolist(), groups[rows].tolist(), strict=True)}) == len(set(subset.groups))
-    assert all(spaced(whole, max_rows) is whole for max_rows in (0, 5, 6))
+    assert all(limited(whole, max_rows) is whole for max_rows in (0, total, total + 1))
+
+
+ALTERNATING = np.arange(2000, dtype=np.int32) % 10
+SHUFFLED = np.random.default_rng(0).permutation(ALTERNATING)
+
+
+def in_order(y, groups):
+    names = tuple(map(str, range(10)))
+    return Arrays("rows", np.arange(2000.0)[:, None], y, names, 1500, groups)
+
+
+@pytest.mark.parametrize(
+    ("y", "groups", "max_rows"),
+    [
+        (ALTERNATING, None, 1000),
+        (ALTERNATING, None, 200),
+        (SHUFFLED, ALTERNATING, 200),
+        (np.where(np.arange(2000) % 2, SHUFFLED, 0), None, 1000),
+        (np.where(np.arange(2000) == 1, 9, SHUFFLED % 9), None, 500),
+    ],
+    ids=["classes", "one class", "groups", "a share", "a single row"],
+)
+def test_rows_in_a_periodic_order_are_drawn_with_a_seed_and_not_spaced(y, groups, max_rows):
+    whole = in_order(y.astype(np.int32), groups)
+    with usage_error(f"max_rows {max_rows}", "--max-rows-seed"):
+        limited(whole, max_rows)
+    drawn, other = (limited(whole, max_rows, seed) for seed in (0, 1))
+    rows = drawn.x[:, 0].astype(int)
+    assert len(rows) == max_rows and (np.diff(rows) > 0).all() and drawn.num_train == (rows < 1500).sum()
+    assert (drawn.y == whole.y[rows]).all() and (rows != other.x[:, 0]).any()
+    np.testing.assert_array_equal(rows, limited(whole, max_rows, 0).x[:, 0])
+
+
+def test_rows_in_a_random_order_are_spaced():
+    for max_rows in (200, 700, 1000, 1999):
+        assert len(limited(in_order(SHUFFLED, SHUFFLED), max_rows).y) == max_rows
 
 
 # --- the cache of decoded data sets: names of entries, atomic writes, entries that cannot be read
@@ -157,16 +193,17 @@ def test_data_set_is_decoded_once_and_then_mapped_read_only(source, decode):
     assert len(decode.calls) == 1
 
 
-def test_entry_depends_on_reader_path_size_and_time(source, decode):
+def test_entry_depends_on_reader_path_and_content(source, decode):
     load(source, decode)
     load(source, decode, reader="other")
     source = source.rename(source.with_name("moved.bin"))
     load(source, decode)
-    source.write_bytes(b"three")
+    rewrite(source, b"two")
     load(source, decode)
+    assert len(decode.calls) == 4 == len(list((source.parent / "cache").iterdir()))
     os.utime(source, (0, 0))
     load(source, decode)
-    assert len(decode.calls) == 5 == len(list((source.parent / "cache").iterdir()))
+    assert len(decode.calls) == 4
 
 
 def test_source_that_changes_during_decoding_is_not_cached(source):

@@ -4,7 +4,7 @@ import io
 
 import numpy as np
 import pytest
-from support.files import assert_rows, load_twice, pixels, png, write, write_folder
+from support.files import assert_rows, load_twice, pixels, png, rewrite, write, write_folder
 
 from fedvg_jax import data
 from fedvg_jax.data import images
@@ -25,6 +25,18 @@ def test_folder_of_classes_is_read_in_sorted_order(tmp_path):
     assert (got.name, got.class_names, got.num_train, reports) == ("set", ("ant", "bee"), 5, [(5, 5)])
     again = data.load("folder", tmp_path / "set", tmp_path / "cache", progress=lambda *args: reports.append(args))
     assert len(reports) == 1 and isinstance(again.x, np.memmap)
+
+
+def test_an_image_that_is_rewritten_in_place_is_decoded_again(tmp_path):
+    for name in "ab":
+        write(tmp_path / "set" / name / "x.ppm", ppm(b"one"))
+    load_twice("folder", tmp_path / "set")
+    rewrite(tmp_path / "set" / "a" / "x.ppm", ppm(b"two"))
+    assert load_twice("folder", tmp_path / "set").x[0].tobytes() == b"two"
+
+
+def ppm(pixel: bytes) -> bytes:
+    return b"P6 1 1 255\n" + pixel
 
 
 def test_official_splits_in_a_folder_are_pooled_or_named(tmp_path):

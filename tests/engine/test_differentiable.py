@@ -184,12 +184,12 @@ def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
     by_mode = []
     for mode, executor in (("reverse", None), ("forward", executors.lanes(1))):
         f, _ = of_quadratics(executor=executor)
-        objective = lambda hyper, f=f: f(hyper["lr"] * hyper["eps"], start)  # noqa: E731
-        hyper = {"lr": jnp.float64(0.3), "eps": jnp.float64(1.0), "mu": jnp.float64(0)}
-        gradient = functools.partial(differentiable.hypergradient, objective, names=["lr", "eps"], mode=mode)
+        objective = lambda hyper, f=f: f(hyper["lr"] * hyper["fedvg.eps"], start)  # noqa: E731
+        hyper = {"lr": jnp.float64(0.3), "fedvg.eps": jnp.float64(1.0), "fedprox.mu": jnp.float64(0)}
+        gradient = functools.partial(differentiable.hypergradient, objective, names=["lr", "fedvg.eps"], mode=mode)
         by_mode.append(worlds.jit(gradient)(hyper))
     worlds.assert_close(by_mode[1], by_mode[0], 1e-12)
-    assert set(by_mode[0][1]) == {"lr", "eps"} and abs(by_mode[0][1]["lr"]) > 1e-3
+    assert set(by_mode[0][1]) == {"lr", "fedvg.eps"} and abs(by_mode[0][1]["lr"]) > 1e-3
 
 
 # --- from validation gradients to the aggregated model
@@ -257,6 +257,8 @@ def test_gradients_through_an_optimiser_are_finite_where_a_weight_has_no_gradien
 @pytest.mark.parametrize("mode", ["reverse", "forward"])
 def test_an_integer_is_differentiated_like_the_float_of_its_value(mode):
     for number in (2, np.array(2), jnp.int32(2)):
-        hyper = {"lr": number, "mu": 1}
-        value, gradients = differentiable.hypergradient(lambda h: h["lr"] ** 2 + h["mu"], hyper, ["lr"], mode=mode)
+        hyper = {"lr": number, "fedprox.mu": 1}
+        value, gradients = differentiable.hypergradient(
+            lambda h: h["lr"] ** 2 + h["fedprox.mu"], hyper, ["lr"], mode=mode
+        )
         assert (value, gradients["lr"]) == (5.0, 4.0)

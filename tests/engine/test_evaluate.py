@@ -52,7 +52,7 @@ def refine(num_steps):
 
 
 def refined(num_steps, number=0, lr=0.1, data=None):
-    hyper, model = worlds.hyper(tuning_lr=lr), worlds.variables()
+    hyper, model = worlds.hyper(**{"tuning.lr": lr}), worlds.variables()
     return refine(num_steps)(hyper, jnp.int32(number), model, data or WORLD.data())
 
 
@@ -85,7 +85,7 @@ QUADRATICS = worlds.uneven()
 
 def test_server_tuning_is_the_last_phase_of_a_round():
     """Many steps of rate 0.1 on the loss x^2 / 2 - x end at its minimum, 1, wherever the clients' mean is."""
-    plan, values = [QUADRATICS.schedule(number, 2) for number in range(2)], worlds.hyper(tuning_lr=0.1)
+    plan, values = [QUADRATICS.schedule(number, 2) for number in range(2)], worlds.hyper(**{"tuning.lr": 0.1})
     plain, tuned = (
         worlds.play(QUADRATICS, plan, worlds.algorithm("fedavg"), values=values, **hooks)[-1][0].variables
         for hooks in ({}, {"refine": baselines.server_steps(worlds.QUADRATIC, 300)})

@@ -117,7 +117,7 @@ def test_cohort_blocks_on_devices_equal_the_whole_cohort_with_running_statistics
 
     def after(executor, size):
         plan = [net.schedule(2, executor.num_lanes, block_size=size)]  # clients 1 and 5 are sound, 3 diverges
-        values = worlds.hyper(attack_scale=0.5, dp_clip=0.3, dp_noise=0.4)
+        values = worlds.hyper(attack_scale=0.5, **{"dp.clip": 0.3, "dp.noise_multiplier": 0.4})
         return worlds.play(net, plan, algorithm, rule, task, values, executor=executor, **options)
 
     worlds.assert_close(after(executors.sharded(2, 1), 2), after(executors.lanes(1), None), 1e-9)
@@ -165,7 +165,7 @@ def test_memory_depends_on_the_block_and_not_on_the_cohort():
     assert 5 < ten < 20
 
 
-@pytest.mark.parametrize("name", config.WEIGHTINGS)
+@pytest.mark.parametrize("name", ["native", *config.WEIGHTINGS])
 def test_streamable_names_are_the_rules_with_terms(name):
     rule = worlds.weighting(name, worlds.algorithm("fedavg"))
     assert bool(rule.terms) == config.streams(name)

@@ -298,7 +298,7 @@ def test_an_algorithm_acts_on_the_aggregate_of_any_rule(x64):
         return jax.tree.map(lambda stack: jnp.median(stack, axis=0), clients)
 
     def moved(name, **options):
-        values, plan = worlds.hyper(avgm_lr=1.0, server_momentum=0.9), [schedule_of(0, THREE)]
+        values, plan = worlds.hyper(**{"fedavgm.lr": 1.0, "fedavgm.momentum": 0.9}), [schedule_of(0, THREE)]
         ((after, _),) = worlds.play(THREE, plan, worlds.algorithm(name), "uniform", values=values, **options)
         return jax.tree.map(np.subtract, after.variables, worlds.variables(task=TASK))
 
@@ -311,7 +311,7 @@ def test_running_statistics_are_averaged_or_take_the_server_step(x64):
     """FedAvgM's first step is (1 + beta) u at rate 1."""
 
     def moved(name, stats_too):
-        values, plan = worlds.hyper(avgm_lr=1.0, server_momentum=0.9), [schedule_of(0, THREE)]
+        values, plan = worlds.hyper(**{"fedavgm.lr": 1.0, "fedavgm.momentum": 0.9}), [schedule_of(0, THREE)]
         arguments = worlds.algorithm(name), "samples", worlds.STATISTIC, values
         ((after, _),) = worlds.play(THREE, plan, *arguments, stats_too=stats_too)
         return jax.tree.map(np.subtract, after.variables, worlds.variables(task=worlds.STATISTIC))
@@ -358,7 +358,9 @@ def test_a_round_of_half_precision_parameters_takes_hyperparameters_and_a_loss_o
     start = start._replace(server=server, clients=tree.repeat(client, 5))
     with jax.numpy_dtype_promotion("standard"):
         step = worlds.round_step(WORLD, algorithm, rule, TASK._replace(loss=loss), **options)
-        after, _ = jax.eval_shape(step, start, schedule_of(0), data, worlds.hyper(tuning_lr=0.1, fit_rate=0.1))
+        after, _ = jax.eval_shape(
+            step, start, schedule_of(0), data, worlds.hyper(**{"tuning.lr": 0.1, "fitted.rate": 0.1})
+        )
     chex.assert_trees_all_equal_shapes_and_dtypes(after, start)
 
 

@@ -179,7 +179,7 @@ LINEAR = linear()
 
 def first_round(algorithm, optimiser=fv.sgd, task=LINEAR, weighting=fv.weightings.uniform(), **options):  # noqa: B008
     """(state, clients' local tensors, metrics) after a round of four local steps: two train the local tensor alone."""
-    part, hyper = fv.local_part("^head/", first=0.5), {"lr": 0.1, "eta_g": 1.0, "attack_scale": 10.0}
+    part, hyper = fv.local_part("^head/", first=0.5), {"lr": 0.1, "scaffold.eta_g": 1.0, "attack_scale": 10.0}
     data = fv.Data(jnp.repeat(jnp.array([1.0, 3.0]), 4), *[jnp.zeros((1, 1), int)] * 3)
     options |= {"num_clients": 2, "local": part}
     make = fv.make_round(task, algorithm, weighting, fv.executors.lanes(1), optimiser, **options)

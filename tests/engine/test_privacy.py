@@ -25,7 +25,7 @@ def fedavg():
 
 
 def rounds(world, plan, rule="samples", private=privacy.modelwise, z=Z, **options):
-    values = worlds.hyper(dp_clip=C, dp_noise=z)
+    values = worlds.hyper(**{"dp.clip": C, "dp.noise_multiplier": z})
     return worlds.play(world, plan, fedavg(), rule, values=values, private=private, **options)
 
 
@@ -45,7 +45,7 @@ def test_clipping_is_exact(x64):
     theta = {"a": rng.normal(size=3), "b": rng.normal(size=(2, 2))}
     deltas = jax.tree.map(lambda x: np.stack([rng.normal(size=x.shape), 0.01 * x, 0 * x, np.nan * x]), theta)
     clients = jax.tree.map(lambda t, d: jnp.asarray(t - d), theta, deltas)
-    after = privacy.clip({"dp_clip": jnp.asarray(C)}, theta, clients)
+    after = privacy.clip({"dp.clip": jnp.asarray(C)}, theta, clients)
     own = [tree.scale(-1, tree.take(after, k)) for k in range(4)]
     long, factor = tree.take(deltas, 0), C / norm(tree.take(deltas, 0))
     worlds.assert_close(own[0], tree.scale(factor, long), 1e-15)
@@ -55,7 +55,7 @@ def test_clipping_is_exact(x64):
 
 def test_clipping_holds_where_squares_are_no_number():
     for most, size in ((1e-25, 1e-20), (1e-30, 1e10), (1e25, 1e30), (1e-3, 1e-2)):
-        after = privacy.clip({"dp_clip": jnp.float32(most)}, {"w": jnp.zeros(4)}, {"w": jnp.full((1, 4), size)})
+        after = privacy.clip({"dp.clip": jnp.float32(most)}, {"w": jnp.zeros(4)}, {"w": jnp.full((1, 4), size)})
         assert norm({"w": np.asarray(after["w"], float)}) <= most * (1 + 1e-6)
 
 
@@ -77,7 +77,7 @@ def test_no_adversary_tells_neighbours_by_how_the_model_is_rounded(dtype, at):
     )
     state = fv.init_state(task, fedavg(), 21, {"lr": 1.0})
     data = fv.Data(jnp.asarray(rows), *[jnp.array([[0]])] * 3)
-    hyper = {"lr": jnp.float32(1), "dp_clip": jnp.float32(2 * unit), "dp_noise": jnp.float32(1)}
+    hyper = {"lr": jnp.float32(1), "dp.clip": jnp.float32(2 * unit), "dp.noise_multiplier": jnp.float32(1)}
     play, right = jax.jit(step), 0
     for seed in range(12):
         for count in (10, 11):
@@ -117,7 +117,7 @@ def test_no_pair_of_cohorts_exceeds_the_bounds_and_some_reach_them():
 
 def test_the_noise_has_its_variance_in_every_coordinate():
     """The variance of n normal numbers is within 5 of its standard deviations, sqrt(2 / n), of sigma^2."""
-    count, values = 40000, {"dp_clip": jnp.float32(C), "dp_noise": jnp.float32(Z)}
+    count, values = 40000, {"dp.clip": jnp.float32(C), "dp.noise_multiplier": jnp.float32(Z)}
     params = {"a": jnp.ones(count), "b": jnp.zeros((count, 1))}
     for sensitivity, factor in ((privacy.fixed, 2 / 8), (privacy.modelwise, 2), (privacy.tensorwise, 2 * 2**0.5)):
         noisy = privacy.add_noise(values, jax.random.key(0), params, sensitivity, 8)
@@ -165,7 +165,7 @@ def test_hypergradients_pass_through_rounds_of_a_part_through_what_is_sent_clipp
     over, plan = fv.over_rounds(step), fv.stack_schedules([world.schedule(number) for number in range(2)])
 
     def loss(rate, clip, z):
-        values = worlds.hyper() | {"lr": rate, "dp_clip": clip, "dp_noise": z}
+        values = worlds.hyper() | {"lr": rate, "dp.clip": clip, "dp.noise_multiplier": z}
         state, _ = over(start, plan, world.data(), values)
         return task.loss(*state.variables, *tree.gather(world.data().pool, world.data().val[0]), False)[0]
 

@@ -196,7 +196,7 @@ def test_settings_reach_the_round():
     hooks, hyper = registry.round_options(settings, worlds.TASK), registry.make_hyper(settings)
     assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not None
     assert hooks["augment"] is transforms.AUGMENTATIONS["flip_crop"]
-    assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning_lr")] == [2.0, 3.0, np.float32(0.01)]
+    assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning.lr")] == [2.0, 3.0, np.float32(0.01)]
     ids, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}
     clients = Variables({"w": jnp.ones(20)}, {})
     disturbed = hooks["disturb"](hyper, KEY, ids, Variables(model, {}), clients).params["w"]

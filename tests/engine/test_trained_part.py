@@ -20,7 +20,7 @@ PATTERN = "^bn1/|^classifier/"
 OF_NETWORKS = ("val_accuracy", "val_loss", "fedvg")
 """The first needs scores of classes, the second losses above 0."""
 
-OTHERS = [name for name in WEIGHTINGS if name not in ("native", *OF_NETWORKS[:2])]
+OTHERS = [name for name in WEIGHTINGS if name not in OF_NETWORKS[:2]]
 
 
 def parts(task=worlds.TASK, pattern=PATTERN):

@@ -16,7 +16,7 @@ from fedvg_jax.data import images, user_data, validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import dirichlet, draw, exchange, kinds
 from fedvg_jax.data.readers.cifar_stl10 import CLASS_NAMES
-from fedvg_jax.runs.assemble import population
+from fedvg_jax.runs.assemble import fit, population
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 GROUPS = np.random.default_rng(1).integers(0, 40, 700)
@@ -182,8 +182,8 @@ def fits(x, y, **settings):
 
     def call():
         made, config = user_data.as_arrays((x, y)), fv.Config(**settings)
-        user_data.check_pixel_settings(made, config)
-        user_data.check_model_fits(made, config)
+        fit.check_pixel_settings(made, config)
+        fit.check_model_fits(made, config)
 
     return call
 

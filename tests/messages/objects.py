@@ -17,7 +17,7 @@ from fedvg_jax.weightings import basic
 
 TASK, CLIENTS = worlds.TASK, [np.arange(4)]
 SMALL = fv.Config(rounds=1, clients=4, local_epochs=1, alpha=10.0, weighting="uniform")
-DECLARED = fedavg()._replace(defaults=(Hyperparameter("tau", 0.5, low=0.0),))
+DECLARED = fedavg()._replace(hyperparameters=(Hyperparameter("tau", 0.5, low=0.0),))
 
 
 def task(**changes):
@@ -156,8 +156,8 @@ CASES = [
     ("a setting as hyperparameter", run(algorithm=DECLARED, hyper={"lr": 0.1}), "'lr'"),
     (
         "a name with two meanings",
-        run({"weighting": "fedvg"}, algorithm=fedavg()._replace(defaults=(Hyperparameter("eps", 1e-3),))),
-        "'eps'",
+        run({"weighting": "fedvg"}, algorithm=fedavg()._replace(hyperparameters=(Hyperparameter("fedvg.eps", 1e-3),))),
+        "'fedvg.eps'",
     ),
     # settings beside a task
     ("accuracy of one logit", simulation(weighting="val_accuracy"), ONE_LOGIT),
@@ -172,8 +172,12 @@ CASES = [
     ("another initial tensor", initial({"w": np.ones(3, np.float32), "v": np.ones(1, np.float32)}), "'params/v'"),
     ("an initial tensor of another shape", initial({"w": np.ones(2, np.float32)}), "'params/w'"),
     ("a name as weighting", run(weighting="fedvg"), "weighting"),
+    ("a callback without arguments", run(callbacks=[lambda: None]), "callback"),
+    ("a callback of a record alone", run(callbacks=[lambda record: None]), "callback"),
+    ("a metric of a model alone", run(metrics={"m": lambda model: 0}), "metric 'm'"),
     ("a metric of the history's", run(metrics={"weights": lambda model, data: 0}), "'weights'"),
     ("a number as tracker", run(track=3), "track"),
+    ("no file to start from", run({"init": Path("nothing.safetensors")}), "nothing.safetensors"),
     ("an export to nowhere", run({"export": Path("none") / "m.safetensors"}), "export none/m.safetensors"),
     ("axes as a list", sweep(axes=["seed"]), "axes"),
     ("values of two settings as a number", sweep(axes={("lr", "seed"): 3}), "lr, seed"),

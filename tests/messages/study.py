@@ -47,7 +47,7 @@ def tune(settings, seeds=None, axes=()):
 def tempered(task):
     """A weighting with a hyperparameter."""
     rule = fv.weightings.by_scalar(lambda hyper, client, data: client.num_samples.astype(float) ** hyper["T"])
-    return rule._replace(defaults=(Hyperparameter("T", 1.0, 0.0, 4.0),))
+    return rule._replace(hyperparameters=(Hyperparameter("T", 1.0, 0.0, 4.0),))
 
 
 def again(function):

@@ -96,9 +96,56 @@ def test_metrics_are_means_over_the_rows_of_all_batches(x64, library):
     variables = worlds.variables(task=task)
     measure = worlds.jit(task.measure)
     masks = [MASK & (jnp.arange(6) < 1), MASK & (jnp.arange(6) >= 1)]
-    sums = tree.add(*(measure(*variables, BATCH, mask) for mask in masks))
+    with jax.numpy_dtype_promotion("standard"):  # of rows in float32 by a model in float64
+        sums = tree.add(*(measure(*variables, BATCH, mask) for mask in masks))
     errors = np.abs(by_hand(variables, False)[0] - Y[:4])
     assert task.metrics(sums) == pytest.approx({"loss": np.square(errors).mean(), "absolute": errors.mean()}, rel=1e-9)
+
+
+class Echo(nn.Module):
+    """Returns its input; its parameter is in bfloat16, in which 1001 is 1000."""
+
+    @nn.compact
+    def __call__(self, x, mask=None, train=True):
+        self.param("zero", nn.initializers.zeros, (1,), jnp.bfloat16)
+        return x
+
+
+class NnxEcho(nnx.Module):
+    def __init__(self, rngs):
+        self.zero = nnx.Param(jnp.zeros(1, jnp.bfloat16))
+
+    def __call__(self, x):
+        return x
+
+
+def difference(output, y):
+    return abs(output[0] - y)
+
+
+ECHOES = {
+    "linen": lambda x: fedvg_jax.linen_task(Echo(), difference, x, metrics={"absolute": difference}),
+    "nnx": lambda x: fedvg_jax.nnx_task(NnxEcho, difference, x, metrics={"absolute": difference}),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.int32])
+@every_library
+def test_inputs_and_targets_reach_a_module_of_half_precision_as_they_are(library, dtype):
+    x, y = np.full((5, 1), 1001, dtype), np.full(5, 1003, np.float32)
+    task = ECHOES[library](x[:1])
+    variables = task.init(jax.random.key(0))
+    with jax.numpy_dtype_promotion("standard"):
+        assert fedvg_jax.evaluate(task, variables, (x, y)) == {"loss": 2, "absolute": 2}
+        assert task.loss(*variables, Batch(jnp.asarray(x), jnp.asarray(y)), jnp.ones(5, bool), True)[0] == 2
+    assert task.predict(*variables, Batch(jnp.asarray(x), jnp.asarray(y))).dtype == dtype
+
+
+def test_float_rows_reach_a_classifier_of_half_precision_as_they_are():
+    x = jnp.full((2, 3), 1001, jnp.float32)
+    task = fedvg_jax.models.classification(Echo(), 3, (3,))
+    variables = task.init(jax.random.key(0))
+    assert task.predict(*variables, Batch(x, jnp.zeros(2, jnp.int32))).tolist() == x.tolist()
 
 
 class Modes(nn.Module):

@@ -72,7 +72,7 @@ def play(config, image, hardware, program_of, rules=(0,)):
     Args:
         program_of: (config, image) -> (task, algorithm, executor, jitted chunk).
     """
-    made, hyper = world(image), worlds.hyper(lr=0.05, decorr_beta=0.01)  # FedDecorr divides rounding by 1e-4
+    made, hyper = world(image), worlds.hyper(lr=0.05, **{"feddecorr.beta": 0.01})  # FedDecorr divides rounding by 1e-4
     with jax.numpy_dtype_promotion("standard"), hw.assumed(hardware):
         task, algorithm, executor, chunk = program_of(config, image)
         start = worlds.random_variables(task)
@@ -179,7 +179,7 @@ IMAGES |= {"efficientnet_lite0": (9, 8, 3), "mlp": (2, 3, 1), "linear": (2, 3, 1
 
 CAMPAIGN = {
     "model": list(IMAGES), "algorithm": list(configs.ALGORITHMS),
-    "weighting": [*configs.WEIGHTINGS, "permuted(fedvg)", "samples+fedvg"],
+    "weighting": ["native", *configs.WEIGHTINGS, "permuted(fedvg)", "samples+fedvg"],
     "norm": ["l1", "l2", "spectral", "spectral_l2", "delta"], "granularity": ["modelwise", "layerwise", "blockwise"],
     "mode": ["train", "eval"], "lanes": ["1", "2", "4"], "hold": [0, 2],
     "scoring": list(itertools.product((8, 1024), (None, "lax"))),
@@ -190,7 +190,7 @@ def config_of(case):
     """The settings of a case of the campaign."""
     values = {name: level for name, level in case.items() if name != "scoring"}
     of_fedvg = {name: values.pop(name) for name in ("norm", "granularity", "mode")}
-    return settings(**values, **{"fedvg": configs.Config.FedVG(**of_fedvg)} if "fedvg" in values["weighting"] else {})
+    return settings(**values, **{"fedvg": dict(**of_fedvg)} if "fedvg" in values["weighting"] else {})
 
 
 @functools.cache

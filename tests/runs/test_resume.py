@@ -396,7 +396,8 @@ def test_changed_setting_that_affects_results_is_refused_by_name(unfinished):
     for name in sorted(config.flatten(Config())):
         with naming(name):
             value = config.flatten(SMALL)[name]
-            other = value + 1 if type(value) in (int, float) else not value if type(value) is bool else "other"
+            is_number = bool({int, float} & {*config.SETTINGS[name].types})
+            other = (value or 0) + 1 if is_number else not value if type(value) is bool else "other"
             changed = config.apply(SMALL, {name: other}, "test")
             changed = replace(changed, resume="runs/a", out=None)
             if name in run_folder.RESUMABLE_CHANGES:

@@ -24,7 +24,7 @@ CONFIG = fv.Config(clients=4, rounds=1, model="linear")
 def tempered(task):
     """Weights n_k^T, normalised."""
     rule = fv.weightings.by_scalar(lambda hyper, client, data: client.num_samples.astype(float) ** hyper["T"])
-    return rule._replace(defaults=(Hyperparameter("T", 1.0, 0.0, 4.0),))
+    return rule._replace(hyperparameters=(Hyperparameter("T", 1.0, 0.0, 4.0),))
 
 
 def test_processes_of_a_call_compute_the_results_of_runs_alone(tmp_path, monkeypatch):

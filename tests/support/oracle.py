@@ -187,7 +187,7 @@ class Algorithm:
 
 class FedProx(Algorithm):
     def correct(self, hyper, gradients, params, theta, server, client):
-        return each(lambda g, p, t: g + hyper["mu"] * (p - t), gradients, params, theta)
+        return each(lambda g, p, t: g + hyper["fedprox.mu"] * (p - t), gradients, params, theta)
 
 
 class Moon(Algorithm):
@@ -207,9 +207,9 @@ class Moon(Algorithm):
 
         def penalty(outputs, z, y):
             (near, by_near), (far, by_far) = cosine(z, to_global), cosine(z, to_previous)
-            up, down = np.exp(near / hyper["moon_tau"]), np.exp(far / hyper["moon_tau"])
-            factor = hyper["moon_mu"] / len(z)
-            by_z = down / (up + down) / hyper["moon_tau"] * (by_far - by_near)
+            up, down = np.exp(near / hyper["moon.tau"]), np.exp(far / hyper["moon.tau"])
+            factor = hyper["moon.mu"] / len(z)
+            by_z = down / (up + down) / hyper["moon.tau"] * (by_far - by_near)
             return factor * -np.log(up / (up + down)).sum(), 0.0, factor * by_z
 
         return loss_and_gradients(params, stats, batch, train=True, penalty=penalty)
@@ -223,7 +223,7 @@ class FedNTD(Algorithm):
         teacher, _, _ = logits(theta, stats, batch[0], train=True)
 
         def not_true(z, y):
-            exps = np.exp(z / hyper["ntd_tau"])
+            exps = np.exp(z / hyper["fedntd.tau"])
             exps[np.arange(len(y)), y] = 0
             return exps / exps.sum(1, keepdims=True)
 
@@ -231,8 +231,8 @@ class FedNTD(Algorithm):
             p, q = not_true(teacher, y), not_true(outputs, y)
             others = p > 0
             value = (p[others] * np.log(p[others] / q[others])).sum()
-            factor = hyper["ntd_beta"] / len(y)
-            return factor * value, factor * (q - p) / hyper["ntd_tau"], 0.0
+            factor = hyper["fedntd.beta"] / len(y)
+            return factor * value, factor * (q - p) / hyper["fedntd.tau"], 0.0
 
         return loss_and_gradients(params, stats, batch, train=True, penalty=penalty)
 
@@ -246,7 +246,7 @@ class FedDecorr(Algorithm):
             matrix = unit.T @ unit / n
             by_unit = 4 * unit @ matrix / n
             by_z = (by_unit - by_unit.mean(0) - unit * (by_unit * unit).mean(0)) / deviation
-            factor = hyper["decorr_beta"] / d**2
+            factor = hyper["feddecorr.beta"] / d**2
             return factor * (matrix**2).sum(), 0.0, factor * by_z
 
         return loss_and_gradients(params, stats, batch, train=True, penalty=penalty)
@@ -269,7 +269,7 @@ class Scaffold(Algorithm):
         return each(lambda own, c, t, p: own - c + (t - p) / displacement, client, server, theta, params), None
 
     def residual(self, hyper, server, theta, cohort):
-        return each(lambda u: u - hyper["eta_g"] * u, cohort.update), mean(cohort.memories)
+        return each(lambda u: u - hyper["scaffold.eta_g"] * u, cohort.update), mean(cohort.memories)
 
 
 class FedDyn(Algorithm):
@@ -281,10 +281,10 @@ class FedDyn(Algorithm):
         return None, zeros_like(params)
 
     def correct(self, hyper, gradients, params, theta, server, client):
-        alpha = hyper["dyn_alpha"]
+        alpha = hyper["feddyn.alpha"]
         sums = each(lambda g, dual, p, t: g + alpha * (dual + p - t), gradients, client, params, theta)
         norm = np.sqrt(sum((g * g).sum() for g in sums.values()))
-        return sums if norm <= hyper["clip"] else each(lambda g: g * hyper["clip"] / norm, sums)
+        return sums if norm <= hyper["feddyn.clip"] else each(lambda g: g * hyper["feddyn.clip"] / norm, sums)
 
     def report(self, hyper, params, theta, server, client, displacement):
         return each(lambda dual, t, p: dual - (t - p), client, theta, params), None
@@ -295,7 +295,7 @@ class FedDyn(Algorithm):
 
 class Elastic(Algorithm):
     def probe(self, hyper, params, stats, batches, position):
-        mu, steps = hyper["sensitivity_decay"], 0
+        mu, steps = hyper["elastic.mu"], 0
         average = dict.fromkeys(params, 0.0)
         for steps, (x, _) in enumerate(batches, 1):  # noqa: B007
             gradients = output_gradients(params, stats, x)
@@ -309,7 +309,7 @@ class Elastic(Algorithm):
             if path in theta
         }
         most = max(sensitivity.values())
-        zeta = {path: 1 + hyper["tau"] - (o / most if most > 0 else 1) for path, o in sensitivity.items()}
+        zeta = {path: 1 + hyper["elastic.tau"] - (o / most if most > 0 else 1) for path, o in sensitivity.items()}
         return each(lambda u, z: (1 - z) * u, cohort.update, zeta), server
 
 
@@ -336,9 +336,9 @@ class FedAvgM(Algorithm):
         return zeros_like(params), None
 
     def residual(self, hyper, server, theta, cohort):
-        beta = hyper["server_momentum"]
+        beta = hyper["fedavgm.momentum"]
         velocity = each(lambda v, u: beta * v + u, server, cohort.update)
-        return each(lambda u, v: u - hyper["avgm_lr"] * (u + beta * v), cohort.update, velocity), velocity
+        return each(lambda u, v: u - hyper["fedavgm.lr"] * (u + beta * v), cohort.update, velocity), velocity
 
 
 class Adaptive(Algorithm):
@@ -359,17 +359,17 @@ class Adaptive(Algorithm):
         self.second, self.first_decay, self.start = second, first_decay, start
 
     def init(self, hyper, params):
-        v = {path: np.full(p.shape, self.start * hyper["server_eps"] ** 2) for path, p in params.items()}
+        v = {path: np.full(p.shape, self.start * hyper["fedopt.eps"] ** 2) for path, p in params.items()}
         return (zeros_like(params), v), None
 
     def residual(self, hyper, server, theta, cohort):
-        beta_1 = hyper["b1"] if self.first_decay is None else self.first_decay
+        beta_1 = hyper["fedopt.b1"] if self.first_decay is None else self.first_decay
         m, v, added = {}, {}, {}
         for path, u in cohort.update.items():
             delta = -u
             m[path] = beta_1 * server[0][path] + (1 - beta_1) * delta
-            v[path] = self.second(hyper["b2"], server[1][path], delta**2)
-            step = hyper["server_lr"] * m[path] / (np.sqrt(v[path]) + hyper["server_eps"])
+            v[path] = self.second(hyper["fedopt.b2"], server[1][path], delta**2)
+            step = hyper["fedopt.lr"] * m[path] / (np.sqrt(v[path]) + hyper["fedopt.eps"])
             added[path] = u + step  # R, as the general rule takes u away
         return added, (m, v)
 
@@ -392,11 +392,11 @@ class FullAlgorithm(Algorithm):
     native = "uniform"
 
     def init(self, hyper, params):
-        return each(lambda p: hyper["mu"] * p, params), zeros_like(params)
+        return each(lambda p: hyper["fedprox.mu"] * p, params), zeros_like(params)
 
     def probe(self, hyper, params, stats, batches, position):
         first = [loss_and_gradients(params, stats, batch, train=False)[0] for batch in batches[:1]]
-        return sum(first) * len(batches) + position * hyper["mu"]
+        return sum(first) * len(batches) + position * hyper["fedprox.mu"]
 
     def correct(self, hyper, gradients, params, theta, server, client):
         return each(lambda g, p, t, c, own: g + 0.5 * (p - t) + c - own, gradients, params, theta, server, client)
@@ -411,7 +411,7 @@ class FullAlgorithm(Algorithm):
         for path in theta:
             messages, probes = [message[path] for message in cohort.messages], cohort.probes
             message = sum(w * (m + o) for w, m, o in zip(cohort.weights[path], messages, probes, strict=True))
-            added[path] = 0.1 * theta[path] - 0.25 * cohort.update[path] + hyper["eps"] * message
+            added[path] = 0.1 * theta[path] - 0.25 * cohort.update[path] + hyper["fedvg.eps"] * message
             moved[path] = server[path] + sum(messages) / len(cohort.memories)
         return added, moved
 
@@ -585,7 +585,7 @@ def round_step(state: State, schedule, pool, table, hyper, algorithm: Algorithm,
     Clients that drop out train, and are then left out of everything. So are clients without a step. Without present
     clients, nothing changes.
     """
-    cohort, scoring = range(len(schedule.clients)), scoring._replace(eps=hyper["eps"])
+    cohort, scoring = range(len(schedule.clients)), scoring._replace(eps=hyper["fedvg.eps"])
     probes = [probe(state, schedule, k, pool, hyper, algorithm) for k in cohort]
     trained = [train(state, schedule, k, pool, hyper, algorithm) for k in cohort]
     present = [k for k in cohort if schedule.heard[k] and schedule.num_steps[k] > 0]

@@ -14,6 +14,7 @@ import numpy as np
 import optax
 
 from fedvg_jax import config
+from fedvg_jax.config.methods import algorithm_of
 from fedvg_jax.core import tree, types
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
 from fedvg_jax.models import task as tasks
@@ -139,9 +140,10 @@ def state(
 
 
 HYPER = {
-    "lr": 0.3, "eps": 1e-3, "server_lr": 0.7, "avgm_lr": 0.7, "server_momentum": 0.8, "b1": 0.9, "b2": 0.99,
-    "server_eps": 1e-3, "mu": 0.2, "eta_g": 0.6, "dyn_alpha": 0.3, "clip": 1.2, "sensitivity_decay": 0.7,
-    "moon_mu": 1.5, "moon_tau": 0.4, "ntd_beta": 0.8, "ntd_tau": 1.7, "decorr_beta": 2.5, "ditto_lam": 0.6,
+    "lr": 0.3, "fedvg.eps": 1e-3, "fedopt.lr": 0.7, "fedopt.b1": 0.9, "fedopt.b2": 0.99, "fedopt.eps": 1e-3,
+    "fedavgm.lr": 0.7, "fedavgm.momentum": 0.8, "fedprox.mu": 0.2, "scaffold.eta_g": 0.6, "feddyn.alpha": 0.3,
+    "feddyn.clip": 1.2, "elastic.mu": 0.7, "moon.mu": 1.5, "moon.tau": 0.4, "fedntd.beta": 0.8, "fedntd.tau": 1.7,
+    "feddecorr.beta": 2.5, "ditto.lam": 0.6,
 }  # fmt: skip
 """Every value has an effect on its algorithm."""
 
@@ -156,7 +158,7 @@ def hyper(**changes: float) -> types.Hyper:
 @functools.cache
 def algorithm(name: str, **settings) -> types.Algorithm:
     """Returns a registered algorithm; `settings` are the config's."""
-    return registry.make_algorithm(replace(config.Config(), algorithm=name, **settings))
+    return algorithm_of(replace(config.Config(), algorithm=name, **settings))
 
 
 ON_QUADRATICS = [n for n in config.ALGORITHMS if algorithm(n).loss is None and algorithm(n).personal is None]
@@ -169,7 +171,7 @@ def full_algorithm() -> types.Algorithm:
 
     def init(hyper, params):
         own = {"c": tree.zeros_like(params), "moved": jnp.zeros((), float), "rounds": jnp.zeros((), jnp.int32)}
-        return {"c": tree.scale(hyper["mu"], params)}, own
+        return {"c": tree.scale(hyper["fedprox.mu"], params)}, own
 
     def correct(hyper, grads, params, anchor):
         def one(g, p, theta, c, own):
@@ -189,12 +191,12 @@ def full_algorithm() -> types.Algorithm:
     def probe(hyper, probe):
         loss, _ = probe.task.loss(*probe.variables, *probe.batch(0), False)
         count, position = (n.astype(loss.dtype) for n in (probe.num_batches, probe.position))
-        return jnp.where(count > 0, loss, 0) * count + position * hyper["mu"]
+        return jnp.where(count > 0, loss, 0) * count + position * hyper["fedprox.mu"]
 
     def residual(hyper, server, params, cohort):
         def one(p, u, total, mean, w, c):
             message = mean + w @ cohort.probes
-            return 0.1 * p - 0.25 * u + hyper["eps"] * message, c + total / cohort.num_clients
+            return 0.1 * p - 0.25 * u + hyper["fedvg.eps"] * message, c + total / cohort.num_clients
 
         both = jax.tree.map(one, params, cohort.update, cohort.summed, cohort.averaged, cohort.weights, server["c"])
         added, c = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0)), both)
@@ -382,7 +384,7 @@ def weighting(
     name: str, algorithm: types.Algorithm, task: types.Task = QUADRATIC, batch_size: int = 2, **settings
 ) -> types.Weighting:
     """Returns a named weighting; `settings` are FedVG's."""
-    settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=config.Config.FedVG(**settings))
+    settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=dict(**settings))
     return registry.make_weighting(settings, task, algorithm)
 
 

@@ -24,7 +24,7 @@ SHUFFLE = np.array([2, 0, 3, 1])
 
 
 def make(name, **options):
-    settings = replace(config.Config(), weighting=name, fedvg=config.Config.FedVG(**options))
+    settings = replace(config.Config(), weighting=name, fedvg=dict(**options))
     return registry.make_weighting(settings, worlds.TASK, worlds.algorithm("fedavg"))
 
 
@@ -135,7 +135,7 @@ def test_validation_loss_and_accuracy_equal_those_of_the_evaluation(x64):
     results = all_weights(reports, view)
     np.testing.assert_allclose(results["val_loss"][1], loss, rtol=1e-12)
     np.testing.assert_allclose(results["val_accuracy"][1], accuracy, rtol=1e-12)
-    inverse = 1 / (loss + worlds.HYPER["eps"])
+    inverse = 1 / (loss + worlds.HYPER["fedvg.eps"])
     np.testing.assert_allclose(weights_of()["val_loss"], inverse / inverse.sum(), rtol=1e-12)
     np.testing.assert_allclose(weights_of()["val_accuracy"], accuracy / accuracy.sum(), rtol=1e-12)
 
@@ -241,7 +241,7 @@ def test_delta_is_the_l1_norm_of_the_client_s_update(x64):
 
     model = view.variables.params
     expected = jax.tree.map(lambda p, c: np.abs(p[None] - c).reshape(K, -1).sum(1), model, view.clients.params)
-    raw = 1 / (np.mean(jax.tree.leaves(expected), 0) + worlds.HYPER["eps"])
+    raw = 1 / (np.mean(jax.tree.leaves(expected), 0) + worlds.HYPER["fedvg.eps"])
     for measured, weights in worlds.jit(lambda: [measured_and_weights(rule) for rule in rules])():
         worlds.assert_close(measured, expected, 1e-12)
         np.testing.assert_allclose(weights.params["fc1"]["kernel"], raw / raw.sum(), rtol=1e-12)

@@ -73,7 +73,7 @@ def test_tensors_without_a_norm_are_mixed_like_the_others(x64, mix, options):
     task = worlds.TASK
     fedvg = fedvg_jax.weightings.fedvg(task, granularity="layerwise", **options)
     generalised = fedvg_jax.weightings.generalised(task, granularity="layerwise", **options)
-    actual = generalised.weigh(worlds.hyper() | {"mix": jnp.asarray(mix)}, (measured, counts), view)
+    actual = generalised.weigh(worlds.hyper() | {"generalised.mix": jnp.asarray(mix)}, (measured, counts), view)
     by_size = jax.tree.map(lambda w: counts / counts.sum(), actual)
     of_fedvg = fedvg.weigh(worlds.hyper(), measured, view)
     expected = jax.tree.map(lambda a, b: mix * a + (1 - mix) * b, by_size, of_fedvg)

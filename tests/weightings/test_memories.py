@@ -26,7 +26,7 @@ def averaged(rule, like):
 
     def recall(hyper, signals, memory, server):
         mean, is_known = memory
-        factor = jnp.where(is_known, hyper["mix"], 0)
+        factor = jnp.where(is_known, hyper["generalised.mix"], 0)
         mean = jax.tree.map(lambda m, x: factor * m + (1 - factor) * x, mean, signals)
         return mean, (mean, jnp.ones((), bool))
 
@@ -57,7 +57,7 @@ REPUTATION = of_reputation()
 
 def play(rule, plan, **options):
     """States and metrics of rounds, from an initial state with the rule's memories."""
-    values = worlds.hyper(mix=options.pop("factor", 0.0))
+    values = worlds.hyper(**{"generalised.mix": options.pop("factor", 0.0)})
     step = worlds.make_round(WORLD, fedavg(), rule, **options)
     state = fv.init_state(
         worlds.QUADRATIC, fedavg(), 5, values, variables=worlds.variables(task=worlds.QUADRATIC), weighting=rule
@@ -73,7 +73,7 @@ PLAN = [WORLD.schedule(number, 2) for number in range(3)]
 
 
 def test_an_average_with_factor_0_is_fedvg_to_the_bit():
-    plain = worlds.play(WORLD, PLAN, fedavg(), FEDVG, values=worlds.hyper(mix=0.0))
+    plain = worlds.play(WORLD, PLAN, fedavg(), FEDVG, values=worlds.hyper(**{"generalised.mix": 0.0}))
     for (mine, of_mine), (its, of_its) in zip(play(FORGETFUL, PLAN), plain, strict=True):
         jax.tree.map(np.testing.assert_array_equal, (mine.variables, of_mine), (its.variables, of_its))
     changed = play(FORGETFUL, PLAN, factor=0.5)[-1][1].weights

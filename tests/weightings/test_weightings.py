@@ -33,7 +33,7 @@ every_weighting = pytest.mark.parametrize(("name", "granularity"), CASES)
 
 @functools.cache
 def make(name, granularity, algorithm="fedavg"):
-    settings = replace(config.Config(), weighting=name, fedvg=config.Config.FedVG(granularity=granularity))
+    settings = replace(config.Config(), weighting=name, fedvg=dict(granularity=granularity))
     return registry.make_weighting(settings, worlds.TASK, worlds.algorithm(algorithm))
 
 
@@ -59,7 +59,7 @@ def weigh(rule, signals, eps=1e-3):
     """Weights under `rule`; these weightings do not read the clients' models."""
     model, num_clients = worlds.variables(), len(jax.tree.leaves(signals)[0])
     view = ServerView(model, tree.repeat(model, num_clients), jnp.arange(num_clients), WORLD.data())
-    return jax.device_get(rule.weigh(worlds.hyper(eps=eps), signals, view))
+    return jax.device_get(rule.weigh(worlds.hyper(**{"fedvg.eps": eps}), signals, view))
 
 
 def signals_and_weights(rule, seed=0):
@@ -111,7 +111,7 @@ def test_weights_of_extreme_scores_are_between_zero_and_one():
     @functools.partial(jax.vmap, in_axes=(None, 0))
     def weights(scores, eps):
         signals = [form.unflatten([scores] * form.num_leaves) for form in forms]
-        hyper = worlds.hyper(eps=eps)
+        hyper = worlds.hyper(**{"fedvg.eps": eps})
         actual = [rule.weigh(hyper, signal, view) for rule, signal in zip(rules, signals, strict=True)]
         return jnp.stack(jax.tree.leaves(actual))
 
@@ -164,12 +164,12 @@ def test_tensors_of_group_minus_one_take_uniform_weights_and_do_not_count():
 
         rule = inverse_norms(NormParts(None, grouping, str))
         by_terms = [
-            jax.tree.map(jnp.multiply, t.weigh({"eps": 0.0}, norms, view), jax.tree.map(
-                lambda share: share.astype(float), t.share({"eps": 0.0}, norms, view)
+            jax.tree.map(jnp.multiply, t.weigh({"fedvg.eps": 0.0}, norms, view), jax.tree.map(
+                lambda share: share.astype(float), t.share({"fedvg.eps": 0.0}, norms, view)
             ))
             for t in rule.terms
         ]  # fmt: skip
-        for weights in (rule.weigh({"eps": 0.0}, norms, view), tree.add(*by_terms)):
+        for weights in (rule.weigh({"fedvg.eps": 0.0}, norms, view), tree.add(*by_terms)):
             assert {name: w.tolist() for name, w in weights.params.items()} == {"a": expected, "b": [0.5, 0.5]}
 
 
@@ -236,7 +236,11 @@ CORNERS = {
 @pytest.mark.parametrize("corner", CORNERS)
 def test_gradients_of_the_aggregate_are_finite_at_a_corner(corner):
     grads, clients = (jax.tree.map(CORNERS[corner], tensors(seed, 3)) for seed in (1, 2))
-    generalised = {"exponent": jnp.float32(1), "temperature": jnp.float32(1), "mix": jnp.float32(0.5)}
+    generalised = {
+        "exponent": jnp.float32(1),
+        "temperature": jnp.float32(1),
+        "mix": jnp.float32(0.5),
+    }
     for eps in (0.0, 1e-8):
         gradients = gradients_of_every_aggregate(grads, clients, jnp.float32(eps), generalised)
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
@@ -254,7 +258,7 @@ def test_norms_of_an_absent_client_change_no_weight(bad):
     signals = {"a": jnp.array([1.0, 3.0, bad]), "b": jnp.array([2.0, 2.0, bad])}
     model = Variables({"a": jnp.zeros(1), "b": jnp.zeros(1)}, {})
     view = ServerView(model, None, None, None, jnp.array([True, True, False]))
-    actual = rule.weigh({"eps": 0.0}, signals, view).params
+    actual = rule.weigh({"fedvg.eps": 0.0}, signals, view).params
     np.testing.assert_allclose(actual["a"], [0.75, 0.25, 0], rtol=1e-6)
     np.testing.assert_allclose(actual["b"], [0.5, 0.5, 0], rtol=1e-6)
 

@@ -108,7 +108,10 @@ def draw_partition(
     uses_groups = "group" in (s.kind, s.held_out)
     if uses_groups and groups is None:
         setting = "partition" if s.kind == "group" else "holdout"
-        raise UsageError(f"{setting} group needs an array groups [T] in the .npz, or --columns group=NAME of hf:FOLDER")
+        raise UsageError(
+            f"{setting} group needs an array groups [T] in the .npz, --columns group=NAME of hf:FOLDER, or from"
+            " Python data=fedvg_jax.Arrays(..., groups=...)"
+        )
     groups = np.asarray(groups) if uses_groups else None
     _refuse_too_few_rows(s, len(labels))
     if cache_dir is None:

@@ -54,7 +54,8 @@ def decode(
     def read() -> Arrays:
         return check(Arrays(name, images.decode_files(files, **how), np.array(y), tuple(names), len(rows[0])), root)
 
-    arrays = cache.cached("folder", [*files, f"{how.get('size')}"], read, cache_dir)
+    sources = [*map(cache.Status, files), f"{how.get('size')}"]
+    arrays = cache.cached("folder", sources, read, cache_dir)
     return arrays._replace(name=name)
 
 
@@ -181,7 +182,8 @@ def load_tinyimagenet(data_dir: Path, cache_dir: Path | None = None, **how: Unpa
         x = images.decode_files(files, **how)
         return check(Arrays("tinyimagenet", x, y, tuple(wnids), len(train)), root)
 
-    sources = [root / "wnids.txt", root / "val" / "val_annotations.txt", *files, f"{how.get('size')}"]
+    tables = [root / "wnids.txt", root / "val" / "val_annotations.txt"]
+    sources = [*tables, *map(cache.Status, files), f"{how.get('size')}"]
     return cache.cached("tinyimagenet", sources, read, cache_dir)
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from fedvg_jax.config import Config, block_size, cohort_size, flatten
 from fedvg_jax.config.checks import problems_of_algorithm
 from fedvg_jax.config.fidelity import departs, listed
-from fedvg_jax.config.methods import AlgorithmFacts
 from fedvg_jax.config.options import choice
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import checks, reuse, tree, types
@@ -480,9 +479,10 @@ def check_given(
             num_clients=config.clients,
             stats_too=departs(config, "server-stats"),
         )
-        sends, keeps = bool(jax.tree.leaves(messages)), program.algorithm.personal is not None
-        facts = AlgorithmFacts("", sends_messages=sends, has_personal_models=keeps)
-        for message in problems_of_algorithm(config, "the algorithm", facts) if own_algorithm else ():
+        problems = problems_of_algorithm(
+            config, program.algorithm, "the algorithm", lambda: bool(jax.tree.leaves(messages))
+        )
+        for message in problems if own_algorithm else ():
             raise UsageError(message)
     name = "the algorithm" if own_algorithm else f"algorithm {config.algorithm}"
     key = "features", *reuse.key_of_shapes((tables.pool, hyper))

@@ -16,7 +16,7 @@ from fedvg_jax.algorithms import no_correction, no_memory, no_probe, no_report, 
 from fedvg_jax.config import Config
 from fedvg_jax.config.checks import FLOAT32
 from fedvg_jax.config.declare import python_scalar, suggestion
-from fedvg_jax.config.methods import hyperparameters
+from fedvg_jax.config.methods import HYPERPARAMETERS
 from fedvg_jax.core import checks
 from fedvg_jax.core.identity import Identity, identify
 from fedvg_jax.core.types import (
@@ -158,7 +158,7 @@ def merge_hyperparameters(
 
     >>> from fedvg_jax import algorithms, weightings
     >>> steps = Hyperparameter("boost", 2.0, low=1.0, doc="factor of the server's step")
-    >>> fedboost = algorithms.fedavg()._replace(defaults=(steps,))
+    >>> fedboost = algorithms.fedavg()._replace(hyperparameters=(steps,))
     >>> hyper = merge_hyperparameters(Config(), fedboost, weightings.uniform(), {"boost": 3}, (fedboost,))
     >>> float(hyper["boost"])
     3.0
@@ -170,9 +170,9 @@ def merge_hyperparameters(
     check_kind(given)
     declared = _declared(algorithm, weighting)
     values = registry.make_hyper(config)
-    passed = {parameter for part in own for parameter in part.defaults} - {*hyperparameters()}
+    passed = {parameter for part in own for parameter in part.hyperparameters} - HYPERPARAMETERS
     new = {name: p.value for name, p in declared.items() if p in passed or name not in values}
-    settable = {parameter.name for part in own for parameter in part.defaults}
+    settable = {parameter.name for part in own for parameter in part.hyperparameters}
     for name, value in (given or {}).items():
         if name not in settable:
             hint = "; it is a field of Config" if name in values else suggestion(name, sorted(settable))
@@ -197,12 +197,12 @@ def own_values(config: Config, algorithm: Algorithm, weighting: Weighting, hyper
         hyper: all hyperparameters of the run.
 
     >>> from fedvg_jax import algorithms, weightings
-    >>> fedboost = algorithms.fedavg()._replace(defaults=(Hyperparameter("boost", 2.0),))
+    >>> fedboost = algorithms.fedavg()._replace(hyperparameters=(Hyperparameter("boost", 2.0),))
     >>> own_values(Config(), fedboost, weightings.samples(), {**registry.make_hyper(Config()), "boost": jnp.float32(3)})
     {'boost': 3.0}
     """
     fields = {name: float(value) for name, value in registry.make_hyper(config).items()}
-    own = {p.name: float(hyper[p.name]) for p in (*algorithm.defaults, *weighting.defaults)}
+    own = {p.name: float(hyper[p.name]) for p in (*algorithm.hyperparameters, *weighting.hyperparameters)}
     return {name: value for name, value in own.items() if fields.get(name) != value}
 
 
@@ -226,7 +226,7 @@ def checked(parameter: Hyperparameter, value: Any) -> float:
 def _declared(algorithm: Algorithm, weighting: Weighting) -> dict[str, Hyperparameter]:
     """Returns name -> declaration, of the algorithm and the weighting together."""
     declared: dict[str, Hyperparameter] = {}
-    for parameter in (*algorithm.defaults, *weighting.defaults):
+    for parameter in (*algorithm.hyperparameters, *weighting.hyperparameters):
         if declared.setdefault(parameter.name, parameter) != parameter:
             raise UsageError(
                 f"hyperparameter '{parameter.name}' is declared twice, as {parameter.doc or parameter.value} and as"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,16 +13,19 @@ from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.fidelity import departs
 from fedvg_jax.config.options import choice, columns
 from fedvg_jax.core.types import Batch, UsageError
-from fedvg_jax.data import corrupt, user_data, validation
-from fedvg_jax.data.arrays import Arrays, is_features, spaced
+from fedvg_jax.data import corrupt, scaling, user_data, validation
+from fedvg_jax.data.arrays import Arrays, is_features, limited
 from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions import client_rows, exchange
-from fedvg_jax.data.partitions.client_rows import Partition, joined, sizes
+from fedvg_jax.data.partitions.client_rows import Partition, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.data.readers.prepared import HF
+from fedvg_jax.data.scaling import Columns
 from fedvg_jax.data.validation import Shared
 from fedvg_jax.host.files import user_path
+from fedvg_jax.models import pretrained
 from fedvg_jax.runs.assemble.registry import corrupt_clients
+from fedvg_jax.runs.record import digests, folder as run_folder
 
 OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
 """Settings without effect on a partition (train, val, test); a list of the clients' rows is split by them."""
@@ -36,6 +40,8 @@ class Population(NamedTuple):
     arrays: Arrays
     partition: Partition
     shared: Shared
+    scaled_by: Columns | None = None
+    """means and deviations of the columns of `shared`; None for rows as they are"""
 
     @property
     def pool(self) -> Batch:
@@ -105,21 +111,55 @@ def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[n
     return _checked(config, arrays, partition, "the partition given")
 
 
-def make_shared(config: Config, arrays: Arrays, parts: Partition) -> validation.Shared:
+def make_columns(config: Config, x: np.ndarray, training_rows: np.ndarray | None = None) -> Columns | None:
+    """Returns by what the columns of rows are scaled: those of the stored model, or else of the training rows.
+
+    Args:
+        config: checked settings.
+        x: [T, ...], rows of the data set.
+        training_rows: int [n], of all clients; None where there are none.
+
+    Raises:
+        UsageError: the stored model takes scaled columns, and the config does not scale; it takes other columns; or
+            there are no rows to measure.
+    """
+    stored, is_wanted = columns_of_model(config.init), config.normalise == "columns"
+    if stored and not is_wanted:
+        raise UsageError(f"init {config.init} was trained on scaled columns; use --normalise columns")
+    if stored:
+        stored.scaled(x[:1])  # refuses other columns
+    if stored or not is_wanted:
+        return stored
+    if training_rows is None:
+        raise UsageError("normalise columns needs training rows, or init of a run that has scaled columns; use none")
+    return scaling.measure(x, training_rows)
+
+
+def columns_of_model(init: Path | None) -> Columns | None:
+    """Returns by what the columns are scaled that a stored model takes; None for rows as they are."""
+    if init is None:
+        return None
+    return run_folder.read_columns(digests.run_of(init)) if digests.is_run(init) else pretrained.read_columns(init)
+
+
+def make_shared(
+    config: Config, arrays: Arrays, parts: Partition, scaled_by: Columns | None = None
+) -> validation.Shared:
     """Builds D_val and the pool of a run: scaled columns, external images, noise and corrupt rows.
 
     Args:
         config: checked settings.
         arrays: the data set.
         parts: the partition.
+        scaled_by: see `make_columns`.
 
     Raises:
         UsageError: there are too few images for the settings of the validation set.
     """
     options, seed, classes = config.validation, config.partition_seed, len(arrays.class_names)
     _check_kinds_of_rows(config, arrays)
-    if config.normalise == "columns":
-        arrays = arrays._replace(x=user_data.scaled_columns(arrays.x, joined(parts.train)))
+    if scaled_by:
+        arrays = arrays._replace(x=scaled_by.scaled(arrays.x))
     source, share = choice(config, "validation.source")
     if source == "clients":
         shared = validation.from_clients(arrays, parts, share, config.val_ratio, seed)
@@ -173,18 +213,15 @@ def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
         user_data.class_labels(arrays, f"corrupt.kind {kind}", "use none", of_rows=False)
 
 
-def describe(
-    config: Config, arrays: Arrays, parts: Partition, shared: validation.Shared, is_given: bool = False
-) -> dict[str, Any]:
+def describe(config: Config, population: Population, is_given: bool = False) -> dict[str, Any]:
     """Returns statistics of the partition and of D_val for the run folder, as JSON values.
 
     Args:
         config: checked settings.
-        arrays: the data set; of clients its labels are counted, not the corrupt ones.
-        parts: the partition.
-        shared: D_val.
+        population: of the run; of clients the labels of the data set are counted, not the corrupt ones.
         is_given: whether the partition comes from Python.
     """
+    arrays, parts, shared = population.arrays, population.partition, population.shared
     result: dict[str, Any] = {"partition": "given" if is_given else config.partition, "holdout": config.holdout}
     result |= client_rows.describe(arrays.y, arrays.class_names, parts)
     result["validation"] = {"source": choice(config, "validation.source")[0], "samples": len(shared.rows)}
@@ -231,4 +268,4 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         columns=columns(config) if config.dataset.startswith(HF) else {},
         progress=reading,
     )
-    return spaced(whole, config.max_rows)
+    return limited(whole, config.max_rows, config.max_rows_seed)

@@ -16,11 +16,10 @@ import numpy as np
 
 from fedvg_jax.algorithms.base import no_probe, no_report
 from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.config.methods import WEIGHTINGS, WeightingFacts
+from fedvg_jax.config.methods import WEIGHTINGS, weighting_names
 from fedvg_jax.config.options import choice
-from fedvg_jax.config.weighting_grammar import rule_names
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Selection, SimState, Tree, UsageError
+from fedvg_jax.core.types import Algorithm, Cohort, Hyper, NamedWeighting, Selection, SimState, Tree, UsageError
 from fedvg_jax.engine import local_training, privacy
 from fedvg_jax.host import extras, files
 from fedvg_jax.runs.record import digests, history
@@ -46,7 +45,7 @@ def sensitivity(config: Config, algorithm: Algorithm, *, is_own: bool) -> privac
         return None
     if not is_own and _weighting(config, algorithm) == "uniform":
         return privacy.fixed
-    is_of_norms = any(facts.is_of_norms for facts in _facts(config, algorithm))
+    is_of_norms = any(bool(entry.options) for entry in _entries(config, algorithm))
     is_tensorwise = is_own or (is_of_norms and config.fedvg.granularity != "modelwise")
     return privacy.tensorwise if is_tensorwise else privacy.modelwise
 
@@ -132,9 +131,11 @@ def mechanism(config: Config, algorithm: Algorithm, hyper: Hyper, own_reads: boo
         own_reads: whether the caller's weighting reads rows; None for a weighting of the config.
     """
     if own_reads is None:
-        reads_d_val = any(facts.takes_task for facts in _facts(config, algorithm))
+        reads_d_val = any(entry.reads_rows for entry in _entries(config, algorithm))
         own_reads = reads_d_val and choice(config, "validation.source")[0] == "clients"
-    return Mechanism(float(hyper["dp_noise"]), config.clients, config.clients if own_reads else cohort_size(config))
+    return Mechanism(
+        float(hyper["dp.noise_multiplier"]), config.clients, config.clients if own_reads else cohort_size(config)
+    )
 
 
 def earlier_rounds(config: Config, sources: Callable[[], Mapping[str, str]]) -> tuple | None:
@@ -154,13 +155,12 @@ def earlier_rounds(config: Config, sources: Callable[[], Mapping[str, str]]) -> 
     init = config.init
     if init is None or not digests.is_run(init):
         return ()
-    is_checkpoint = not (init / digests.HISTORY).exists()
-    run = init.resolve().parents[1] if is_checkpoint else init
+    run = digests.run_of(init)
     manifest, own_sources = files.read_object_if_any(run / "manifest.json"), sources()
     if not manifest.get("privacy") or any(manifest.get(name) != own_sources[name] for name in ("data", "partition")):
         return None
     earlier, own = json.loads(manifest["privacy"])
-    rounds = int(init.resolve().name) if is_checkpoint else len(history.read(run))
+    rounds = int(init.resolve().name) if digests.is_checkpoint(init) else len(history.read(run))
     return _counted(*earlier, (own, rounds))
 
 
@@ -184,9 +184,9 @@ def _divergences(noise: float, clients: int, cohort: int) -> tuple[Any, np.ndarr
     return accountant._orders, np.minimum.reduce(one_round)
 
 
-def _facts(config: Config, algorithm: Algorithm) -> list[WeightingFacts]:
-    """Returns the facts of every weighting that a run's is made of."""
-    return [WEIGHTINGS[name] for name in rule_names(_weighting(config, algorithm))]
+def _entries(config: Config, algorithm: Algorithm) -> list[NamedWeighting]:
+    """Returns every weighting that a run's is made of."""
+    return [WEIGHTINGS[name] for name in weighting_names(_weighting(config, algorithm))]
 
 
 def _weighting(config: Config, algorithm: Algorithm) -> str:

@@ -32,6 +32,7 @@ from fedvg_jax import config as configs
 from fedvg_jax.algorithms.base import keeping_models
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.fidelity import listed
+from fedvg_jax.config.methods import algorithm_of
 from fedvg_jax.core import checks, reuse, trained_part
 from fedvg_jax.core.types import (
     Algorithm,
@@ -62,7 +63,7 @@ VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind 
 USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
 """Traced hyperparameters on which a program depends by whether they are above 0."""
 
-NAMES_OF_TRACED = [n for n, s in SETTINGS.items() if s.scalars(Config()) and not s.facts.hyper]
+NAMES_OF_TRACED = [n for n, s in SETTINGS.items() if s.scalars(Config()) and not s.facts.is_traced]
 """Settings NAME:VALUE with a traced value: a program depends on the name only."""
 
 WeightingOrFactory = Weighting | Callable[[Task], Weighting]
@@ -153,7 +154,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
         model = fast_task(model)
     whole, scored = _tasks(config, model)
     base = _shapes_of_base(config, whole)
-    algorithm = registry.with_send(config, algorithm or registry.make_algorithm(config))
+    algorithm = registry.with_send(config, algorithm or algorithm_of(config))
     algorithm = keeping_models(algorithm) if "client_models" in listed(config.record) else algorithm
     # a task of the caller's may have negative losses, which have no weights by val_loss
     may_be_negative = isinstance(model, Task) and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"

@@ -12,33 +12,25 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedvg_jax import algorithms
-from fedvg_jax.config import ALGORITHMS, MODELS, SETTINGS, WEIGHTINGS, Config, block_size, methods, num_corrupt
-from fedvg_jax.config.declare import referenced
+from fedvg_jax import algorithms, compression
+from fedvg_jax.config import MODELS, SETTINGS, WEIGHTINGS, Config, block_size, methods, num_corrupt
 from fedvg_jax.config.fidelity import departs
-from fedvg_jax.config.networks import costs
+from fedvg_jax.config.methods import weighting_names
 from fedvg_jax.config.options import choice, local, lora
-from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting, rule_names
+from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
 from fedvg_jax.core import checks, trained_part, tree
 from fedvg_jax.core.trained_part import NOTHING, LocalPart, local_part
 from fedvg_jax.core.types import Algorithm, Executor, Hyper, Signal, Task, UsageError, Variables, Weighting
-from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training, robust
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models import adapters, pretrained, task as tasks, transforms
 from fedvg_jax.models.conv.rewrite import fast_task
+from fedvg_jax.models.networks import costs, referenced
+from fedvg_jax.runs.assemble import fit
 from fedvg_jax.runs.record import checkpoint, digests
 from fedvg_jax.weightings import baselines, basic
 from fedvg_jax.weightings.fedvg import layers_of
-
-
-def make_algorithm(config: Config) -> Algorithm:
-    """Returns the algorithm that the config names, with the departures of the run."""
-    departures = ALGORITHMS[config.algorithm].departures
-    having = [d for name, d in departures.items() if departs(config, name) and all(c.holds(config) for c in d.used)]
-    arguments = {name: value for departure in having for name, value in departure.arguments.items()}
-    return methods.factory("algorithms", config.algorithm)(**arguments)
 
 
 def with_send(config: Config, algorithm: Algorithm) -> Algorithm:
@@ -48,7 +40,7 @@ def with_send(config: Config, algorithm: Algorithm) -> Algorithm:
         return algorithm
     if algorithm.send is not None:
         raise UsageError(f"send {kind} and algorithm.send both compress updates; leave one out")
-    return algorithm._replace(send=referenced(SETTINGS["send"].values[kind].make)(value))
+    return algorithm._replace(send=compression.BY_NAME[kind](value))
 
 
 def probe_ratio(config: Config, algorithm: Algorithm) -> float:
@@ -69,8 +61,8 @@ def make_task(config: Config, arrays: Arrays) -> Task:
 
 def check_images(config: Config, arrays: Arrays) -> None:
     """Raises UsageError if the config's model cannot take these images."""
-    user_data.check_pixel_settings(arrays, config)
-    user_data.check_model_fits(arrays, config)
+    fit.check_pixel_settings(arrays, config)
+    fit.check_model_fits(arrays, config)
     shape, least = arrays.x.shape[1:], MODELS[config.model].smallest
     if min(shape[:2]) < least:
         got = f"{arrays.name} has {shape[0]} x {shape[1]}"
@@ -207,8 +199,8 @@ ADAM_EPS_ROOT = 1e-36
 no bit of an update in float32; 1e-30 changes updates by up to 2.4e-7 of their size where gradients are below 1e-8."""
 
 READ_BY_ROUNDS = {name for setting in SETTINGS.values() for name in setting.scalars(Config())}
-READ_BY_ROUNDS -= {parameter.name for parameter in methods.hyperparameters()}
-"""Hyperparameters that are read beside algorithms and weightings, as lr, dp_noise and clip_norm; none declares them."""
+READ_BY_ROUNDS -= {*methods.SETTINGS}
+"""Hyperparameters that are read beside algorithms and weightings, as lr, dp.clip and clip_norm; none declares them."""
 
 
 def make_optimiser(config: Config) -> local_training.Optimiser:
@@ -250,9 +242,9 @@ def make_weighting(config: Config, task: Task, algorithm: Algorithm, gradient: S
             case Mean(first, second):
                 return basic.mix(build(first), build(second))
         name = _native_name(algorithm) if rule == "native" else rule
-        facts = WEIGHTINGS[name]
-        options = _fedvg_options(config, gradient) if facts.is_of_norms else {}
-        return methods.factory("weightings", name)(*[task] * facts.takes_task, **options)
+        entry = WEIGHTINGS[name]
+        options = _fedvg_options(config, gradient) if entry.options else {}
+        return entry.make(*[task] * entry.reads_rows, **options)
 
     return build(parse_weighting(config.weighting))
 
@@ -281,7 +273,7 @@ def _layer_options(config: Config) -> dict[str, Any]:
 
 def layer_names(config: Config, task: Task) -> list[str]:
     """Returns the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
-    if not any(WEIGHTINGS[name].is_of_norms for name in rule_names(config.weighting)):
+    if not any(name in WEIGHTINGS and WEIGHTINGS[name].options for name in weighting_names(config.weighting)):
         return []
     return [layer.name for layer in layers_of(task, **_layer_options(config))]
 
@@ -289,9 +281,8 @@ def layer_names(config: Config, task: Task) -> list[str]:
 def _native_name(algorithm: Algorithm) -> str:
     """Returns `algorithm.native_weighting`, a key of `WEIGHTINGS`."""
     name = algorithm.native_weighting
-    if not isinstance(name, str) or name not in {*WEIGHTINGS} - {"native"}:
-        names = [name for name in WEIGHTINGS if name != "native"]
-        raise UsageError(f"algorithm.native_weighting must be one of {', '.join(names)}; got {str(name)[:100]!r}")
+    if not isinstance(name, str) or name not in WEIGHTINGS:
+        raise UsageError(f"algorithm.native_weighting must be one of {', '.join(WEIGHTINGS)}; got {str(name)[:100]!r}")
     return name
 
 

@@ -30,19 +30,21 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.data import user_data
-from fedvg_jax.data.arrays import Arrays, spaced
+from fedvg_jax.data.arrays import Arrays, limited
 from fedvg_jax.data.images import Progress
-from fedvg_jax.data.partitions.client_rows import Partition
+from fedvg_jax.data.partitions.client_rows import Partition, joined
+from fedvg_jax.data.scaling import Columns
 from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, processes
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs.assemble import communication, contracts, privacy, programs, registry, tables
+from fedvg_jax.runs.assemble import communication, contracts, fit, privacy, programs, registry, tables
 from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
 from fedvg_jax.runs.assemble.population import (
     Population,
     describe,
     load_data,
+    make_columns,
     make_partition,
     make_shared,
     take_partition,
@@ -52,7 +54,12 @@ from fedvg_jax.runs.record import digests, provenance
 
 
 class Simulation(NamedTuple):
-    """Everything a run needs: data, initial state, hyperparameters, schedules and programs."""
+    """Everything a run needs: data, initial state, hyperparameters, schedules and programs.
+
+    What it computes is of the time it was made. A caller's function is traced once for each shape, some when the
+    simulation is made and the others at their first use. After a value changes that such a function reads, make another
+    simulation.
+    """
 
     config: Config
     """checked settings"""
@@ -99,6 +106,8 @@ class Simulation(NamedTuple):
     """of the cohorts; None for uniform sampling"""
     traffic: communication.Traffic = communication.Traffic()
     """bytes that a client of a cohort receives and sends in a round"""
+    scaled_by: Columns | None = None
+    """means and deviations of the columns of `data`, of `normalise` columns; None for rows as they are"""
     account: privacy.Account | None = None
     """what the rounds cost in privacy; None without it, and where the cost of the first model is not known"""
     code: Mapping[str, str] = {}
@@ -231,7 +240,8 @@ def assemble(
         config=config,
         arrays=population.arrays,
         partition=parts,
-        statistics=describe(config, *population, "partition" in given.replaced),
+        statistics=describe(config, population, "partition" in given.replaced),
+        scaled_by=population.scaled_by,
         state=state,
         data=rows,
         hyper=hyper if processes.count() == 1 else jax.tree.map(np.asarray, hyper),  # on no process's device
@@ -259,10 +269,14 @@ def _checked_settings(config: Config) -> Config:
 def _make_population(config: Config, given: Given, progress: Progress | None, reading: Progress | None) -> Population:
     """Reads the data set and draws the partition, unless they are given."""
     data, partition = given.data, given.partition
-    arrays = load_data(config, reading) if data is None else spaced(user_data.as_arrays(data), config.max_rows)
-    user_data.check_pixel_settings(arrays, config)
+    if data is None:
+        arrays = load_data(config, reading)
+    else:
+        arrays = limited(user_data.as_arrays(data), config.max_rows, config.max_rows_seed)
+    fit.check_pixel_settings(arrays, config)
     parts = make_partition(config, arrays, progress) if partition is None else take_partition(config, arrays, partition)
-    return Population(arrays, parts, make_shared(config, arrays, parts))
+    scaled_by = make_columns(config, arrays.x, joined(parts.train))
+    return Population(arrays, parts, make_shared(config, arrays, parts, scaled_by), scaled_by)
 
 
 def _make_program(config: Config, population: Population, given: Given, keep: reuse.Keep) -> programs.Program:
@@ -317,7 +331,7 @@ def _account(
     is_own = given.weighting is not None
     own_reads = contracts.reads_rows(program.weighting, program.task, rows, hyper) if is_own else None
     mechanism = privacy.mechanism(config, program.algorithm, hyper, own_reads)
-    arrays, parts, _ = population
+    arrays, parts = population.arrays, population.partition
     earlier = privacy.earlier_rounds(config, lambda: provenance.sources(arrays, parts, population.pool, {}, ()))
     return None if earlier is None else privacy.Account(config.dp.delta, mechanism, earlier)
 

@@ -40,7 +40,7 @@ def make_data(config: Config, population: Population, task: Task, is_on_host: bo
         task: the model that scores.
         is_on_host: whether pool and tables stay NumPy arrays.
     """
-    arrays, parts, shared = population
+    arrays, parts, shared = population.arrays, population.partition, population.shared
     pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
     max_test = int(len(arrays.y) * config.test_ratio)
     is_split = config.best_on == "held_out"

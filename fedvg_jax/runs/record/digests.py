@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import scaling
 from fedvg_jax.host import files
 
 FILE = "digests.json"
@@ -24,7 +25,7 @@ HISTORY = "history.jsonl"
 STATE, ABOUT = "state", "about"
 """Parts of a checkpoint: its arrays; and JSON with the digests of files and of arrays."""
 
-DOCUMENTS = ("layers.json", "partition.json")
+DOCUMENTS = ("layers.json", "partition.json", scaling.FILE)
 """Files that describe what a run was computed from, and that stay as they were written."""
 
 OF_RUN = (*DOCUMENTS, HISTORY, "config.json", "manifest.json", "summary.json")
@@ -94,8 +95,21 @@ def _fits(path: Path, digest: Digest) -> bool:
 
 def is_run(path: Path) -> bool:
     """Returns whether a path is a run folder or one of its checkpoints, and not a file or folder of weights alone."""
-    is_checkpoint = path.resolve().parent.name == CHECKPOINTS and not path.is_file()
-    return is_checkpoint or any((path / name).exists() for name in (CHECKPOINTS, FILE, HISTORY))
+    return is_checkpoint(path) or any((path / name).exists() for name in (CHECKPOINTS, FILE, HISTORY))
+
+
+def run_of(path: Path) -> Path:
+    """Returns the run folder of a path that `is_run`: itself, or that of a checkpoint.
+
+    >>> run_of(Path("/runs/a/checkpoints/000040")), run_of(Path("a"))
+    (PosixPath('/runs/a'), PosixPath('a'))
+    """
+    return path.resolve().parents[1] if is_checkpoint(path) else path
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Returns whether a path is that of a checkpoint of a run."""
+    return path.resolve().parent.name == CHECKPOINTS and not path.is_file() and not (path / HISTORY).exists()
 
 
 def checkpoint_path(run: Path, number: int) -> Path:

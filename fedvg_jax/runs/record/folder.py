@@ -4,6 +4,7 @@ config.json      the settings
 manifest.json    digests of data and partition; versions and machine of every part of the run
 partition.json   samples and classes of every client, statistics of their skew, and of the validation set
 layers.json      names of the layers whose shares of the score are recorded
+columns.json     means and deviations that the columns of rows are scaled by
 history.jsonl    one line per round
 checkpoints/     the newest states of the simulation
 summary.json     results, seconds, versions
@@ -26,6 +27,8 @@ from fedvg_jax.config import SETTINGS, Config, to_json
 from fedvg_jax.config.uses import HOST
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import scaling
+from fedvg_jax.data.scaling import Columns
 from fedvg_jax.host import files
 from fedvg_jax.runs.record import digests
 
@@ -76,6 +79,16 @@ def read_config(folder: Path) -> Config:
     return config_from_json(files.read_object(path), str(path))
 
 
+def read_columns(run: Path) -> Columns | None:
+    """Returns by what the columns of a run's rows are scaled; None for rows as they are.
+
+    Raises:
+        UsageError: the file is damaged.
+    """
+    stored = files.read_object_if_any(run / scaling.FILE)
+    return scaling.from_json(stored, run / scaling.FILE) if stored else None
+
+
 def is_run(folder: Path) -> bool:
     """Returns whether a folder has files of a run."""
     return (folder / "config.json").exists() or digests.is_run(folder)
@@ -118,16 +131,22 @@ def refuse_taken(folder: Path) -> None:
 
 
 def write_settings(
-    folder: Path, config: Config, layers: Sequence[str] = (), partition: Mapping[str, Any] | None = None
+    folder: Path,
+    config: Config,
+    layers: Sequence[str] = (),
+    partition: Mapping[str, Any] | None = None,
+    scaled_by: Columns | None = None,
 ) -> None:
-    """Writes config.json, and layers.json and partition.json where they are missing.
+    """Writes config.json, and layers.json, partition.json and columns.json where they are missing.
 
     Args:
         layers: names of the layers whose shares of the score the history holds.
         partition: its statistics.
+        scaled_by: means and deviations of columns; None for rows as they are.
     """
     write_json(folder / "config.json", to_json(config))
     texts = {"layers.json": _readable(list(layers)) if layers else "", "partition.json": _lines_of(partition or {})}
+    texts[scaling.FILE] = _lines_of(scaled_by.as_json() if scaled_by else {})
     for name, text in texts.items():
         if text and not (folder / name).exists():
             files.replace(folder / name, text)

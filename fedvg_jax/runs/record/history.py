@@ -39,7 +39,7 @@ CONFUSION = "confusion"
 """Confusion matrix in `record`, and in what a task measures."""
 
 RESERVED_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds", *SENT, "epsilon")
-RESERVED_NAMES += ("dropped", "untrained", "diverged", "misweighed")
+RESERVED_NAMES += ("dropped", "untrained", "diverged", "unweighed", "misweighed")
 RESERVED_NAMES += (*CLIENT_ACCURACIES, *itertools.chain(*CLIENT_ACCURACIES.values()))
 
 OF_GLOBAL_MODEL = (
@@ -252,7 +252,7 @@ def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
 def summarise(records: Sequence[Record]) -> dict[str, Any]:
     """Returns the test accuracy of the final round, of the round best on validation, and the maximum.
 
-    For a task without accuracy it is the loss, and the minimum.
+    For a task without accuracy it is the loss, and the minimum. The loss of the final round is there for every task.
 
     The best round is chosen on D_val, which FedVG's weights also use, unless `best_on` is held_out.
     The maximum is selected on the test set itself: it is optimistic, and is what the published code reports.
@@ -265,7 +265,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
     best, most = (max(evaluated, key=lambda r, part=part: quality(r, f"{part}_{name}")) for part in ("val", "test"))
     extreme, majority = "max" if BETTER[name] == "higher" else "min", "test_majority_accuracy"
     return {
-        f"test_{name}_final": final[f"test_{name}"],
+        **{f"test_{each}_final": final[f"test_{each}"] for each in (name, "loss")},
         f"test_{name}_at_best_val": best[f"test_{name}"],
         "best_val_round": best["round"],
         f"test_{name}_{extreme}": most[f"test_{name}"],
@@ -349,9 +349,11 @@ def _mean_train_loss(schedule, metrics) -> float | None:
 def _exceptions(schedule, metrics) -> Record:
     """Returns the ids of clients under "dropped", "untrained" and "diverged", without names that have no client.
 
+    "unweighed" are those of "diverged" whose model and loss are finite, and not their score, weight or probe.
     "misweighed" has the sum and the least of wrong weights, see `Metrics.extremes`.
     """
     absent = {"dropped": ~schedule.heard, "untrained": schedule.num_steps == 0, "diverged": ~metrics.finite}
+    absent["unweighed"] = ~metrics.finite & (abs(metrics.train_loss) < math.inf)
     exceptions: Record = {name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()}
     extremes = metrics.extremes  # bfloat16 rounds each weight by 0.2 %
     if len(extremes) and (abs(extremes[0] - 1) > 5e-3 or extremes[1] < -1e-6):

@@ -33,7 +33,7 @@ def by_hand(event, rounds):
 
 def epsilon(rounds, own_reads=None, earlier=(), **settings):
     config = dataclasses.replace(CONFIG, **settings)
-    hyper = {"dp_noise": np.float32(config.dp.noise_multiplier)}
+    hyper = {"dp.noise_multiplier": np.float32(config.dp.noise_multiplier)}
     mechanism = accounts.mechanism(config, fv.algorithms.fedavg(), hyper, own_reads)
     return accounts.Account(config.dp.delta, mechanism, earlier).epsilon(rounds)
 

@@ -19,7 +19,7 @@ def test_declared_defaults_equal_the_config_s():
     rules = [(worlds.weighting(name, worlds.algorithm("fedavg")), config.Config()) for name in config.WEIGHTINGS]
     for bundle, settings in (*algorithms, *rules):
         hyper = registry.make_hyper(settings)
-        for parameter in bundle.defaults:
+        for parameter in bundle.hyperparameters:
             assert hyper[parameter.name] == np.float32(checked(parameter, parameter.value)) and parameter.doc
 
 
@@ -31,11 +31,11 @@ def test_no_two_settings_are_one_hyperparameter():
 @pytest.mark.parametrize(
     ("algorithm", "weighting"),
     [*((name, "uniform") for name in config.ALGORITHMS)]
-    + [("fedavg", name) for name in config.WEIGHTINGS if name not in ("native", "uniform", "val_accuracy")],
+    + [("fedavg", name) for name in config.WEIGHTINGS if name not in ("uniform", "val_accuracy")],
 )
 def test_a_round_reads_only_lr_and_declared_hyperparameters(algorithm, weighting):
     bundle, rule = worlds.algorithm(algorithm), worlds.weighting(weighting, worlds.algorithm(algorithm))
-    names = {"lr", *(parameter.name for parameter in (*bundle.defaults, *rule.defaults))}
+    names = {"lr", *(parameter.name for parameter in (*bundle.hyperparameters, *rule.hyperparameters))}
     hyper = {name: value for name, value in worlds.hyper().items() if name in names}
     world, task = (worlds.small(), worlds.TASK) if bundle.loss else (worlds.uneven(), worlds.QUADRATIC)
     step = worlds.round_step(world, bundle, rule, task)
@@ -44,24 +44,27 @@ def test_a_round_reads_only_lr_and_declared_hyperparameters(algorithm, weighting
 
 
 def test_a_built_in_algorithm_passed_as_an_object_takes_the_config_s_field():
-    settings = dataclasses.replace(
-        config.Config(), fedprox=config.Config.FedProx(mu=0.5), fedavgm=config.Config.FedAvgM(lr=0.25)
-    )
-    for algorithm, name, value in ((algorithms.fedprox(), "mu", 0.5), (algorithms.fedavgm(), "avgm_lr", 0.25)):
+    settings = dataclasses.replace(config.Config(), fedprox=dict(mu=0.5), fedavgm=dict(lr=0.25))
+    for algorithm, name, value in (
+        (algorithms.fedprox(), "fedprox.mu", 0.5),
+        (algorithms.fedavgm(), "fedavgm.lr", 0.25),
+    ):
         assert merge_hyperparameters(settings, algorithm, weightings.uniform())[name] == value
         given = merge_hyperparameters(settings, algorithm, weightings.uniform(), {name: 0.75}, (algorithm,))
         assert given[name] == 0.75
 
 
 def test_a_declaration_of_the_user_s_own_replaces_a_field_of_the_same_name():
-    own = algorithms.fedavg()._replace(defaults=(Hyperparameter("mu", 2.0),))
-    assert merge_hyperparameters(config.Config(), own, weightings.uniform(), own=(own,))["mu"] == 2
+    own = algorithms.fedavg()._replace(hyperparameters=(Hyperparameter("fedprox.mu", 2.0),))
+    assert merge_hyperparameters(config.Config(), own, weightings.uniform(), own=(own,))["fedprox.mu"] == 2
 
 
-@pytest.mark.parametrize("name", ["dp_noise", "dp_clip", "clip_norm", "attack_scale", "tuning_lr", "lr", "momentum"])
+@pytest.mark.parametrize(
+    "name", ["dp.noise_multiplier", "dp.clip", "clip_norm", "attack_scale", "tuning.lr", "lr", "momentum"]
+)
 def test_what_a_round_reads_beside_them_is_not_declared_by_an_algorithm_or_a_weighting(name):
     """Otherwise dp_noise would be another number than epsilon is computed of."""
-    own = {"defaults": (Hyperparameter(name, 0.5),)}
+    own = {"hyperparameters": (Hyperparameter(name, 0.5),)}
     pair, uniform = (algorithms.fedavg()._replace(**own), weightings.uniform()), weightings.uniform()
     for algorithm, weighting in (pair, (algorithms.fedavg(), uniform._replace(**own))):
         with pytest.raises(UsageError, match=f"'{name}'"):
@@ -70,7 +73,7 @@ def test_what_a_round_reads_beside_them_is_not_declared_by_an_algorithm_or_a_wei
 
 @pytest.mark.usefixtures("traced")
 def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_path):
-    own = algorithms.fedavg()._replace(defaults=(Hyperparameter("boost", 2.0),))
+    own = algorithms.fedavg()._replace(hyperparameters=(Hyperparameter("boost", 2.0),))
     settings = config.Config(clients=4, rounds=1, out=tmp_path / "run")
     fedvg_jax.run(settings, algorithm=own, hyper={"boost": 3.0})
     longer = dataclasses.replace(settings, rounds=2, resume=str(settings.out))

@@ -105,7 +105,7 @@ def scored(size, model="mlp", pixels=16, batch_size=4, task=None, others=None, *
     x = rng.integers(0, 256, (size + 8, pixels, pixels, 3), np.uint8)
     made = Arrays("images", x, np.arange(len(x), dtype=np.int32) % 3, ("a", "b", "c"), len(x))
     parts = Partition([np.arange(4)], [np.arange(8, 8 + size)], [np.arange(4, 8)])
-    changed = replace(Config(), clients=1, model=model, batch_size=batch_size, fedvg=Config.FedVG(**fedvg))
+    changed = replace(Config(), clients=1, model=model, batch_size=batch_size, fedvg=dict(**fedvg))
     changed = replace(changed, **others or {})
     return int((np.asarray(tables_of(changed, made, parts, task=task).scoring) >= 0).sum())
 

@@ -84,6 +84,14 @@ def test_other_settings_of_jax_have_a_program_of_their_own():
     assert {"jit(chunk)", "jit(evaluate)"} <= set(compiled)
 
 
+def test_every_default_device_computes_its_own_runs():
+    config = replace(SMALL, rounds=1, devices="1")
+    for device in jax.devices():
+        with jax.default_device(device):
+            model = fedvg_jax.run(config).variables
+        assert {leaf.device for leaf in jax.tree.leaves(model)} == {device}
+
+
 def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_of_their_own(monkeypatch):
     fedvg_jax.run(SMALL)
     other = replace(SMALL, seed=5, alpha=0.5, lr=0.05, partition_seed=3, rounds=3)

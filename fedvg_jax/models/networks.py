@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import importlib
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from fedvg_jax.config.declare import Reference
 from fedvg_jax.host import hardware
+
+Reference = str | Callable[..., Any]
+"""A function, or MODULE:NAME of one in this package, such as models.plain:CNN, which is imported when it is needed."""
+
+
+def referenced(reference: Reference) -> Callable[..., Any]:
+    """Returns the function of a reference."""
+    if not isinstance(reference, str):
+        return reference
+    module, _, name = reference.partition(":")
+    return getattr(importlib.import_module(f"fedvg_jax.{module}"), name)
 
 
 class Costs(NamedTuple):

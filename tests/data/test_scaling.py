@@ -1,0 +1,94 @@
+"""Columns of tables are scaled by the training rows of their run, and a stored model takes columns scaled so."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from support.files import usage_error
+
+import fedvg_jax as fv
+from fedvg_jax.data import scaling
+from fedvg_jax.models import pretrained
+from fedvg_jax.runs import feature_file
+from fedvg_jax.runs.record import folder
+
+RNG = np.random.default_rng(0)
+MEANS = np.array([1.7e9, -5.0, 0.0])
+X = RNG.normal(MEANS, [0.5, 100.0, 1.0], (400, 3))
+Y = (X[:, 0] > MEANS[0]).astype(int)
+CONFIG = fv.Config(normalise="columns", clients=4, partition="iid", model="linear", rounds=10, lr=0.5, devices="1")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A run with a folder and an export, in which rows are told apart by a column of a large mean."""
+    out = tmp_path_factory.mktemp("columns")
+    return fv.run(dataclasses.replace(CONFIG, out=out / "run", export=out / "model.safetensors"), data=(X, Y))
+
+
+def test_columns_of_any_mean_have_unit_deviation():
+    scaled = scaling.measure(X, np.arange(200)).scaled(X[:200])
+    np.testing.assert_allclose(scaled.mean(0), 0, atol=1e-6)
+    np.testing.assert_allclose(scaled.std(0), 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        np.full(6, 7),
+        np.full(6, 0.1),
+        np.full(6, 1.7e9, np.float32),
+        np.array([0.3, 0.1 + 0.2, 0.3, 0.3, 0.3, 0.3]),
+        np.array([1, 1, 1, 1, 1, np.nextafter(1, 2, dtype=np.float32)], np.float32),
+    ],
+    ids=["integers", "inexact", "large", "rounding of float64", "rounding of float32"],
+)
+def test_a_column_that_differs_by_rounding_alone_is_constant(column):
+    assert scaling.measure(column[:, None], np.arange(6)).deviation.tolist() == [1]
+
+
+def test_means_and_deviations_are_in_the_run_folder_and_in_the_export(finished):
+    sim = fv.simulation(CONFIG, data=(X, Y))
+    train = np.concatenate(sim.partition.train)
+    expected = X[train].mean(0), X[train].std(0)
+    for columns in (folder.read_columns(finished.folder), pretrained.read_columns(finished.config.export)):
+        np.testing.assert_allclose(columns, expected, rtol=1e-12)
+
+
+def test_an_evaluation_scales_rows_as_the_run_did(finished):
+    sim = fv.simulation(CONFIG, data=(X, Y))
+    test = np.concatenate(sim.partition.test)
+    of_rows = fv.evaluate(sim, finished.variables, (X[test], Y[test]))
+    assert of_rows["accuracy"] == fv.evaluate(sim, finished.variables)["test_accuracy"] > 0.95
+
+
+@pytest.mark.parametrize("stored", ["folder", "checkpoint", "export"])
+def test_a_stored_model_takes_columns_as_it_was_trained_on(finished, stored):
+    paths = {"folder": finished.folder, "export": finished.config.export}
+    paths["checkpoint"] = next((finished.folder / "checkpoints").iterdir())
+    config = dataclasses.replace(CONFIG, init=paths[stored], partition_seed=7)
+    moved = fv.simulation(config, data=(X * [1, 2, 1], Y))
+    np.testing.assert_array_equal(moved.scaled_by, folder.read_columns(finished.folder))
+    with usage_error("init", "normalise"):
+        fv.simulation(dataclasses.replace(config, normalise="none"), data=(X, Y))
+    with usage_error("x [1, 2]", "3 columns"):
+        fv.simulation(config, data=(X[:, :2], Y))
+
+
+def test_features_of_scaled_columns_need_a_model_that_has_them(finished, tmp_path):
+    arrays, config = fv.simulation(CONFIG, data=(X, Y)).arrays, fv.Config(normalise="columns", model="mlp")
+    with usage_error("normalise"):
+        feature_file.write(tmp_path / "f.npz", config, arrays)
+    config = dataclasses.replace(config, model="linear", init=finished.folder)
+    feature_file.write(tmp_path / "f.npz", config, arrays, dtype=np.float32)
+    with np.load(tmp_path / "f.npz") as file:
+        np.testing.assert_array_equal(file["x_train"], folder.read_columns(finished.folder).scaled(X))
+
+
+def test_damaged_columns_are_refused(tmp_path):
+    (tmp_path / "columns.json").write_text('{"mean": [1.0], "deviation": [1.0, 2.0]}')
+    with usage_error("columns.json"):
+        folder.read_columns(tmp_path)
+    pretrained.write(tmp_path / "m.safetensors", {"w": np.ones(1)}, {pretrained.COLUMNS: "{}"})
+    with usage_error("m.safetensors"):
+        pretrained.read_columns(tmp_path / "m.safetensors")

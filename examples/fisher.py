@@ -59,7 +59,8 @@ def with_traces(fedvg: Weighting, model) -> Weighting:
 
 # %%
 def records(num_rounds: int, hidden):
-    config = fv.Config(rounds=num_rounds, alpha=0.05, clients=10, join_ratio=1.0, lr=0.1, local_epochs=2)
+    federation = {"clients": 10, "join_ratio": 1.0, "alpha": 0.05, "partition_seed": 42}
+    config = fv.Config(rounds=num_rounds, lr=0.1, local_epochs=2, **federation)
     model = fv.models.classification(fv.models.MLP(10, hidden=hidden), 10, (8, 8, 1))
     rule = with_traces(fv.simulation(config, task=model).weighting, model)
     return fv.run(config, task=model, weighting=rule).records

@@ -32,7 +32,8 @@ def fedprox_with_server_rate() -> Algorithm:
 # %%
 def problem(num_rounds: int):
     """The objective hyper -> validation loss after the rounds, for reverse mode and for the fast executor; hyper."""
-    config = Config(weighting="fedvg", local_epochs=2, alpha=0.05, lr=0.2, clients=10, rounds=num_rounds)
+    federation = {"clients": 10, "alpha": 0.05, "partition_seed": 42}
+    config = Config(weighting="fedvg", local_epochs=2, lr=0.2, rounds=num_rounds, **federation)
     sim = fv.simulation(config, task=fv.models.classification(fv.models.MLP(10, hidden=()), 10, (8, 8, 1)))
     planned = [sim.schedule(r) for r in range(num_rounds)]
     algorithm = fedprox_with_server_rate()

@@ -31,7 +31,7 @@ RULES = {"uniform": "uniform", "FedAvg": "samples", "FedVG": "fedvg", "learned":
 # %%
 def simulation(weighting: str, seed: int):
     """The simulation of a weighting and a seed."""
-    config = fv.Config(weighting=weighting, seed=seed, local_epochs=2, lr=0.1, model="mlp", alpha=0.05)
+    config = fv.Config(weighting=weighting, seed=seed, local_epochs=2, lr=0.1, alpha=0.05, partition_seed=42)
     config = replace(config, fedvg=replace(config.fedvg, granularity="modelwise"))
     return fv.simulation(config, task=logistic())
 

@@ -137,7 +137,7 @@ def by_certainty(task: Task) -> Weighting:
 # %%
 def run(task: Task, rule: str, num_rounds: int):
     named = "fedvg" if rule == "certainty" else rule
-    config = fv.Config(rounds=num_rounds, alpha=0.05, lr=0.2, weighting=named, eval_every=2)
+    config = fv.Config(rounds=num_rounds, alpha=0.05, partition_seed=42, lr=0.2, weighting=named, eval_every=2)
 
     def confidence(model, data):
         rows = data.test.reshape(-1)

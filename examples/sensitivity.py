@@ -25,7 +25,7 @@ from fedvg_jax.algorithms import fedavg
 # %%
 def returned_clients(num_rounds: int):
     """The simulation, the global model before the last round, the cohort's stacked models, and its schedule."""
-    sim = fv.simulation(fv.Config(alpha=0.05, rounds=num_rounds, lr=0.1))
+    sim = fv.simulation(fv.Config(alpha=0.05, partition_seed=42, rounds=num_rounds, lr=0.1))
     stacked = []
 
     def keep(hyper, key, ids, variables, clients):

@@ -237,11 +237,11 @@ def run_sweep(
     Args:
         config: settings that all runs share; defaults to the digits demonstration.
         axes: setting, "method" or "fidelity" -> its values, which are crossed with those of the other axes; a tuple of
-            settings -> tuples of their values. Seeds may be a range "0:5". A seed on an axis is that of the partition,
-            too, unless `partition_seed` is an axis, such as [42], or the config has another one than the default.
-            "hyper.NAME" is a hyperparameter that `algorithm` or `weighting` declares. Values of "weighting",
-            "algorithm", "task" and "selection" may be objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a
-            function has its own name. Tables, figures and folders have these names.
+            settings -> tuples of their values. Seeds may be a range "0:5". As in `run`, a seed is that of the
+            partition, too, unless the config or an axis has a `partition_seed`. "hyper.NAME" is a hyperparameter that
+            `algorithm` or `weighting` declares. Values of "weighting", "algorithm", "task" and "selection" may be
+            objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a function has its own name. Tables, figures
+            and folders have these names.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
         metrics: as those of `run`, for all runs; a report compares them by name.
         tune: setting -> values; the value of every cell, a combination of the axes without seeds, is the best on D_val

@@ -50,7 +50,7 @@ PROG = "python -m fedvg_jax.prepare"
 OF_DATA = ("data_dir", "splits", "max_rows", "max_rows_seed", "columns", "image_size", "cache_dir", "out")
 """Settings of both commands, which read a data set and write to --out."""
 
-OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "alpha")
+OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "seed", "alpha")
 OF_PREPARE += ("export_partition", "min_samples", "min_samples_rule")
 OF_PREPARE += ("holdout", "test_ratio", "val_ratio", "validation.source", "validation.data_dir")
 """Settings of `prepare NAME`."""

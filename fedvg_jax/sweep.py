@@ -15,7 +15,7 @@ several values it is an axis, and all axes are crossed:
   --alpha FLOAT...       Dirichlet concentrations
   --seed A:B | INT...    seeds A to B-1, or seeds one by one
   --partition-seed INT   one partition for all seeds; by default every seed
-                         draws its own
+                         draws its own, as in a single run
 
 Options of the sweep:
   --out DIR              folder of the sweep; the same command continues it
@@ -38,6 +38,7 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process amid its imports, without a traceback
 
 import contextlib
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Sequence
@@ -47,12 +48,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedvg_jax import commands, config as configs
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import command_line
+from fedvg_jax.config.options import partition_seed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files, hardware
 from fedvg_jax.runs import endings
 from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
 from fedvg_jax.study.sweep_folder import count
-from fedvg_jax.study.sweep_points import RANGED, Axis, Layer, Point, Sweep
+from fedvg_jax.study.sweep_points import Axis, Layer, Point, Sweep
 from fedvg_jax.views import tracking
 from fedvg_jax.views.output import say
 
@@ -108,9 +110,12 @@ def run(command: CommandLine) -> int:
     tracking.require(points[0].config, has_folder=True)
     if command.dry_run:
         return _show_plan(command, console)
+    number = workers.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
+    words, log = ["-m", "fedvg_jax.sweep", *command.argv], functools.partial(say, console)
     try:
-        number = workers.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
-        with workers.further_processes(["-m", "fedvg_jax.sweep", *command.argv], number) as start:
+        with contextlib.ExitStack() as stack:
+            can_share = stack.enter_context(sweep_folder.shared(command.out, log))
+            start = stack.enter_context(workers.further_processes(words, number if can_share else 1, log))
             points = _compute(command, console, start)
     except workers.Stopped as stop:
         say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")
@@ -123,7 +128,7 @@ def opening_lines(command: CommandLine) -> list[str]:
     sweep, points, _, tuned, runs = command.plan
     lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in sweep.axes]
     lines = [f"sweep of {count(len(points))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
-    seeds, partitions = ({getattr(p.config, name) for p in points} for name in RANGED)
+    seeds, partitions = {p.config.seed for p in points}, {partition_seed(p.config) for p in points}
     if len(seeds) > 1 and len(partitions) == 1:
         lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")
     if tuned:

@@ -92,9 +92,9 @@ def drawn(sim):
     return client_rows.sizes(population.make_partition(sim.config, sim.arrays).train).tolist()
 
 
-def sizes_of_kind(kind):
+def sizes_of_kind(kind, seed):
     settings = {"alpha": 10.0, "num_clients": 5} | {n: getattr(Config(), n) for n in ("min_samples", "test_ratio")}
-    settings |= {"val_ratio": Config().val_ratio, "seed": Config().partition_seed}
+    settings |= {"val_ratio": Config().val_ratio, "seed": seed}
     return client_rows.sizes(draw.draw_partition(ROWS[1].astype(np.int32), kind=kind, **settings).train).tolist()
 
 
@@ -143,7 +143,10 @@ EFFECTS = {
         "--method elastic", by_client("num_samples"), SIZES.tolist(), [n - int(0.3 * n) for n in SIZES.tolist()]
     ),
     "adaptive-servers": ("--algorithm fedadam", second_moment, pytest.approx(1), 0),
-    "partition": ("--method fedavg", drawn, sizes_of_kind("dirichlet"), sizes_of_kind("official")),
+    "partition": ("--partition-seed 42", drawn, sizes_of_kind("dirichlet", 42), sizes_of_kind("official", 42)),
+    "partition_seed": (
+        "--partition dirichlet --seed 1", drawn, sizes_of_kind("dirichlet", 1), sizes_of_kind("dirichlet", 42)
+    ),
     "cohorts": (
         "--method fedavg", lambda sim: sim.schedule(0).clients.tolist(),
         schedules.cohort(Config().seed, 0, 5, 5)[0].tolist(), random.Random(Config().seed).sample(range(5), 5),

@@ -56,7 +56,7 @@ def hypergradients() -> dict[str, Any]:
     from fedvg_jax.core import tree
     from fedvg_jax.engine import differentiable, executors
 
-    sim = fv.simulation(fv.Config(weighting="fedvg", local_epochs=EPOCHS))
+    sim = fv.simulation(fv.Config(weighting="fedvg", local_epochs=EPOCHS, partition_seed=42))
     schedules = [sim.schedule(r) for r in range(max(ROUNDS))]
     max_steps, sizes = fv.max_steps(schedules), {}
     kept, by_epoch = fv.unrolled(max_steps, remat=False), fv.unrolled(max_steps, epochs=EPOCHS)

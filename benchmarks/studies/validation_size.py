@@ -26,7 +26,7 @@ from scipy import stats
 import fedvg_jax as fv
 from benchmarks import machine
 from benchmarks.studies import uses
-from fedvg_jax.config import flatten
+from fedvg_jax.config.options import effective
 from fedvg_jax.study import statistics
 from fedvg_jax.study.collect import collect
 
@@ -97,7 +97,7 @@ def runs(folder: Path) -> pd.DataFrame:
     """Returns a line for every run; `own_weight` is the mean weight of D_val's clients over that of the others."""
     lines = []
     for part, run in finished(folder, "all", *(part for part in PARTS if part != "reliability")):
-        settings, of_set = flatten(run.config), run.partition["validation"]
+        settings, of_set = effective(run.config), run.partition["validation"]
         varied = [str(settings[name]) for name in np.atleast_1d(PARTS[part][1])] if part in PARTS else ["all"]
         which = " ".join(value.rpartition("/")[2].removesuffix(".npz") for value in varied)
         clients, weights = (np.array([record[name] for record in run.records]) for name in ("clients", "weights"))

@@ -259,8 +259,8 @@ class Config(Shorthands):
     )
     """Dirichlet concentration of the clients' labels; small is skewed. With quantity it is the concentration of client
     sizes."""
-    partition_seed: int = setting(42, declare.SEED, "data")
-    """Seed of the partition, independent of the seed of the run."""
+    partition_seed: int | None = setting(None, declare.SEED, "data")
+    """Seed of the partition. Default: that of the run."""
     export_partition: Path | None = setting(None, kind="host", word="FILE")
     """File .npz for the rows of every client, which partition file:FILE reads."""
     min_samples: int = setting(10, declare.COUNT, "data")
@@ -323,7 +323,7 @@ class Config(Shorthands):
     """Schedule of the clients' learning rate over rounds. exponential:F multiplies by F each round, 0.99 by default;
     cosine ends at 0."""
     seed: int = setting(0, declare.SEED, "data", is_common=True)
-    """Seed of the model, the cohorts and the minibatches."""
+    """Seed of the model, the partition, the cohorts and the minibatches."""
     eval_every: int = setting(5, declare.COUNT, "data")
     """Rounds between two evaluations. The last round is always evaluated."""
     record: str = setting("", form=as_name, word="NAME,...")
@@ -425,6 +425,20 @@ def layered(layers: Sequence[tuple[Mapping[str, Any], str]], start: Config | Non
     if "eval_every" in preset and "eval_every" not in given and config.eval_every >= config.rounds:
         return replace(config, eval_every=-(-config.rounds // 10))
     return config
+
+
+def partition_seed(config: Config) -> int:
+    """Returns the seed that the partition is drawn with: that of the run, unless it is set.
+
+    >>> partition_seed(Config(seed=3)), partition_seed(Config(seed=3, partition_seed=42))
+    (3, 42)
+    """
+    return config.seed if config.partition_seed is None else config.partition_seed
+
+
+def effective(config: Config) -> dict[str, Any]:
+    """Returns the settings by dotted name, with the seed that the partition is drawn with."""
+    return declare.flatten(config) | {"partition_seed": partition_seed(config)}
 
 
 def choice(config: Config, name: str) -> tuple[str, Any]:

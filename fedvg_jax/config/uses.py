@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedvg_jax.config.declare import Condition, flatten
+from fedvg_jax.config.declare import Condition
 from fedvg_jax.config.fidelity import departures, listed
-from fedvg_jax.config.options import DEPARTURES, SETTINGS, Config
+from fedvg_jax.config.options import DEPARTURES, SETTINGS, Config, effective
 from fedvg_jax.core.types import UsageError
 
 PASSED = {
@@ -65,7 +65,7 @@ def used(config: Config) -> dict[str, Any]:
     (True, False, False)
     """
     left_out = {*HOST, "departures", *unused(config)}
-    settings = {name: plain(value) for name, value in flatten(config).items() if name not in left_out}
+    settings = {name: plain(value) for name, value in effective(config).items() if name not in left_out}
     return settings | used_departures(config)
 
 

@@ -1,6 +1,7 @@
 """All randomness of a round as a value: cohort, minibatches, drop-outs and keys; and schedules of several rounds.
 
-Every random stream is seeded with (domain, seed, round, client id) alone. So a round is the same in any executor, in
+Every random stream is seeded with (domain, seed, round, client id) alone; those of a private run that starts from
+another run also with its origin. So a round is the same in any executor, in
 any chunk and after resuming. NumPy only; shapes depend on the settings, never on the partition or the seed.
 """
 
@@ -35,6 +36,7 @@ def make(
     dropout: float = 0.0,
     clients: np.ndarray | None = None,
     block_size: int | None = None,
+    origin: Sequence[int] = (),
 ) -> Schedule:
     """Returns the schedule of one round.
 
@@ -55,6 +57,7 @@ def make(
         dropout: probability that a client of the cohort drops out.
         clients: int32 [K], the cohort; None draws it.
         block_size: H, clients of a cohort block; None for the whole cohort.
+        origin: numbers beside the seed that cohorts and keys are drawn from.
 
     Raises:
         ValueError: if the minibatches exceed `capacity`.
@@ -65,7 +68,7 @@ def make(
     >>> sorted(zip(schedule.clients.tolist(), schedule.num_steps.tolist())), sorted(schedule.rows.ravel().tolist())
     ([(0, 2), (1, 1)], [0, 1, 2, 3, 4, 5])
     """
-    sampled, heard, shuffle = cohort(seed, round, len(train_rows), cohort_size, dropout)
+    sampled, heard, shuffle = cohort(seed, round, len(train_rows), cohort_size, dropout, origin)
     clients = sampled if clients is None else clients
 
     def stream(domain: int, client: int) -> np.random.Generator:
@@ -94,11 +97,11 @@ def make(
     sizes = [len(rows) for rows, _ in rows_of]
     lanes = {"num_lanes": num_lanes, "lanes_together": lanes_together}
     schedule = pack(clients, batches, sizes, **lanes, capacity=capacity, probes=probes, block_size=block_size)
-    return schedule._replace(heard=heard, shuffle=shuffle, key=key(seed, round))
+    return schedule._replace(heard=heard, shuffle=shuffle, key=key(seed, round, origin))
 
 
 def cohort(
-    seed: int, round: int, num_clients: int, cohort_size: int, dropout: float = 0.0
+    seed: int, round: int, num_clients: int, cohort_size: int, dropout: float = 0.0, origin: Sequence[int] = ()
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws the cohort of a round.
 
@@ -107,14 +110,14 @@ def cohort(
         bool [K], False for a client that drops out.
         int32 [K], a permutation of the cohort.
     """
-    rng = np.random.default_rng([_COHORT, seed, round])
+    rng = np.random.default_rng([_COHORT, seed, round, *origin])
     clients = rng.choice(num_clients, cohort_size, replace=False).astype(np.int32)
     return clients, rng.random(cohort_size) >= dropout, rng.permutation(cohort_size).astype(np.int32)
 
 
-def key(seed: int, round: int) -> np.ndarray:
+def key(seed: int, round: int, origin: Sequence[int] = ()) -> np.ndarray:
     """Returns the round's key data, uint32 [2], for draws on the device."""
-    return np.random.default_rng([_KEY, seed, round]).integers(0, 2**32, 2, np.uint32)
+    return np.random.default_rng([_KEY, seed, round, *origin]).integers(0, 2**32, 2, np.uint32)
 
 
 def selection_stream(seed: int, round: int) -> np.random.Generator:

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import re
+import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
 from fedvg_jax.host.errors import UsageError
+
+T = TypeVar("T")
 
 _MESSAGE_BYTES = 2**16
 """Bytes that each process contributes to `exchange`: all must send arrays of one shape."""
@@ -73,6 +76,14 @@ def place(arrays: Any, placement: Any) -> Any:
         return jax.make_array_from_callback(on_host.shape, placement, lambda index: on_host[index])
 
     return jax.tree.map(placed, arrays)
+
+
+def wait(arrays: T) -> T:
+    """Returns arrays once they are computed. Python handles signals meanwhile, as it does not inside of jax."""
+    start, on_devices = time.perf_counter(), [leaf for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "is_ready")]
+    while not all(leaf.is_ready() for leaf in on_devices):
+        time.sleep(min(0.05, (time.perf_counter() - start) / 50))
+    return arrays
 
 
 @contextlib.contextmanager

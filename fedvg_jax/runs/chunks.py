@@ -1,8 +1,8 @@
 """Chunks of rounds on the device, and the evaluations between them.
 
 The device works on a chunk of rounds without reading anything back; meanwhile the host draws the next schedules. A
-chunk ends at an evaluation, a checkpoint or a callback, when its table of minibatches is full, or after about
-`CHUNK_SECONDS`, so that progress and signals are handled in time.
+chunk ends at an evaluation, a checkpoint or a callback, when its table of minibatches is full, or with the first round
+after about `CHUNK_SECONDS`, so that progress is shown and the run can be stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
 
 CHUNK_SECONDS = 2.0
-"""Seconds of one chunk, where nothing else ends it."""
+"""Seconds of one chunk, where nothing else ends it and a round is not longer."""
 
 
 class Programs(NamedTuple):
@@ -99,7 +99,7 @@ def run_chunks(
         ahead = data = None  # so that only two chunks' rows are on the devices
         # drawn while the device works
         ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, single, round_seconds), state)
-        metrics = jax.device_get(metrics)
+        metrics = jax.device_get(processes.wait(metrics))
         store = client_memories.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(planned)])
         records = []
@@ -190,7 +190,8 @@ def evaluate(
     """
     data, variables = sim.data, sim.whole(state.variables)
     evaluated = evaluation_tables(data).items()
-    sums = jax.device_get({part: compiled.evaluate(variables, data.pool, rows) for part, rows in evaluated})
+    sums = {part: compiled.evaluate(variables, data.pool, rows) for part, rows in evaluated}
+    sums = jax.device_get(processes.wait(sums))
     model = tree.copies(variables) if sim.metrics else variables  # the next chunk takes over the state's arrays
     record = {name: _measured(name, metric, model, data) for name, metric in sim.metrics.items()}
     for part, result in sums.items():

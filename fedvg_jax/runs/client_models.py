@@ -62,7 +62,8 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
         needs_own = (PERSONAL in wanted and has_own) or FINETUNED in wanted
         own = client_memories.read(sim.memories, store, state, clients) if needs_own else ()
         placed = (*processes.place(inputs, sim.executor.placement), sim.base)
-        for name, values in jax.device_get(count(state.variables, own, next_round, sim.hyper, *placed)).items():
+        counts = processes.wait(count(state.variables, own, next_round, sim.hyper, *placed))
+        for name, values in jax.device_get(counts).items():
             correct[name][clients] = values
     labels_per_row = np.prod(sim.arrays.y.shape[1:], dtype=int)
     record: Record = {}

@@ -1,7 +1,8 @@
 """When a run ends before its last round: it diverged, or a signal asks for it.
 
 SIGINT (Ctrl-C), SIGTERM (a scheduler) and SIGHUP (a lost terminal) end the run: the loop finishes its chunk of rounds,
-saves, and returns. Before and after the rounds, signals have their usual effect.
+saves, and returns. A second SIGINT has its usual effect; others have none, because schedulers, shells and the kernel
+send SIGTERM and SIGHUP more than once. Before and after the rounds, all have their usual effect.
 """
 
 from __future__ import annotations
@@ -124,14 +125,16 @@ def exit_code(name: str) -> int:
 
 
 @contextlib.contextmanager
-def catch_signals(report: Callable[[str], None] = lambda name: None) -> Iterator[list[str]]:
-    """Collects the names of signals in place of their usual effect, which a second SIGINT or SIGTERM has again.
+def catch_signals(
+    report: Callable[[str], None] = lambda name: None, log: Callable[[str], None] = lambda line: None
+) -> Iterator[list[str]]:
+    """Collects the names of signals in place of their usual effect, which a second SIGINT has again.
 
-    Python calls a handler when the main thread returns from the device, so at the end of a chunk of rounds. No-op
-    outside the main thread, where Python cannot install handlers.
+    No-op outside the main thread, where Python cannot install handlers.
 
     Args:
         report: called at the end with the first name, if there is one.
+        log: called with one line at the first signal of each kind.
     """
     received: list[str] = []
     if threading.current_thread() is not threading.main_thread():
@@ -142,9 +145,15 @@ def catch_signals(report: Callable[[str], None] = lambda name: None) -> Iterator
     usual = {number: handler for number, handler in handlers.items() if number in ALWAYS_CAUGHT or handler in default}
 
     def receive(number: int, frame=None) -> None:
-        received.append(signal.Signals(number).name)
-        for again in ALWAYS_CAUGHT:  # no second SIGHUP: shells and the kernel send it more than once
-            signal.signal(again, usual[again])
+        name, line = signal.Signals(number).name, "stopping after this round"
+        is_first = name not in received
+        received.append(name)  # before the line, amid which another signal may come
+        if number == signal.SIGINT:
+            signal.signal(number, usual[signal.SIGINT])
+            line += "; again to stop now"
+        if is_first:
+            with contextlib.suppress(RuntimeError):  # the signal came while another line was being written
+                log(f"{name}: {line}")
 
     for number in usual:
         signal.signal(number, receive)

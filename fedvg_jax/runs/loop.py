@@ -39,7 +39,7 @@ class Observers(NamedTuple):
     on_records: Callable[[list[Record]], None] = lambda records: None
     """called with the records of every chunk; first with those before a resumed run's checkpoint"""
     log: Callable[[str], None] = _log_warning
-    """called with one line about a resumed run, and about the first round that averages no client"""
+    """called with one line about a resumed run, about the first round that averages no client, and about a signal"""
     on_stop: Callable[[str], None] = lambda name: None
     """called at the end with the name of the first stop signal, also of one that came too late to stop the run"""
     on_start: Callable[[], None] = lambda: None
@@ -159,7 +159,7 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         return compiling, earlier + time.perf_counter() - begin
 
     run, stop = Run(sim, recorder, observers, read_clock, list(start.records), [], []), None
-    with endings.catch_signals(observers.on_stop) as received, hardware.single_lapack_thread():
+    with endings.catch_signals(observers.on_stop, observers.log) as received, hardware.single_lapack_thread():
         is_ended = functools.partial(call_callbacks, run) if observers.callbacks else None
         rounds = chunks.run_chunks(sim, compiled, state, num_done, is_ended) if compiled else ()
         for state, new in rounds:

@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import json
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -169,9 +168,8 @@ def rewind(
     with files.writing(f"the run folder {folder}", "--out"):
         for name in (digests.FILE, "summary.json"):
             (folder / name).unlink(missing_ok=True)
-        for later in digests.checkpoints(folder):
-            if int(later.name) > number:  # damaged: its digests, of a longer history, would refuse the run
-                shutil.rmtree(later)
+        earlier = [path for path in digests.checkpoints(folder) if int(path.name) <= number]
+        digests.remove_checkpoints(folder, kept=earlier)  # later ones have digests of a longer history
         if start.history:
             os.truncate(path, start.history[0])
         else:

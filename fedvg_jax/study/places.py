@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, declare, flatten, presets, uses
 from fedvg_jax.config.methods import PERSONAL
+from fedvg_jax.config.options import effective
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study.sweep_points import HYPER, OBJECTS, PLACES
@@ -50,7 +51,7 @@ def settings_of(config: Config, values: Mapping[str, Any] = {}, given: Mapping[s
         given: what Python passed in place of settings, of those in `PASSED` -> its name; "" for one without.
     """
     ignored = NO_RESULT.union(uses.unused(config), ["departures"], uses.replaced_with(given))
-    settings = {name: value for name, value in flatten(config).items() if name not in ignored}
+    settings = {name: value for name, value in effective(config).items() if name not in ignored}
     settings = uses.with_passed(settings | uses.used_departures(config), given)
     for name, value in values.items():
         if name.startswith(HYPER) or name in (*PLACES, "fidelity"):
@@ -120,8 +121,7 @@ def _place(run: Mapping[str, Any], of_scenario: Sequence[str], of_method: Sequen
         if name in run and not _goes_without_saying(name, run[name], base):
             words.append(f"{_short(name, base)} {value_text(run[name])}")
     scenario = tuple((name, run[name]) for name in of_scenario if name in run)
-    partition_seed = run.get("partition_seed", Config.partition_seed)  # rows of a file use none
-    return Place(", ".join(words), scenario, (run["seed"], partition_seed))
+    return Place(", ".join(words), scenario, (run["seed"], run["partition_seed"]))
 
 
 def _goes_without_saying(name: str, value: Any, base: str) -> bool:

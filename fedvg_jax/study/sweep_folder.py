@@ -8,9 +8,9 @@ points/NAME/.claim     locked by the process that computes the point
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -33,6 +33,8 @@ FAILURE = "failure.json"
 CLAIM = ".claim"
 OPENING = ".opening"
 """Locked by the process that makes or checks the folder of a sweep."""
+ALONE = ".alone"
+"""There while one process computes the sweep alone; see `shared`."""
 
 
 class Failure(NamedTuple):
@@ -173,6 +175,28 @@ def refuse_taken(out: Path) -> None:
     others = [path for path in out.iterdir() if path.name[0] != "." and path.name != "tuning"] if out.is_dir() else []
     if not (out / DOCUMENT).exists() and ((out.exists() and not out.is_dir()) or others):
         raise UsageError(f"{out} is taken and holds no sweep; name another folder with --out")
+
+
+@contextlib.contextmanager
+def shared(out: Path | None, log: Callable[[str], None]) -> Iterator[bool]:
+    """Yields whether processes can share a sweep; where files cannot be locked, this process has it alone.
+
+    Args:
+        out: the folder of the sweep; None for a sweep in memory.
+        log: called with one line if it is not shared.
+
+    Raises:
+        UsageError: another process has it, or the folder cannot be used.
+    """
+    if out is None or files.can_lock(out):
+        yield True
+        return
+    with files.writing(f"the folder of the sweep {out}", "--out"):
+        refuse_taken(out)
+        out.mkdir(parents=True, exist_ok=True)
+    with files.marked(out / ALONE):
+        log(f"one process computes the sweep, because files in {out} cannot be locked")
+        yield False
 
 
 def open_folder(
@@ -363,4 +387,4 @@ def clear(folder: Path) -> None:
     """Removes the files of a point that was interrupted before its first checkpoint."""
     for name in (*digests.OF_RUN, digests.FILE, FAILURE):
         (folder / name).unlink(missing_ok=True)
-    shutil.rmtree(folder / digests.CHECKPOINTS, ignore_errors=True)
+    digests.remove_checkpoints(folder)

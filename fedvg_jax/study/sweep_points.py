@@ -12,7 +12,6 @@ points share, as a run's file has them, and
 from __future__ import annotations
 
 import collections
-import dataclasses
 import hashlib
 import itertools
 import re
@@ -410,23 +409,10 @@ def point_config(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Con
         _refuse_contradiction(sweep.start, layers[-1].settings)
     unset = [{name: None for name in PATHS if layer.settings.get(name) == ""} for layer in layers]
     meant = [({**layer.settings, **none}, layer.source) for layer, none in zip(layers, unset, strict=True)]
-    config = layered(meant, sweep.start)
-    if _follows_seed(config, layers):
-        config = dataclasses.replace(config, partition_seed=config.seed)
     try:
-        return check(config)
+        return check(layered(meant, sweep.start))
     except UsageError as error:
         raise UsageError(f"point {name}: {error}" if name != ONLY else str(error)) from None
-
-
-def _follows_seed(config: Config, layers: Sequence[Layer]) -> bool:
-    """Returns whether the partition of a point is drawn with its seed: the sweep sets `seed` and no `partition_seed`.
-
-    The rows of a file are the same for all seeds, and stay comparable by their digests.
-    """
-    given = {name for layer in layers for name in layer.settings}
-    is_set = "partition_seed" in given or config.partition_seed != Config.partition_seed
-    return "seed" in given and not is_set and not config.partition.startswith("file:")
 
 
 def name_of(values: Mapping[str, Any]) -> str:

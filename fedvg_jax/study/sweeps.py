@@ -399,7 +399,9 @@ def run_sweep(
     machine = hardware.current()
     count = workers.num_processes(jobs, plan.pending, machine if machine.is_cpu else None)
     try:
-        with _further_calls(call, count):
+        with contextlib.ExitStack() as stack:
+            can_share = stack.enter_context(sweep_folder.shared(out, work.log))
+            stack.enter_context(_further_calls(call, count if can_share else 1, work.log))
             points, results = compute_plan(plan, Console() if progress else None, work)
     except workers.Stopped as stop:
         if stop.signal == "SIGINT":
@@ -422,12 +424,14 @@ def run_sweep(
 
 
 @contextlib.contextmanager
-def _further_calls(call: Mapping[str, Any], count: int) -> Iterator[None]:
+def _further_calls(call: Mapping[str, Any], count: int, log: Callable[[str], None]) -> Iterator[None]:
     """Starts all processes of a call but this one; they end with it."""
     if count == 1:
         yield
         return
-    with tempfile.NamedTemporaryFile() as file, workers.further_processes(["-c", CALL, file.name], count) as start:
+    with contextlib.ExitStack() as stack:
+        file = stack.enter_context(tempfile.NamedTemporaryFile())
+        start = stack.enter_context(workers.further_processes(["-c", CALL, file.name], count, log))
         try:
             pickle.dump({**call, "progress": False}, file)
         except (TypeError, AttributeError, pickle.PicklingError) as error:

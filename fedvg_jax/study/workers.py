@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -71,7 +73,7 @@ def _num_devices(config: Config) -> int:
 
 
 @contextlib.contextmanager
-def further_processes(command: Sequence[str], count: int) -> Iterator[Callable[[], None]]:
+def further_processes(command: Sequence[str], count: int, log: Callable[[str], None]) -> Iterator[Callable[[], None]]:
     """Shares the cores with further processes of the command; yields the function that starts them.
 
     They do not get the terminal's signals. At the end they are awaited; an exception asks them to stop first.
@@ -79,11 +81,13 @@ def further_processes(command: Sequence[str], count: int) -> Iterator[Callable[[
     Args:
         command: arguments of Python.
         count: processes, this one included.
+        log: called from another thread with a line about a process that was killed.
     """
     added = {name: value for name, value in environment(count).items() if count > 1 and name not in os.environ}
     os.environ.update(added)
     cores = sorted(os.sched_getaffinity(0)) if count > 1 and hasattr(os, "sched_getaffinity") else []
-    started: list[subprocess.Popen] = []
+    started: dict[subprocess.Popen, threading.Thread] = {}
+    stopping = threading.Event()
 
     def take_cores(index: int) -> None:
         if cores:
@@ -94,23 +98,34 @@ def further_processes(command: Sequence[str], count: int) -> Iterator[Callable[[
         for index in range(1, count):
             take_cores(index)  # which a process takes over from the thread that starts it
             words, none = [sys.executable, *command], subprocess.DEVNULL
-            started.append(subprocess.Popen(words, env=variables, start_new_session=True, stdin=none, stdout=none))
+            process = subprocess.Popen(words, env=variables, start_new_session=True, stdin=none, stdout=none)
+            started[process] = threading.Thread(target=_watch, args=(process, stopping, log), daemon=True)
+            started[process].start()
         take_cores(0)
 
     take_cores(0)
     try:
         yield start
     except BaseException:
+        stopping.set()
         for process in started:
             process.terminate()
         raise
     finally:
-        for process in started:
-            process.wait()
+        for waiting in started.values():
+            waiting.join()
         if cores:
             os.sched_setaffinity(0, cores)
         for name in added:
             del os.environ[name]
+
+
+def _watch(process: subprocess.Popen, stopping: threading.Event, log: Callable[[str], None]) -> None:
+    """Waits for the end of a process, and says it if a signal has killed it amid the work."""
+    code = process.wait()
+    if code < 0 and not stopping.is_set():
+        name = signal.Signals(-code).name
+        log(f"process {process.pid} of the sweep was killed by {name}; the others compute its points")
 
 
 def environment(count: int) -> dict[str, str]:

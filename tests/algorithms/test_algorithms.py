@@ -268,7 +268,8 @@ def test_fedexp_takes_the_step_of_its_equation():
 
 
 def test_a_run_uses_the_given_value_of_a_declared_hyperparameter():
-    config, given = fv.Config(clients=4, rounds=2, weighting="uniform", model="linear", lanes="1"), worlds.images(80)
+    config = fv.Config(clients=4, partition_seed=42, rounds=2, weighting="uniform", model="linear", lanes="1")
+    given = worlds.images(80)
     small, large = (fv.run(config, data=given, algorithm=FEDEXP, hyper={"eps": e}).records[-1] for e in (1e-6, 1e6))
     assert small["train_loss"] != large["train_loss"]
 

@@ -6,8 +6,10 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from support.processes import started
@@ -15,6 +17,7 @@ from support.small_sweeps import timeless
 
 import fedvg_jax
 from fedvg_jax import sweep
+from fedvg_jax.config.options import partition_seed
 from fedvg_jax.host import files
 from fedvg_jax.runs import loop
 from fedvg_jax.study import report, sweep_folder
@@ -51,7 +54,7 @@ def run(tmp_path, capsys, monkeypatch):
 
 def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
     grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").plan.tuning_points
-    assert {(p.config.seed, p.config.partition_seed) for p in grid} == {(1000, 1000), (1001, 1001)}
+    assert {(p.config.seed, partition_seed(p.config)) for p in grid} == {(1000, 1000), (1001, 1001)}
     grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").plan.tuning_points
     assert {p.config.partition_seed for p in grid} == {42}
 
@@ -185,6 +188,41 @@ def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, 
         stopped = fedvg_jax.History.load(tmp_path / "out" / "points" / f"seed={seed}")
         alone = fedvg_jax.run(dataclasses.replace(stopped.config, out=None, resume=None))
         assert timeless(stopped.records) == timeless(alone.records)
+
+
+LOCKLESS = """
+import errno, fcntl, os
+
+def flock(file, operation):
+    raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+fcntl.flock = flock
+"""
+
+
+def test_one_process_computes_a_sweep_on_a_mount_without_locks_and_a_second_one_is_refused(tmp_path):
+    """Until it has ended; one that was killed does not stand in the way."""
+    (tmp_path / "sitecustomize.py").write_text(LOCKLESS)  # what Python imports at its start
+    search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment, out = os.environ | {"PYTHONPATH": search}, tmp_path / "out"
+    words = short("--rounds", "400", "--checkpoint-every", "50", "--seed", "0:2", "--jobs", "2", "--out", str(out))
+    command = [sys.executable, "-m", "fedvg_jax.sweep", *words]
+    with started(command, env=environment) as process:
+        while not list(out.glob("points/*/checkpoints/*/about")):
+            assert process.poll() is None
+            time.sleep(0.1)
+        assert not Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
+        second = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert second.returncode == 2 and second.stderr.count("\n") == 1 and f"process {process.pid}" in second.stderr
+        process.kill()
+        lines, _ = process.communicate()
+    assert [str(out) in line for line in lines.splitlines()].count(True) == 2  # where it is, and that it is not shared
+    third = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert third.returncode == 0 and not third.stderr and not (out / sweep_folder.ALONE).exists()
+    for seed in range(2):
+        computed = fedvg_jax.History.load(out / "points" / f"seed={seed}")
+        alone = fedvg_jax.run(dataclasses.replace(computed.config, out=None, resume=None))
+        assert timeless(computed.records) == timeless(alone.records)
 
 
 def is_free(path):

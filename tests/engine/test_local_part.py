@@ -149,7 +149,8 @@ def test_a_resumed_run_goes_on_with_the_local_tensors_and_the_errors_of_what_was
 
 def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_tensors():
     """Of every client that has test rows, its own model on them."""
-    made = config.Config(clients=2, rounds=2, local_epochs=1, lanes="1", method="fedper", record="personal_accuracy")
+    settings = {"clients": 2, "partition_seed": 42, "rounds": 2, "local_epochs": 1, "lanes": "1"}
+    made = config.Config(method="fedper", record="personal_accuracy", **settings)
     sim, states = simulation.simulation(made), []
     record = fv.run(made, callbacks=[lambda record, state: states.append(jax.tree.map(jnp.copy, state))]).records[-1]
     for client, rows in enumerate(sim.partition.test):

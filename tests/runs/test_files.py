@@ -1,11 +1,14 @@
 """Atomic files, locked folders, and signals."""
 
+import errno
+import fcntl
+import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from support.files import disk_of
+from support.files import disk_of, usage_error
 from support.processes import default_signals
 
 from fedvg_jax import commands, sim
@@ -67,15 +70,34 @@ def test_run_that_writes_nothing_leaves_no_folder_that_it_chose(stopped_clock, m
     assert sim.main(["--out", "mine"]) == code and Path("mine").is_dir()
 
 
-def test_first_signal_is_collected_and_a_second_has_its_usual_effect():
-    with default_signals(), endings.catch_signals() as received:
-        signal.raise_signal(signal.SIGHUP)
-        signal.raise_signal(signal.SIGHUP)  # of a terminal that closes: the shell and the kernel send it more than once
-        assert received == ["SIGHUP", "SIGHUP"]
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
+def test_signals_are_collected_and_a_second_sigint_has_its_usual_effect():
+    """A terminal that closes sends SIGHUP twice; a scheduler may send SIGTERM to a sweep and to its processes."""
+    names, lines = ["SIGHUP", "SIGHUP", "SIGTERM", "SIGTERM", "SIGINT"], []
+    with default_signals():
+        with endings.catch_signals(log=lines.append) as received:
+            for name in names:
+                signal.raise_signal(signal.Signals[name])
+            assert received == names and len(lines) == 3
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert [endings.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
+
+
+@pytest.mark.parametrize("error", [None, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
+def test_a_folder_in_use_is_refused_also_on_a_mount_without_locks(tmp_path, monkeypatch, error):
+    if error:
+
+        def no_locks(file, operation):
+            raise OSError(error, os.strerror(error))
+
+        monkeypatch.setattr(fcntl, "flock", no_locks)
+    with files.held(tmp_path):
+        with usage_error(str(tmp_path), f"process {os.getpid()}"), files.held(tmp_path):
+            pass
+        run_folder.refuse_taken(tmp_path)
+    with files.held(tmp_path):
+        pass
 
 
 def test_export_to_a_link_replaces_its_target(tmp_path):

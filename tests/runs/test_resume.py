@@ -21,6 +21,7 @@ from support.small_sweeps import timeless
 import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.config import Config
+from fedvg_jax.config.options import effective
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import loop
@@ -110,7 +111,7 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
     simulate(straight)
-    first = simulate(stopped, callbacks=[stop])
+    first = simulate(stopped, callbacks=[stop], log=lambda line: None)
     assert first.summary["stopped_by"] == "SIGINT" and first.summary["rounds"] == 3
     result = simulate(stopped, resume=str(stopped))
     assert_same(stopped, straight)
@@ -236,6 +237,16 @@ def test_a_damaged_checkpoint_is_left_for_the_one_before(whole, run):
     assert names(run)[-1] == "000005"
     simulate(run, resume=str(run))
     assert_same(run, whole)
+
+
+def test_files_of_a_user_beside_checkpoints_stay_and_change_no_run(whole, run):
+    folder = left_at(run, 4) / "checkpoints"
+    (folder / "3").touch()
+    (folder / "2026").mkdir()
+    shutil.copytree(folder / "000004", folder / "20261129")
+    simulate(run, resume=str(run), keep=1)
+    assert_same(run, whole)
+    assert {path.name for path in folder.iterdir()} == {"000006", "3", "2026", "20261129"}
 
 
 def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(run):
@@ -383,7 +394,12 @@ def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(unfinished)
 
 @pytest.mark.parametrize(
     ("name", "texts"),
-    [("send", ("topk", "topk:0.01", "topk:.010")), ("robust", ("krum", "krum:1,1")), ("lora", (4, "4"))],
+    [
+        ("send", ("topk", "topk:0.01", "topk:.010")),
+        ("robust", ("krum", "krum:1,1")),
+        ("lora", (4, "4")),
+        ("partition_seed", (None, SMALL.seed)),
+    ],
 )
 def test_settings_that_are_spelt_otherwise_are_the_same_run_and_point(name, texts):
     configs = [config.check(replace(SMALL, **{name: text}, weighting="uniform", join_ratio=1.0)) for text in texts]
@@ -395,7 +411,7 @@ def test_settings_that_are_spelt_otherwise_are_the_same_run_and_point(name, text
 def test_changed_setting_that_affects_results_is_refused_by_name(unfinished):
     for name in sorted(config.flatten(Config())):
         with naming(name):
-            value = config.flatten(SMALL)[name]
+            value = effective(SMALL)[name]
             is_number = bool({int, float} & {*config.SETTINGS[name].types})
             other = (value or 0) + 1 if is_number else not value if type(value) is bool else "other"
             changed = config.apply(SMALL, {name: other}, "test")

@@ -56,9 +56,8 @@ def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_pat
         ("seed=0,hyper.T=0.5", {"seed": 0, "hyper.T": 0.5}),
         ("seed=0,hyper.T=2", {"seed": 0, "hyper.T": 2.0}),
     ]
-    config = dataclasses.replace(CONFIG, partition_seed=0)
     for result in results:
-        alone = fv.run(config, weighting=tempered, hyper={"T": result.values["hyper.T"]})
+        alone = fv.run(CONFIG, weighting=tempered, hyper={"T": result.values["hyper.T"]})
         assert result.result.records[0]["weights"] == alone.records[0]["weights"]
     assert results[0].result.records[0]["weights"] != results[1].result.records[0]["weights"]
 
@@ -238,7 +237,6 @@ def test_own_weightings_by_name_are_an_axis_whose_points_equal_runs_alone_and_me
     assert list(results) == [
         f"weighting={name},seed=0" for name in ("Root", "by%20square", "x,fedvg.norm=l1", "x,fedvg.norm=l2")
     ]
-    config = dataclasses.replace(config, partition_seed=0)
     for name, weighting in {"Root": root, "by%20square": square}.items():
         alone = fv.run(dataclasses.replace(config, out=tmp_path / name), weighting=weighting)
         assert results[f"weighting={name},seed=0"].records[0]["weights"] == alone.records[0]["weights"]

@@ -10,6 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from fedvg_jax import commands, sweep as sweep_command
 from fedvg_jax.config import Config, flatten
+from fedvg_jax.config.options import partition_seed
 from fedvg_jax.study import sweep_points
 from fedvg_jax.study.sweep_points import Layer, Sweep, cross, make_points, name_of
 
@@ -100,15 +101,15 @@ def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_
     [
         ({}, None, [3, 4]),
         ({"partition_seed": 42}, None, [42, 42]),
-        ({"partition": "file:rows.json"}, None, [42, 42]),
-        ({}, Config(partition_seed=7), [7, 7]),
+        ({"fidelity": "official"}, None, [42, 42]),
+        ({}, Config(), [3, 4]),
+        ({}, Config(partition_seed=42), [42, 42]),
     ],
-    ids=["seed alone", "given", "rows of a file", "config"],
+    ids=["seed alone", "given", "published", "config", "given in a config"],
 )
-def test_partitions_are_drawn_with_the_seeds_of_a_sweep_that_gives_none_for_them(settings, start, seeds):
-    """The rows of a file are the same for all seeds, and stay comparable by their digests."""
+def test_every_seed_of_a_sweep_draws_its_partition_unless_it_has_a_seed(settings, start, seeds):
     points = make_points(Sweep(crossed(seed=[3, 4]).axes, (Layer(settings, "test"),), start))
-    assert [point.config.partition_seed for point in points] == seeds
+    assert [partition_seed(point.config) for point in points] == seeds
 
 
 @pytest.mark.parametrize(
@@ -117,12 +118,13 @@ def test_partitions_are_drawn_with_the_seeds_of_a_sweep_that_gives_none_for_them
         ["--method", "fedprox+fedvg", "--alpha", "0.5"],
         ["--method", "feddyn", "--fidelity", "official", "--weighting", "uniform", "--feddyn.alpha", "0.01"],
         ["--dataset", "cifar10", "--data-dir", "data", "--lr", "0.1", "--local-epochs", "1:3"],
+        ["--seed", "3"],
     ],
-    ids=["method", "fidelity", "preset"],
+    ids=["method", "fidelity", "preset", "seed"],
 )
 def test_point_has_the_settings_of_the_same_command_line_of_a_run(words):
     settings = {n[2:].replace("-", "_"): v for n, v in zip(words[::2], words[1::2], strict=True)}
-    typed = {"alpha": float, "lr": float, "feddyn.alpha": float}
+    typed = {"alpha": float, "lr": float, "feddyn.alpha": float, "seed": int}
     given = {n.replace(".", "__"): [typed.get(n, str)(v)] for n, v in settings.items()}
     point = make_points(crossed(**given))[0]
     assert dataclasses.replace(point.config, cache_dir=None) == dataclasses.replace(
@@ -157,4 +159,4 @@ def test_file_has_settings_and_axes(tmp_path):
     assert [axis.names for axis in file.axes] == [("dataset", "lr"), ("method",), ("seed",)]
     points = make_points(Sweep(file.axes, (Layer(file.settings, "file"),)))
     assert len(points) == 20 and {p.config.clients for p in points} == {100}  # the preset of CIFAR
-    assert flatten(points[-1].config)["fedvg.norm"] == "l2" and points[-1].config.partition_seed == 4
+    assert flatten(points[-1].config)["fedvg.norm"] == "l2" and partition_seed(points[-1].config) == 4

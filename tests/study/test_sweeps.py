@@ -47,7 +47,7 @@ def whole(tmp_path_factory):
 
 def test_point_of_a_sweep_equals_the_run_alone(whole):
     for result in whole[1]:
-        alone = fedvg_jax.run(dataclasses.replace(CONFIG, **result.values, partition_seed=result.values["seed"]))
+        alone = fedvg_jax.run(dataclasses.replace(CONFIG, **result.values))
         assert timeless(alone.records) == timeless(result.result.records)
         timed = {"compile_seconds", "run_seconds", "rounds_per_second"}
         assert {n: v for n, v in alone.summary.items() if n not in timed} == {
@@ -60,14 +60,14 @@ def test_sweep_without_a_folder_has_the_same_results(whole):
 
 
 def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(whole):
-    seeds = [(r.result.config.seed, r.result.config.partition_seed) for r in whole[1]]
-    assert seeds == [(0, 0), (1, 1)]
+    assert len({(r.result.folder / "partition.json").read_text() for r in whole[1]}) == len(whole[1])
     short = dataclasses.replace(CONFIG, rounds=1)
-    kept = dataclasses.replace(short, partition_seed=7)
-    for config, axis in ((kept, {"seed": [1]}), (short, {"seed": [1], "partition_seed": [7]}), (kept, {"lr": [0.1]})):
-        assert [r.result.config.partition_seed for r in fedvg_jax.run_sweep(config, axis)] == [7]
-    (alone,) = fedvg_jax.run_sweep(short, {"lr": [short.lr]})
-    assert alone.result.config.partition_seed == short.partition_seed
+    for seed in (7, 42):
+        kept = dataclasses.replace(short, partition_seed=seed)
+        alone = timeless(fedvg_jax.run(dataclasses.replace(kept, seed=1)).records)
+        for config, axes in ((kept, {"seed": [1]}), (short, {"seed": [1], "partition_seed": [seed]})):
+            assert [*histories(fedvg_jax.run_sweep(config, axes)).values()] == [alone]
+        assert alone != timeless(fedvg_jax.run(dataclasses.replace(short, seed=1)).records)
 
 
 def test_finished_points_are_listed_verify_and_are_not_computed_again(whole, monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 
 import pytest
 
@@ -49,14 +51,43 @@ pathlib.Path(sys.argv[1], str(os.getpid())).write_text(f"{sorted(os.sched_getaff
 
 def test_processes_have_the_cores_in_parts_and_know_who_started_them(tmp_path, monkeypatch):
     (tmp_path / "recorded.py").write_text(RECORDED)
-    cores, variables = os.sched_getaffinity(0), dict(os.environ)
-    with workers.further_processes([str(tmp_path / "recorded.py"), str(tmp_path)], 3) as start:
+    cores, variables, lines = os.sched_getaffinity(0), dict(os.environ), []
+    with workers.further_processes([str(tmp_path / "recorded.py"), str(tmp_path)], 3, lines.append) as start:
         start()
         own = sorted(os.sched_getaffinity(0))
-    assert (os.sched_getaffinity(0), dict(os.environ)) == (cores, variables)
+    assert (os.sched_getaffinity(0), dict(os.environ)) == (cores, variables) and not lines
     written = [path.read_text() for path in tmp_path.iterdir() if path.name.isdecimal()]
     parts = [sorted(cores)[i::3] or [sorted(cores)[i % len(cores)]] for i in range(3)]
     assert own == parts[0] and sorted(written) == sorted(f"{part} {os.getpid()}" for part in parts[1:])
     assert not workers.is_orphan()
     monkeypatch.setenv(workers.STARTED_BY, "1234567")
     assert workers.is_orphan()
+
+
+WAITING = """
+import os, pathlib, sys, time
+pathlib.Path(sys.argv[1], str(os.getpid())).touch()
+time.sleep(600)
+"""
+
+
+def kill_one_and_stop(command, started, lines):
+    """Starts two processes, kills one, waits for a line about it, and stops as at Ctrl-C."""
+    with workers.further_processes(command, 3, lines.append) as start:
+        start()
+        while len(list(started.iterdir())) < 2:
+            time.sleep(0.05)
+        os.kill(int(next(started.iterdir()).name), signal.SIGKILL)
+        while not lines:
+            time.sleep(0.05)
+        raise KeyboardInterrupt
+
+
+def test_a_process_that_is_killed_gets_a_line_and_one_that_is_stopped_none(tmp_path):
+    script, started, lines = tmp_path / "waiting.py", tmp_path / "started", []
+    script.write_text(WAITING)
+    started.mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        kill_one_and_stop([str(script), str(started)], started, lines)
+    (line,) = lines
+    assert "SIGKILL" in line and "\n" not in line

@@ -9,6 +9,7 @@ import numpy as np
 
 from fedvg_jax import config
 from fedvg_jax.config import Config
+from fedvg_jax.config.options import partition_seed
 from fedvg_jax.runs.record import digests, history
 from fedvg_jax.study import markup, sweep_folder, sweep_points
 
@@ -36,7 +37,7 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
         record.update((fields or {}).get(record["round"], {}))
     history.append(folder, records)
     write_json(folder / "partition.json", partition(run.alpha, content["validation"].get("rho", 0.0)))
-    manifest = {"data": run.dataset, "partition": f"{run.alpha}-{run.partition_seed}", "runs": []}
+    manifest = {"data": run.dataset, "partition": f"{run.alpha}-{partition_seed(run)}", "runs": []}
     write_manifest(folder, manifest)
     if layers:
         write_json(folder / "layers.json", list(layers))

@@ -11,7 +11,7 @@ import numpy as np
 from fedvg_jax import data as datasets
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.fidelity import departs
-from fedvg_jax.config.options import choice, columns
+from fedvg_jax.config.options import choice, columns, partition_seed
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data import corrupt, scaling, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features, limited
@@ -68,7 +68,7 @@ def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int]
         kind=kind,
         num_clients=config.clients,
         alpha=config.alpha,
-        seed=config.partition_seed,
+        seed=partition_seed(config),
         min_samples=config.min_samples,
         rule=config.min_samples_rule,
         test_ratio=config.test_ratio,
@@ -156,7 +156,7 @@ def make_shared(
     Raises:
         UsageError: there are too few images for the settings of the validation set.
     """
-    options, seed, classes = config.validation, config.partition_seed, len(arrays.class_names)
+    options, seed, classes = config.validation, partition_seed(config), len(arrays.class_names)
     _check_kinds_of_rows(config, arrays)
     if scaled_by:
         arrays = arrays._replace(x=scaled_by.scaled(arrays.x))
@@ -244,7 +244,7 @@ def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndar
             value, default = getattr(config, name), SETTINGS[name].default
             if value not in (default, 0):  # 0 rows to validate belong to an external D_val
                 raise UsageError(f"{name} {value} has no effect: {source} is split already; leave it out")
-    options = {name: getattr(config, name) for name in OF_SPLIT} | {"seed": config.partition_seed}
+    options = {name: getattr(config, name) for name in OF_SPLIT} | {"seed": partition_seed(config)}
     parts = exchange.check(partition, num_samples=len(arrays.y), num_clients=config.clients, source=source, **options)
     return _with_rows(parts, source)
 

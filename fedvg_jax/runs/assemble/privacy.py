@@ -160,8 +160,25 @@ def earlier_rounds(config: Config, sources: Callable[[], Mapping[str, str]]) -> 
     if not manifest.get("privacy") or any(manifest.get(name) != own_sources[name] for name in ("data", "partition")):
         return None
     earlier, own = json.loads(manifest["privacy"])
-    rounds = int(init.resolve().name) if digests.is_checkpoint(init) else len(history.read(run))
+    rounds = digests.about(init)["round"] if digests.is_checkpoint(init) else len(history.read(run))
     return _counted(*earlier, (own, rounds))
+
+
+def origin(config: Config, account: Account | None) -> tuple[int, ...]:
+    """Returns what cohorts and noise are drawn from beside the seed: they are independent of those of earlier runs.
+
+    These are the numbers of rounds of the runs that the first model is of; of a file of weights, which a run may have
+    written, its size and checksum; none for a new model.
+
+    Args:
+        config: its `init` is where the run starts.
+        account: of the run; None without epsilon.
+    """
+    if account is None or config.init is None:
+        return ()
+    if account.earlier:
+        return tuple(count for _, count in account.earlier)
+    return tuple(digests.of_files(config.init.parent, [config.init.name])[config.init.name])
 
 
 def _counted(*entries: tuple[Sequence, int]) -> tuple[tuple[Mechanism, int], ...]:

@@ -236,6 +236,8 @@ def assemble(
     privacy.check(config, program.algorithm, state, hyper, given.selection)
     program, parts = _bound(program, rows.base), population.partition  # again, to the base on the devices
     select = tables.make_cohorts(config, chosen, program, rows, parts.train) if chosen else None
+    account = _account(config, given, program, population, round_rows, hyper)
+    origin = privacy.origin(config, account)
     return Simulation(
         config=config,
         arrays=population.arrays,
@@ -245,13 +247,13 @@ def assemble(
         state=state,
         data=rows,
         hyper=hyper if processes.count() == 1 else jax.tree.map(np.asarray, hyper),  # on no process's device
-        schedule=tables.make_schedule(config, population.arrays, parts, program, select=select),
+        schedule=tables.make_schedule(config, population.arrays, parts, program, select=select, origin=origin),
         selection=chosen,
         given=given.replaced,
         host_rows=host,
         memories=memories._replace(has_given=bool(config.init or given.initial)),
         traffic=communication.round_traffic(config, program, state, rows, hyper, chosen),
-        account=_account(config, given, program, population, round_rows, hyper),
+        account=account,
         **program._asdict(),
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
 from fedvg_jax.config.fidelity import departs
-from fedvg_jax.config.options import choice
+from fedvg_jax.config.options import choice, partition_seed
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import checks, trained_part, tree, types
 from fedvg_jax.core.types import Algorithm, Batch, Data, Schedule, Selection, SimState, Task, UsageError, Variables
@@ -44,7 +44,7 @@ def make_data(config: Config, population: Population, task: Task, is_on_host: bo
     pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
     max_test = int(len(arrays.y) * config.test_ratio)
     is_split = config.best_on == "held_out"
-    scored, selected = halves(shared.rows, config.partition_seed) if is_split else (shared.rows, None)
+    scored, selected = halves(shared.rows, partition_seed(config)) if is_split else (shared.rows, None)
     max_selected = shared.most // 2 if is_split else 0
     max_scored = shared.most - max_selected
     is_read_in_training = config.tuning.steps or "fltrust" in config.weighting
@@ -127,19 +127,21 @@ def make_schedule(
     parts: Partition,
     program: programs.Program,
     select: Cohorts | None = None,
+    origin: Sequence[int] = (),
 ) -> Callable[..., Schedule]:
     """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
 
     Args:
         program: has the model that is trained, the executor, and the algorithm, whose probe may read rows.
         select: the cohorts; by default those of the config.
+        origin: see `privacy.origin`.
     """
     sizes = client_rows.sizes(parts.train)
     keep_single = keeps_single_rows(config, sizes, program.algorithm, program.model.init)
     size = cohort_size(config)
     capacity, batch_size = table_shape(config, len(arrays.y), int(sizes.max()), program.algorithm)
     is_official = departs(config, "cohorts")
-    official = schedule.official_cohorts(config.seed, config.clients, size) if is_official else None
+    official = schedule.official_cohorts(config.seed + sum(origin), config.clients, size) if is_official else None
     cohort_of = select or (lambda number, state: official(number) if official else None)
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
@@ -160,9 +162,10 @@ def make_schedule(
             dropout=config.dropout,
             clients=cohort_of(number, state),
             block_size=block_size(config),
+            origin=origin,
         )
         noise_seed = config.dp.noise_seed
-        return drawn._replace(key=schedule.key(noise_seed, number)) if noise_seed else drawn
+        return drawn._replace(key=schedule.key(noise_seed, number, origin)) if noise_seed else drawn
 
     return schedule_of
 

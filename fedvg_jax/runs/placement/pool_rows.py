@@ -181,7 +181,7 @@ def evaluating(evaluate: Callable[..., Tree], host: HostRows) -> Callable[[Varia
             if totals is None:
                 sums = jax.eval_shape(evaluate, variables, copied, numbers)
                 totals = processes.place(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), sums), host.placement)
-            jax.block_until_ready(before)  # two pieces at a time
+            processes.wait(before)  # two pieces at a time
             before, totals = totals, evaluate(variables, copied, numbers, totals)
         return totals
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import shutil
 import sys
 import time
 import zlib
@@ -51,12 +50,8 @@ def save(run: Path, number: int, state: Tree, of_run: Mapping[str, Digest], keep
     """
     target = digests.checkpoint_path(run, number)
     target.parent.mkdir(exist_ok=True)  # not the run folder, which may have been removed
-    _write(target, state, of_run)
-    kept = digests.checkpoints(run)[-keep:]
-    for path in target.parent.iterdir():
-        is_own = path.name.partition(".orbax-checkpoint-tmp")[0].isdecimal()  # Orbax's suffix of a half-written one
-        if is_own and path not in kept:
-            shutil.rmtree(path)
+    _write(target, state, of_run, number)
+    digests.remove_checkpoints(run, kept=digests.checkpoints(run)[-keep:])
 
 
 def save_base(run: Path, base: Tree) -> None:
@@ -65,10 +60,10 @@ def save_base(run: Path, base: Tree) -> None:
         _write(run / BASE, base, {})
 
 
-def _write(path: Path, state: Tree, of_run: Mapping[str, Digest]) -> None:
+def _write(path: Path, state: Tree, of_run: Mapping[str, Digest], number: int | None = None) -> None:
     """Writes arrays by path, such as "state.variables.params.fc1.kernel", except empty ones, which Orbax refuses."""
     leaves = _leaves_by_path(state)
-    about = {"files": dict(of_run), "leaves": {key: _describe(leaf) for key, leaf in leaves.items()}}
+    about = {"round": number, "files": dict(of_run), "leaves": {key: _describe(leaf) for key, leaf in leaves.items()}}
     stored = {key: leaf for key, leaf in leaves.items() if leaf.size}
     with _orbax() as (ocp, checkpointer):
         parts = {digests.STATE: ocp.args.PyTreeSave(stored), digests.ABOUT: ocp.args.JsonSave(about)}

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import scaling
@@ -20,10 +22,12 @@ from fedvg_jax.host import files
 
 FILE = "digests.json"
 CHECKPOINTS = "checkpoints"
+UNFINISHED = ".orbax-checkpoint-tmp"
+"""Suffix that Orbax gives a checkpoint until it is complete."""
 HISTORY = "history.jsonl"
 
 STATE, ABOUT = "state", "about"
-"""Parts of a checkpoint: its arrays; and JSON with the digests of files and of arrays."""
+"""Parts of a checkpoint: its arrays; and JSON with its round, and the digests of files and of arrays."""
 
 DOCUMENTS = ("layers.json", "partition.json", scaling.FILE)
 """Files that describe what a run was computed from, and that stay as they were written."""
@@ -55,11 +59,14 @@ def write(folder: Path, of_run: Mapping[str, Digest]) -> None:
     files.replace(folder / FILE, json.dumps(dict(of_run)))
 
 
-def about(path: Path) -> dict[str, dict[str, list]]:
-    """Returns the digests of a checkpoint: `files` of the run, and `leaves`, path -> shape, dtype and CRC-32.
+def about(path: Path) -> dict[str, Any]:
+    """Returns what a checkpoint says of itself.
+
+    Returns:
+        `round`, its number; the digests of `files` of the run; and `leaves`, path -> shape, dtype and CRC-32.
 
     Raises:
-        UsageError: they are missing or damaged.
+        UsageError: it is missing or damaged.
     """
     return files.read_object(path / ABOUT / "metadata")  # where Orbax writes JSON; commands read it without Orbax
 
@@ -118,7 +125,7 @@ def checkpoint_path(run: Path, number: int) -> Path:
 
 
 def checkpoints(run: Path) -> list[Path]:
-    """Returns a run's checkpoints, oldest first.
+    """Returns a run's checkpoints, oldest first; other files and folders beside them, such as copies, are none.
 
     Raises:
         UsageError: their folder cannot be read, so that it is unknown whether there are any.
@@ -129,8 +136,29 @@ def checkpoints(run: Path) -> list[Path]:
         return []
     except OSError as error:
         raise UsageError(f"{run / CHECKPOINTS} cannot be read: {files.reason(error)}") from None
-    numbered = [path for path in paths if path.name.isdecimal() and path.name.isascii()]
-    return sorted(numbered, key=lambda path: int(path.name))
+    return sorted((path for path in paths if _is_checkpoint(path)), key=lambda path: int(path.name))
+
+
+def _is_checkpoint(path: Path) -> bool:
+    """Returns whether a run has written a folder: it says that it is of the round that it is named for."""
+    is_number = path.name.isdecimal() and path.name.isascii()
+    if not is_number or not (path / ABOUT).is_dir():
+        return False
+    try:
+        return path.name == str(about(path).get("round")).zfill(6)
+    except UsageError:  # it is damaged, of which `checkpoint.restore` tells the user
+        return True
+
+
+def remove_checkpoints(run: Path, kept: Container[Path] = ()) -> None:
+    """Removes a run's checkpoints except `kept`, half-written ones, and their folder if nothing else is in it."""
+    folder = run / CHECKPOINTS
+    unfinished = [path for path in folder.glob(f"*{UNFINISHED}*") if path.name.partition(UNFINISHED)[0].isdecimal()]
+    for path in (*checkpoints(run), *unfinished):
+        if path not in kept:
+            shutil.rmtree(path)
+    with contextlib.suppress(OSError):  # it is missing, or not empty
+        folder.rmdir()
 
 
 def newest_round(run: Path) -> int:

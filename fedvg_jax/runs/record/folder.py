@@ -24,6 +24,7 @@ from typing import Any
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import SETTINGS, Config, to_json
+from fedvg_jax.config.options import effective
 from fedvg_jax.config.uses import HOST
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import UsageError
@@ -214,7 +215,7 @@ def differences(stored: Config, config: Config, allowed: Set[str] = RESUMABLE_CH
         config: the settings to resume it with.
         allowed: settings that may differ.
     """
-    old, new = configs.flatten(stored), configs.flatten(config)
+    old, new = effective(stored), effective(config)
     # with a cosine schedule every learning rate depends on the number of rounds
     allowed = allowed if config.lr_schedule != "cosine" else allowed - {"rounds"}
     changed = [name for name in old if SETTINGS[name].meaning(old[name]) != SETTINGS[name].meaning(new[name])]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from fedvg_jax.config.options import partition_seed
 from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import BETTER, History
 from fedvg_jax.study.cells import Study
@@ -44,7 +45,7 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     method, title = method_and_run(config, files.read_object_if_any(folder / "manifest.json").get("given", {}))
     metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"
     run = Folder(folder.name, {}, Run(folder, history))
-    place = Place(method, (), (config.seed, config.partition_seed))
+    place = Place(method, (), (config.seed, partition_seed(config)))
     outcome = Outcome(metric, BETTER[metric])
     study = Study(title, (method,), ((),), make_frame([run], [place], [()]), outcome, {})
     with base.drawing([title]), files.writing(folder, "--out"):

@@ -1,6 +1,8 @@
 """Runs with differential privacy: epsilon against the library, resuming, trained parts, and what is refused."""
 
 import dataclasses
+import itertools
+import shutil
 
 import dp_accounting
 import jax
@@ -119,7 +121,10 @@ def test_a_run_that_starts_from_a_run_on_the_same_clients_has_the_epsilon_of_bot
 
     fv.run(dataclasses.replace(config, rounds=5, resume=str(first.folder)), **GIVEN)  # after the second has started
     resumed = dataclasses.replace(second, rounds=3, resume=str(second.out))
-    assert epsilons(fv.run(resumed, **GIVEN)) == pytest.approx([epsilon(n) for n in (3, 4, 5)], rel=1e-8)
+    continued = fv.run(resumed, **GIVEN)
+    assert epsilons(continued) == pytest.approx([epsilon(n) for n in (3, 4, 5)], rel=1e-8)
+    whole = dataclasses.replace(second, rounds=3, init=first.folder / "checkpoints/000002", out=None)
+    assert_equal_runs(continued, fv.run(whole, **GIVEN))
 
     public = dataclasses.replace(config, dp={}, out=tmp_path / "public")
     fv.run(public, **GIVEN)
@@ -129,6 +134,50 @@ def test_a_run_that_starts_from_a_run_on_the_same_clients_has_the_epsilon_of_bot
         caplog.clear()
         history = fv.run(settings, **GIVEN, **initial)
         assert not any(epsilons(history)) and "epsilon" not in history.summary and "no epsilon" in caplog.text
+
+
+LOUD = dataclasses.replace(
+    CONFIG, clients=20, rounds=2, train="", partition="iid", nonfinite="skip", checkpoint_every=1,
+    dp={"clip": 1e-3, "noise_multiplier": 1e3},
+)  # fmt: skip
+"""Rounds that move the model by their noise, to a part in a thousand."""
+LARGE = {"data": worlds.images(400)}
+
+
+def moves(config):
+    """Returns a run, and what each of its rounds adds to the model, as vectors."""
+
+    def flat(state):
+        return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(state.variables)])
+
+    models = [flat(fv.simulation(config, **LARGE).state)]
+    history = fv.run(config, **LARGE, callbacks=[lambda record, state: models.append(flat(state))])
+    return history, [after - before for before, after in itertools.pairwise(models)]
+
+
+@pytest.mark.parametrize("noise_seed", [0, 7])
+def test_every_pair_of_rounds_of_runs_that_start_from_one_another_has_independent_noise(tmp_path, noise_seed):
+    """From a run, from one of its checkpoints, and from the weights that it has exported, under one seed."""
+    config = dataclasses.replace(LOUD, dp=dataclasses.replace(LOUD.dp, noise_seed=noise_seed))
+    weights = tmp_path / "weights.safetensors"
+    first, drawn = moves(dataclasses.replace(config, out=tmp_path / "first", export=weights))
+    second, of_second = moves(dataclasses.replace(config, init=first.folder, out=tmp_path / "second"))
+    drawn += of_second
+    copy = shutil.copytree(first.folder / "checkpoints/000001", first.folder / "checkpoints/copy")
+    for init in (second.folder, copy, weights):
+        started, new = moves(dataclasses.replace(config, init=init))
+        drawn += new
+        assert "epsilon" in started.summary
+    correlations = np.corrcoef(drawn) - np.eye(len(drawn))
+    assert len(drawn) == 10 and np.abs(correlations).max() < 6 / np.sqrt(len(drawn[0]))
+
+
+def test_a_private_run_that_starts_from_a_run_draws_cohorts_of_its_own(tmp_path):
+    """Epsilon counts cohorts that are independent of those of earlier rounds."""
+    first = fv.run(dataclasses.replace(LOUD, rounds=6, out=tmp_path / "first"), **LARGE)
+    second = fv.run(dataclasses.replace(LOUD, rounds=6, init=first.folder), **LARGE)
+    same = [a["clients"] == b["clients"] for a, b in zip(first.records, second.records, strict=True)]
+    assert not any(same)
 
 
 def test_an_own_weighting_that_reads_rows_hides_no_client_by_sampling(tmp_path):

@@ -74,12 +74,36 @@ def test_copy_on_the_host_owns_its_memory():
 
 def test_saving_keeps_the_newest_checkpoints_only(run):
     (run / "checkpoints" / "000013.orbax-checkpoint-tmp").mkdir()
-    of_user = {".DS_Store", "000012.zip", "000013.bak"}
-    for name in of_user:
-        (run / "checkpoints" / name).touch() if name != "000013.bak" else (run / "checkpoints" / name).mkdir()
     save(run, 14)
     save(run, 14)  # again, in its place
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"000012", "000014", *of_user}
+    assert {path.name for path in (run / "checkpoints").iterdir()} == {"000012", "000014"}
+
+
+def add_files_of_a_user(run):
+    """Adds files, folders and copies beside the checkpoints of a run; returns the contents of all of them."""
+    folder = run / "checkpoints"
+    for name in (".DS_Store", "000012.zip", "3", "000099"):
+        (folder / name).write_text(name)
+    for name in ("000013.bak", "2026", "000098"):
+        (folder / name).mkdir()
+        (folder / name / "notes").write_text(name)
+    for name in ("20261129", "best", "12"):
+        shutil.copytree(digests.checkpoints(run)[-1], folder / name)
+    own = digests.checkpoints(run)
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and not {*path.parents} & {*own}}
+
+
+def test_only_what_a_run_wrote_is_a_checkpoint(run):
+    """Other files beside checkpoints are not counted, not removed, not restored, and end no run."""
+    of_user = add_files_of_a_user(run)
+    assert [path.name for path in digests.checkpoints(run)] == ["000003", "000012"] and digests.newest_round(run) == 12
+    for number in (14, 15, 16):
+        save(run, number)
+    (state, _), logged = restored(run)
+    assert state["round"] == 16 and not logged
+    assert [path.name for path in digests.checkpoints(run)] == ["000015", "000016"]
+    digests.remove_checkpoints(run)
+    assert {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()} == of_user
 
 
 DAMAGE = {

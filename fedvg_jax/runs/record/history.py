@@ -302,7 +302,8 @@ def quality(record: Record, name: str | None = None) -> float:
     value = record.get(name)
     if value is None:
         return -math.inf
-    return -value if name.endswith("loss") else value
+    metric = name.partition("_")[2]
+    return value if BETTER[metric] == "higher" else -value
 
 
 def append(folder: Path, records: Sequence[Record]) -> bytes:

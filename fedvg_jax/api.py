@@ -90,7 +90,7 @@ def run(
             evaluation. `data.pool` and its tables of rows are those of a round; NumPy arrays under `--placement host`.
         progress: whether to show what the command line shows: settings, a progress bar with the time left, and a table
             of results. None shows it where standard output is a terminal or the cell of a notebook.
-        track: trackers that the run reports to, such as "tensorboard" or ["wandb", "mlflow"]; None for those of the
+        track: trackers that the run reports to, such as "wandb" or ["tensorboard", "wandb"]; None for those of the
             config.
         train: regular expression of the tensors that are trained; None for that of the config.
 

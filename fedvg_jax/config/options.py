@@ -55,7 +55,7 @@ RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_joint_f
 RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
 """Names in `record`."""
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
+TRACKERS = ("tensorboard", "wandb")
 """Names in `track`."""
 
 
@@ -210,8 +210,8 @@ class Config(Shorthands):
     max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data")
     """Largest number of rows of the data set that are used, at equal distances in its order. 0: all."""
     max_rows_seed: int | None = setting(None, declare.SEED, "data", used=(_SOME_ROWS,))
-    """Seed with which the rows of max_rows are drawn. Default: they are at equal distances, which a set in a periodic
-    order, such as of alternating labels, refuses."""
+    """Seed with which the rows of max_rows are drawn. Default: they are at equal distances, which is refused where a
+    class or a group would be lost, as in a set of alternating labels."""
     columns: str = setting("", kind="data", used=(_HUB_SET,), word="ROLE=NAME,...")
     """Columns of a set hf:FOLDER by their roles, such as image=img,label=fine_label,group=writer. Default: the only
     columns of images and of class labels, or those with usual names."""
@@ -366,7 +366,7 @@ class Config(Shorthands):
     export: Path | None = setting(None, kind="host", word="FILE")
     """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names."""
     track: str = setting("", kind="host", form=as_name, word="NAME,...")
-    """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow."""
+    """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb."""
     robust: str = setting("mean", RULES, topic="Corrupt updates")
     """Aggregation of the clients' models. mean, and clipped_mean:C, which shortens updates to the norm C, 10 by
     default, use the weights of --weighting. trimmed_mean:F leaves out a fraction F of the clients at each end, 0.1 by

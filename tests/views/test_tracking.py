@@ -1,6 +1,5 @@
 """Trackers: what they are given, resumed runs, and failures. Real packages are tried where they are installed."""
 
-import dataclasses
 import sys
 import types
 
@@ -118,23 +117,6 @@ def test_events_are_read_back_by_tensorboard_also_of_a_resumed_run(tmp_path, mon
     assert losses == pytest.approx({i: 1 / i for i in range(1, 6)})
     assert [(e.step, e.value) for e in events.Scalars("summary/test_accuracy_final")][-1] == (5, 0.5)
     assert b'"rounds": 4' in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]
-
-
-@pytest.mark.slow
-def test_mlflow_stores_one_run_of_both_parts(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow", reason="needs the mlflow extra")
-    monkeypatch.chdir(tmp_path)
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/runs.db")
-    config, lines = settings(tmp_path, track="mlflow"), []
-    with pytest.raises(KeyboardInterrupt):
-        a_run(monkeypatch, config, last=3, error=KeyboardInterrupt(), log=lines.append)
-    a_run(monkeypatch, dataclasses.replace(config, rounds=9), first=3, last=5, log=lines.append)
-    assert not [line for line in lines if "failed" in line]
-    client = mlflow.MlflowClient()
-    (run,) = client.search_runs([client.get_experiment_by_name("fedvg_jax").experiment_id])
-    assert (run.info.run_name, run.info.status, run.data.tags["sweep"]) == ("alpha=1", "FINISHED", "sweep")
-    assert [m.step for m in client.get_metric_history(run.info.run_id, "train/loss")] == [1, 2, 3, 4, 5]
-    assert run.data.tags["rounds"] == "9" and "rounds" not in run.data.params
 
 
 @pytest.mark.slow

@@ -96,8 +96,8 @@ class Metric(NamedTuple):
     'lower'
     """
 
-    function: Callable[[Variables, Data], Any]
-    """(global model, data) -> one number"""
+    function: Callable[..., Any]
+    """(global model, data) -> one number; of a task's own metric (output, y) of one example -> number"""
     better: Literal["higher", "lower"] | None = None
     """which values are better; None leaves it to `--metric min:NAME` or `max:NAME` of a report"""
 
@@ -187,6 +187,8 @@ class Task(NamedTuple):
     is_frozen: Callable[[str], bool] | None = None
     """path of a parameter -> whether no run trains it, such as a constant of the module; None for no such parameter.
     `core.trained_part` leaves them out."""
+    better: tuple[tuple[str, str], ...] = ()
+    """(metric, "higher" or "lower") of its own metrics: which values are better, for reports"""
 
 
 # --- data ------------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import itertools
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -160,6 +161,31 @@ def test_a_metric_that_says_its_direction_is_compared_by_it_in_memory_and_from_f
 def test_a_metric_that_is_none_is_one_line(metric, named):
     with one_line(named):
         fv.run(CONFIG, metrics={"size": metric})
+
+
+X = np.random.default_rng(1).normal(size=(60, 3)).astype("float32")
+
+
+def far(output, y):
+    """Distance of an output from its target."""
+    return abs(output[0] - y)
+
+
+def test_a_metric_of_a_task_says_its_direction():
+    found = {}
+    for metric in (fv.Metric(far, better="lower"), fv.Metric(far, better="higher"), far):
+        task = fv.linen_task(nn.Dense(1), lambda out, y: (out[0] - y) ** 2, X[:1], metrics={"far": metric})
+        config = fv.Config(clients=2, rounds=1, partition="iid", join_ratio=1.0)
+        found[metric] = fv.run_sweep(config, {"seed": "0:2"}, data=(X, X[:, 0]), task=task)
+    lower, higher, unknown = found.values()
+    assert collect_in_memory(lower, "far").outcome.better == "lower"
+    assert collect_in_memory(higher, "far").outcome.better == "higher"
+    with one_line("min:far"):
+        collect_in_memory(unknown, "far")
+
+
+def collect_in_memory(results, metric):
+    return report._of_results(results, False, metric)
 
 
 def test_runs_that_a_caller_left_out_are_missing_in_memory_as_in_folders(tmp_path):

@@ -493,17 +493,6 @@ DEPARTURES: dict[str, tuple[Condition, ...]] = {
 """Name of `departures` -> conditions that must all hold for a run to have it."""
 
 
-FALLING = ("mae", "mse", "rmse", "nmse", "mape", "smape", "medae", "nll", "perplexity", "ppl", "brier", "ece")
-FALLING += ("deviance", "divergence", "kl", "entropy", "bpc", "wer", "cer", "fid", "regret", "spread")
-"""Last words of metrics that are better when smaller, beside those that end in loss or error."""
-
-
-def sign_of(metric: str) -> int:
-    """Returns 1 where a larger value of a metric is better, otherwise -1."""
-    is_falling = metric.endswith(("loss", "error")) or metric.rpartition("_")[2] in FALLING
-    return -1 if is_falling else 1
-
-
 def cohort_size(config: Config) -> int:
     """Returns K = max(1, floor(N x join ratio)), of the ratio as it is written.
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedvg_jax.host.errors import UsageError
 
@@ -118,6 +118,19 @@ class Choice(NamedTuple):
         return self.make(*value) if isinstance(value, tuple) else self.make(value)
 
 
+class Metric(NamedTuple):
+    """A metric of your own for `metrics=` of `run` and `run_sweep`, and which of its values are better.
+
+    >>> Metric(lambda model, data: 0.0, better="lower").better
+    'lower'
+    """
+
+    function: Callable[..., Any]
+    """(global model, data) -> one number; of a task's own metric (output, y) of one example -> number"""
+    better: Literal["higher", "lower"] | None = None
+    """which values are better; None leaves it to `--metric min:NAME` or `max:NAME` of a report"""
+
+
 class Option(NamedTuple):
     """An argument of a factory that a setting sets: a choice that is compiled, and no traced number."""
 
@@ -203,6 +216,8 @@ class Task(NamedTuple):
     is_frozen: Callable[[str], bool] | None = None
     """path of a parameter -> whether no run trains it, such as a constant of the module; None for no such parameter.
     `core.trained_part` leaves them out."""
+    better: tuple[tuple[str, str], ...] = ()
+    """(metric, "higher" or "lower") of its own metrics: which values are better, for reports"""
 
 
 # --- data ------------------------------------------------------------------------------------------------------------

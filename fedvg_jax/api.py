@@ -129,7 +129,7 @@ def run(
     if _is_shown(progress):
         finished = _run_with_progress(config, given, metrics, code, callbacks)
     else:
-        sim = simulation.simulation(config, **given._asdict())._replace(metrics=metrics, code=code)
+        sim = simulation.of_call(config, given)._replace(metrics=metrics, code=code)
         finished = tracking.run_simulation(sim, callbacks=callbacks)
         loop.export(sim, finished)
     stopped_by = finished.summary["stopped_by"]
@@ -201,7 +201,7 @@ def _run_with_progress(config: Config, given: Given, metrics, code, callbacks) -
     from fedvg_jax.views import display, output
 
     console = Console(quiet=not processes.is_first())
-    sim = display.prepare(console, config, **given._asdict())._replace(metrics=metrics, code=code)
+    sim = display.prepare(console, config, given)._replace(metrics=metrics, code=code)
     log = functools.partial(output.say, console)
     with display.round_progress(console, config.rounds) as show:
         observers = {"callbacks": callbacks, "on_records": show, "log": log, "on_compiling": log}

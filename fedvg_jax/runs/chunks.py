@@ -87,21 +87,21 @@ def run_chunks(
         is_ended: (records, state) of a chunk -> whether the run ends with it, whose last round is then evaluated.
         is_single: whether every chunk is a single round.
     """
-    store = client_memories.open_store(sim.memories, sim.config, state)
-    state = client_memories.with_memories(state, ()) if store else state
+    store, storage = client_memories.open_store(sim.memories, sim.config, state), sim.memories.storage
+    state = client_memories.with_client_states(state, ()) if store else state
     state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
     round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
     ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, is_single, round_seconds), state)
     while ahead:
         start, (planned, rounds, data, clients) = time.perf_counter(), ahead
-        state = client_memories.take(sim.memories, store, state, clients)
+        state = storage.take(sim.memories, store, state, clients)
         state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, data, sim.hyper)
         num_done += len(planned)
         ahead = data = None  # so that only two chunks' rows are on the devices
         # drawn while the device works
         ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, is_single, round_seconds), state)
         metrics = jax.device_get(processes.wait(metrics))
-        store = client_memories.put(store, state, clients)
+        store = storage.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(planned)])
         records = []
         for number, schedule in enumerate(planned, num_done - len(planned)):

@@ -22,7 +22,6 @@ from fedvg_jax.runs import chunks, client_models, endings, starts
 from fedvg_jax.runs.assemble import contracts, privacy, simulation
 from fedvg_jax.runs.assemble.given import own_values
 from fedvg_jax.runs.assemble.registry import corrupt_clients, layer_names
-from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import checkpoint, history, provenance, recorder as recording
 from fedvg_jax.runs.record.history import History, Record
 
@@ -95,7 +94,7 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
 
     @functools.cache
     def sources() -> dict[str, str]:
-        memory = checkpoint.to_host(sim.memories.fresh) if sim.memories.has_given else ()
+        memory = checkpoint.to_host(sim.memories.fresh) if sim.memories.has_custom_model else ()
         base = checkpoint.to_host(sim.base)
         return {
             **provenance.sources(sim.arrays, sim.partition, sim.data.pool, own, memory, base),
@@ -110,7 +109,8 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
         with processes.together():
             if config.export_partition and processes.is_first():
                 exchange.write(config.export_partition, sim.partition, len(sim.arrays.y))
-            if sim.base is not None and sim.memories.has_given and not config.init and recorder.keeps_checkpoints:
+            is_custom_base = sim.base is not None and sim.memories.has_custom_model and not config.init
+            if is_custom_base and recorder.keeps_checkpoints:
                 assert config.out is not None, "checkpoints are in it"
                 checkpoint.save_base(config.out, checkpoint.to_host(sim.base))  # of initial=, which no setting makes
         checkpoint_of = {"checkpoint": str(recorder.start.resumed_from)}
@@ -282,7 +282,7 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None
     with processes.together():
         is_due = recorder.is_checkpoint_due(is_last)
     if processes.largest([is_due])[0]:
-        stored = client_memories.save(state, run.sim.config.clients)
+        stored = run.sim.memories.storage.save(state, run.sim.config.clients)
         with processes.together():
             recorder.write_checkpoint(stored, run.read_clock())
 

@@ -279,7 +279,7 @@ def predict(sim: simulation.Simulation) -> Prediction:
     last = min(config.rounds, 2)
     two = sim._replace(config=dataclasses.replace(config, rounds=last, eval_every=last))
     start, durations, records = time.perf_counter(), [], []
-    for _, new in chunks.run_chunks(two, compiled, sim.state, 0, lambda record, state: False):
+    for _, new in chunks.run_chunks(two, compiled, sim.state, 0, is_single=True):
         durations.append(time.perf_counter() - start)
         records += new
         start = time.perf_counter()

@@ -265,7 +265,7 @@ def assemble(
         selection=chosen,
         given=given.replaced,
         host_rows=host,
-        memories=memories._replace(has_given=bool(config.init or given.initial)),
+        memories=memories._replace(has_custom_model=bool(config.init or given.initial)),
         traffic=communication.round_traffic(config, program, state, rows, hyper, chosen),
         account=account,
         **program._asdict(),

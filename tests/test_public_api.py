@@ -134,7 +134,6 @@ def test_models_that_callbacks_and_metrics_keep_outlive_the_round():
     assert all(np.isfinite(leaf).all() for state in states for leaf in jax.tree.leaves(state.server))
 
 
-@pytest.mark.usefixtures("traced")
 def test_a_metric_that_is_not_finite_is_null_in_the_history():
     """JSON has no other value for it."""
     settings = fv.Config(rounds=1, clients=4)

@@ -190,7 +190,6 @@ def test_nested_functions_are_evaluated_by_the_rules(x64):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), actual, expected)
 
 
-@pytest.mark.usefixtures("traced")
 def test_a_run_rewrites_an_own_network(monkeypatch):
     calls, rules = [], rewrite._RULES
     convolve = rules["conv_general_dilated"]

@@ -203,7 +203,6 @@ def test_failed_trackers_are_logged_with_the_names_of_their_points(monkeypatch, 
     assert all("tracker wandb failed, and the run continues without it" in line for line in lines)
 
 
-@pytest.mark.usefixtures("traced")
 def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):
     """Their manifests name no given data; with two of them the report would refuse the runs as one study."""
     pytest.importorskip("scipy", reason="reports need the report extra")

@@ -24,7 +24,6 @@ def test_dry_run_predicts_seconds_and_memory_and_writes_only_the_cache(tmp_path,
     assert plan.memory_bytes > pixels + 10 * model, "the images, and the models of a cohort of ten"
 
 
-@pytest.mark.usefixtures("traced")
 def test_two_rounds_are_timed():
     made = simulation.simulation(SETTINGS)
     drawn = []

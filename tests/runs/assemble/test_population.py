@@ -137,7 +137,6 @@ def test_single_last_row_is_scored_only_if_nothing_else_than_an_evaluation_reads
     assert scored(9, task=worlds.TASK, mode="eval", others=others) == 8
 
 
-@pytest.mark.usefixtures("traced")
 def test_resuming_with_other_external_validation_images_is_refused(tmp_path):
     """The manifest has a digest of these images beside those of data and partition."""
     file, y = tmp_path / "external.npz", np.arange(20) % 10

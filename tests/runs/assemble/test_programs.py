@@ -117,7 +117,7 @@ def test_runs_of_one_call_share_the_programs_of_what_it_is_given():
 
 
 @pytest.mark.parametrize("configured", [None, "/elsewhere"])
-def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tmp_path, traced, configured):
+def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tmp_path, configured):
     before = {name: jax.config.values[name] for name in jax.config.values if "cache_dir" in name or "cache_min" in name}
     jax.config.update("jax_compilation_cache_dir", configured)
     try:

@@ -14,29 +14,15 @@ from fedvg_jax.views.tracking import Writer
 FAKE = "fedvg_jax.views.tracking.wandb_run"
 
 
-def record(number):
-    weights = {"clients": [0, 1], "weights": [0.5, 0.5], "num_samples": [3, 4], "scores": [1.0, 2.0]}
-    metrics = {"train_loss": 1 / number, "seconds": 0.1, "test_loss": 2.0, "test_accuracy": 0.5}
-    return {"round": number} | weights | metrics
+def a_run(config, fails_after=None, log=lambda line: None):
+    """Runs linear regression with an own weighting; a callback raises KeyboardInterrupt after a round."""
+    sim = fv.simulation(config, weighting=lambda task: fv.weightings.uniform(), **linear.GIVEN)
 
+    def fail(record, state):
+        if record["round"] == fails_after:
+            raise KeyboardInterrupt
 
-def a_run(monkeypatch, config, first=1, last=4, error=None, log=lambda line: None, given=None):
-    """Runs `tracking.run_simulation` on records in place of a simulation, as a run from `first` on gives them."""
-
-    def run(sim, on_start, on_records, **_):
-        sim.config.out.mkdir(parents=True, exist_ok=True)
-        on_start()
-        if first > 1:
-            on_records([record(i) for i in range(1, first)])
-        on_records([record(first)])
-        on_records([record(i) for i in range(first + 1, last + 1)])
-        if error:
-            raise error
-        summary = {"test_accuracy_final": 0.5, "stopped_by": None, "device": "cpu"}
-        return fv.History([record(i) for i in range(1, last + 1)], summary, None, sim.config.out, None, sim.config)
-
-    monkeypatch.setattr(loop, "run_simulation", run)
-    return tracking.run_simulation(types.SimpleNamespace(config=config, given=given or {}), log=log)
+    return tracking.run_simulation(sim, log=log, callbacks=[fail])
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ _NAMES = {
     "fedvg_jax.config": "Config",
     "fedvg_jax.core": "norms tree",
     "fedvg_jax.core.trained_part": "local_part trained_part",
-    "fedvg_jax.core.types": "Algorithm Batch Data Executor Hyperparameter Schedule Selection Send SimState Task "
+    "fedvg_jax.core.types": "Algorithm Batch Data Executor Hyperparameter Metric Schedule Selection Send SimState Task "
     "UsageError Variables Weighting WeightingMemory",
     "fedvg_jax.data.arrays": "Arrays",
     "fedvg_jax.engine": "executors selection",

@@ -17,6 +17,7 @@ from fedvg_jax.core.types import (
     Data as Data,
     Executor as Executor,
     Hyperparameter as Hyperparameter,
+    Metric as Metric,
     Schedule as Schedule,
     Selection as Selection,
     Send as Send,

@@ -21,6 +21,7 @@ from fedvg_jax.core.types import (
     Batch,
     Data,
     Executor,
+    Metric,
     Schedule,
     Selection,
     Task,
@@ -46,12 +47,15 @@ from fedvg_jax.views import tracking
 if TYPE_CHECKING:
     from fedvg_jax.study.sweep_folder import SweepResult
 
+Metrics = Mapping[str, Callable[[Variables, Data], Any] | Metric]
+"""Name -> function of the global model and the data, or a `Metric`."""
+
 
 def run(
     config: Config | None = None,
     *,
     callbacks: Sequence[loop.Callback] = (),
-    metrics: Mapping[str, Callable[[Variables, Data], Any]] | None = None,
+    metrics: Metrics | None = None,
     progress: bool | None = None,
     track: str | Sequence[str] | None = None,
     train: str | None = None,
@@ -81,11 +85,12 @@ def run(
             only. One that raises `StopRun` ends the run after its round. Where the host holds
             memories, `state.clients` has rows for sampled clients only, and `state.memory_clients` are their numbers.
             Where several devices divide them, the last rows may be padding.
-        metrics: name -> (global model, data) -> one number, recorded under that name at every evaluation; `data.pool`
-            and its tables of rows are those of a round; NumPy arrays under `--placement host`.
+        metrics: name -> function of (global model, data) that returns one number, or `fv.Metric(function,
+            better="lower")`, which also says what a report compares it by; recorded under that name at every
+            evaluation. `data.pool` and its tables of rows are those of a round; NumPy arrays under `--placement host`.
         progress: whether to show what the command line shows: settings, a progress bar with the time left, and a table
             of results. None shows it where standard output is a terminal or the cell of a notebook.
-        track: trackers that the run reports to, such as "tensorboard" or ["wandb", "mlflow"]; None for those of the
+        track: trackers that the run reports to, such as "wandb" or ["tensorboard", "wandb"]; None for those of the
             config.
         train: regular expression of the tensors that are trained; None for that of the config.
 
@@ -145,18 +150,22 @@ def _is_shown(progress: bool | None) -> bool:
     return console.is_terminal or console.is_jupyter
 
 
-def _checked_metrics(metrics: Mapping[str, Callable[[Variables, Data], Any]] | None) -> Mapping[str, Callable]:
+def _checked_metrics(metrics: Metrics | None) -> dict[str, Metric]:
     """Returns the metrics of a call; UsageError for one that is no function, or has a name of the history."""
-    metrics = metrics or {}
-    if not isinstance(metrics, Mapping) or not all(isinstance(name, str) for name in metrics):
+    if not isinstance(metrics or {}, Mapping) or not all(isinstance(name, str) for name in metrics or {}):
         raise UsageError(f"metrics must be a dict, name -> function, with strings as names; got {metrics!r:.100}")
-    for name, metric in metrics.items():
-        if not callable(metric):
-            raise UsageError(f"metrics must be functions; got {metric!r:.100} for '{name}'")
-        _check_arguments(metric, f"metric '{name}'", "model, data")
-        if history.is_reserved(name):
+    checked = {}
+    for name, given in (metrics or {}).items():
+        metric = given if isinstance(given, Metric) else Metric(given)
+        if not callable(metric.function):
+            raise UsageError(f"metrics must be functions; got {metric.function!r:.100} for '{name}'")
+        if metric.better not in (None, "higher", "lower"):
+            raise UsageError(f"metric '{name}': better must be 'higher' or 'lower'; got {metric.better!r:.100}")
+        _check_arguments(metric.function, f"metric '{name}'", "model, data")
+        if history.is_reserved(name) or name in history.BETTER:
             raise UsageError(f"metric '{name}' is already a name of the history; give it another")
-    return metrics
+        checked[name] = metric
+    return checked
 
 
 def _check_arguments(function: Callable, what: str, arguments: str) -> None:
@@ -207,7 +216,7 @@ def run_sweep(
     axes: Mapping[str | tuple[str, ...], Any] = {},
     out: Path | str | None = None,
     *,
-    metrics: Mapping[str, Callable[[Variables, Data], Any]] | None = None,
+    metrics: Metrics | None = None,
     tune: Mapping[str, Sequence] | None = None,
     tune_seeds: str | Sequence[int] | None = None,
     jobs: int | str = 1,

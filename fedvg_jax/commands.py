@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib.util
 import os
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -25,7 +26,12 @@ from fedvg_jax.views import output
 RUN = "python -m fedvg_jax.sim"
 """The command that trains one model; the others take its flags."""
 
-NO_PICTURES = "no pictures: curves.png and weights.png need matplotlib; pip install 'fedvg_jax[plot]'"
+NO_PICTURES = "no pictures: curves.png and weights.png need matplotlib and pandas; pip install 'fedvg_jax[plot]'"
+
+
+def can_draw() -> bool:
+    """Returns whether the packages of the extra `plot` are installed."""
+    return all(importlib.util.find_spec(name) for name in ("matplotlib", "pandas"))
 
 
 def print_help(

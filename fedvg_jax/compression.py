@@ -25,7 +25,9 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Hyper, Send, Tree, UsageError
+from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Send, Tree, UsageError
+
+__all__ = ["BY_NAME", "qsgd", "top_k"]
 
 # --- QSGD
 
@@ -95,5 +97,9 @@ def top_k(fraction: float = 0.01) -> Send:
     return Send(lambda hyper, params: tree.zeros_like(params), apply, num_bytes)
 
 
-BY_NAME = {"topk": top_k, "qsgd": qsgd}
+BY_NAME = {
+    "none": Choice(lambda: None),
+    "topk": Choice(top_k, Argument(0.01, Range(0, 1, excludes_low=True))),
+    "qsgd": Choice(qsgd, Argument(4, Range(1))),
+}
 """The compressions that the setting `send` names."""

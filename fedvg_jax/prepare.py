@@ -229,7 +229,7 @@ def draw(folder: Path, arrays: Arrays, partition: Partition, title: str) -> str:
     from fedvg_jax.study.figures import base, clients
 
     path = folder / "clients.png"
-    with files.writing(path, "--out"), base.drawing():
+    with files.writing(path, "--out"), base.drawing([title, *map(str, arrays.class_names)]):
         folder.mkdir(parents=True, exist_ok=True)
         clients.one_partition(counts_of_clients(arrays, partition), arrays.class_names, title).savefig(path, dpi=150)
     return f"drawn: {path}"

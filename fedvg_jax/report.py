@@ -18,7 +18,6 @@ import signal
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process amid its imports, without a traceback
 
-import importlib.util
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -45,8 +44,8 @@ def main(argv: Sequence[str]) -> int:
 
 METRIC = (
     "outcome to compare: accuracy, loss, macro_f1, a metric of your own, personal_accuracy_mean, worst_decile, ...;"
-    " min:NAME or max:NAME says which is better, where the name does not; default: accuracy, that of the clients' own"
-    " models where methods have such models and all runs record it"
+    " min:NAME or max:NAME says that lower or higher values of your own are better; default: accuracy, that of the"
+    " clients' own models where methods have such models and all runs record it"
 )
 
 CHOICE = (
@@ -101,7 +100,7 @@ def check_run(folder: Path) -> int:
     print(*(f"{folder}: {line}" for line in changed or ["all fits"]), sep="\n")
     if changed:
         return 1
-    if not importlib.util.find_spec("matplotlib"):
+    if not commands.can_draw():
         print(commands.NO_PICTURES)
     elif history.records:
         from fedvg_jax.study import figures

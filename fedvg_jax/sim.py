@@ -11,7 +11,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import importlib.util
 import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -137,7 +136,7 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
 
         loop.export(sim, finished)
         log(f"model written to {config.export}")
-    if not importlib.util.find_spec("matplotlib"):
+    if not commands.can_draw():
         log(commands.NO_PICTURES)
     elif finished.records:
         from fedvg_jax.study import figures

@@ -174,11 +174,11 @@ def _show_results(command: CommandLine, points: Sequence[Point], console: Consol
 
     refusal = None
     try:
-        study = collect([command.out], partial=True)
-        console.print(markup.terminal(tables.accuracy(study)), highlight=False)
         if missing := report.missing_packages():
             say(console, f"no report: reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
         else:
+            study = collect([command.out], partial=True)
+            console.print(markup.terminal(tables.accuracy(study, tables.options(study))), highlight=False)
             with console.status("writing the report"):
                 written = report.write([command.out], command.out / "report")
             for line in (*written.findings, f"report: {written.paths[-1]}"):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 from support.cases import naming
 
@@ -60,10 +61,16 @@ def test_the_ledger_s_gain_over_fedavg_is_that_of_clients_of_several_sizes():
 
 
 @pytest.mark.parametrize("page", [README, DOCS / "concepts" / "round.md"], ids=lambda path: path.name)
-def test_the_round_of_a_page_is_that_of_the_example(page):
+def test_the_round_of_a_page_is_that_of_the_example_and_can_be_pasted(page):
     (shown,) = re.findall(r"<!-- one_round: begin -->\n```python\n(.*?)\n```", page.read_text(encoding="utf-8"), re.S)
     text = (ROOT / "examples" / "one_round.py").read_text(encoding="utf-8")
-    assert shown in re.sub(r'    """Returns the global model after a round\..*?"""\n\n', "", text, count=1, flags=re.S)
+    _, _, body = shown.rpartition("\n\n\n")
+    assert body in re.sub(r'    """Returns the global model after a round\..*?"""\n\n', "", text, count=1, flags=re.S)
+    names = {}
+    exec(shown, names)
+    theta, batch = {"w": jnp.zeros(2)}, jnp.ones((3, 1, 4, 2))
+    after = names["federated_round"](lambda theta, x: ((x @ theta["w"] - 1) ** 2).mean(), theta, 0.1, batch, batch[0])
+    assert after["w"].shape == (2,) and (after["w"] > 0).all()
 
 
 def test_a_page_names_only_what_exists():
@@ -144,7 +151,7 @@ def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypa
 def test_the_readme_s_comparison_ends_with_the_answer_that_it_shows(monkeypatch, tmp_path, capsys):
     """Up to a point: other machines round differently."""
     pytest.importorskip("scipy", reason="reports need the report extra")
-    text, number = README.read_text(encoding="utf-8"), re.compile(r"[+-]\d+\.\d+")
+    text, number = README.read_text(encoding="utf-8"), re.compile(r"-?\d+\.\d+")
     (shown,) = re.findall(r"^```text\n(.*?)\n```", text, re.S | re.M)
     monkeypatch.chdir(tmp_path)
     exec(re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)[0], {})

@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from fedvg_jax.core.types import Range, UsageError
+from fedvg_jax.core.types import Argument, Choice, Range, UsageError
 
 T = TypeVar("T")
 
@@ -48,16 +48,6 @@ BETWEEN_0_AND_1 = Range(0, 1, excludes_low=True, excludes_high=True)
 BELOW_1 = Range(0, 1, excludes_high=True)
 SEED = Range(0, 2**32, excludes_high=True, text="in [0, 2**32)")
 UNIT = Range(0, 1)
-
-
-class Value(NamedTuple):
-    """What may stand behind an allowed name and a colon, as 0.01 in topk:0.01."""
-
-    default: Any
-    """Of the type of the value, or a tuple for several numbers, as 1,2; "" where a text must be given."""
-    range: Range | None = None
-    hyper: str = ""
-    """Name of the traced scalar of a round that has this value."""
 
 
 class Condition(NamedTuple):
@@ -149,10 +139,20 @@ class Setting(NamedTuple):
         return () if isinstance(self.facts.allowed, Range | None) else tuple(self.facts.allowed)
 
     @property
-    def values(self) -> dict[str, Value]:
-        """The allowed names behind which a value may stand."""
+    def choices(self) -> dict[str, Choice]:
+        """What the allowed names stand for, where they stand for more than themselves."""
         allowed = self.facts.allowed if isinstance(self.facts.allowed, Mapping) else {}
-        return {name: value for name, value in allowed.items() if isinstance(value, Value)}
+        return {name: choice for name, choice in allowed.items() if isinstance(choice, Choice)}
+
+    @property
+    def values(self) -> dict[str, Argument]:
+        """The allowed names behind which a value may stand."""
+        return {name: choice.argument for name, choice in self.choices.items() if choice.argument}
+
+    def made(self, config: Any) -> Any:
+        """Returns what the setting names, made from the value behind the name."""
+        name, value = self.split(self.get(config))
+        return self.choices[name].made(value)
 
     def split(self, text: str) -> tuple[str, Any]:
         """Returns the name in a text NAME or NAME:VALUE, and the value, by default that of the name.

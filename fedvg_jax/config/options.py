@@ -15,47 +15,40 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedvg_jax import compression
 from fedvg_jax.config import declare, methods, presets
-from fedvg_jax.config.declare import Condition, Value, as_name, group, groups, is_one, setting, table
+from fedvg_jax.config.declare import Condition, as_name, group, groups, is_one, setting, table
 from fedvg_jax.config.fidelity import canonical, departs, listed
 from fedvg_jax.config.methods import ALGORITHMS, Methods
 from fedvg_jax.config.weighting_grammar import method_of
-from fedvg_jax.core.types import Range, UsageError
+from fedvg_jax.core.types import Argument, Choice, Range, UsageError
+from fedvg_jax.engine import attacks, local_training, robust, selection as selections
 from fedvg_jax.models.networks import MODELS
 
 PARTITIONS = {
     **dict.fromkeys(("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid")),
-    "shards": Value(2, declare.COUNT),
-    "classes": Value(2, declare.COUNT),
+    "shards": Choice(argument=Argument(2, declare.COUNT)),
+    "classes": Choice(argument=Argument(2, declare.COUNT)),
     "group": None,
-    "file": Value(""),
+    "file": Choice(argument=Argument("")),
 }
 DRAWN_SIZES = ("dirichlet", "official", "quantity")
 """Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
 
+_FRACTION = Choice(argument=Argument(1.0, declare.FRACTION))
+
 CORRUPTIONS = {
     "none": None,
-    **dict.fromkeys(("label_flip", "label_noise", "feature_noise", "rotate"), Value(1.0, declare.FRACTION)),
-}
-
-RULES = {
-    "mean": None,
-    "median": None,
-    "trimmed_mean": Value(0.1, Range(0, 0.5, excludes_high=True)),
-    "krum": Value((1, 1), declare.FROM_0),
-    "clipped_mean": Value(10.0, declare.ABOVE_0, hyper="clip_norm"),
-}
-
-ATTACKS = {
-    "none": None,
-    **dict.fromkeys(("sign_flip", "scaling", "noise"), Value(1.0, declare.FROM_0, hyper="attack_scale")),
+    **dict.fromkeys(
+        ("label_flip", "label_noise", "feature_noise", "rotate"), Choice(argument=Argument(1.0, declare.FRACTION))
+    ),
 }
 
 RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_joint_fisher", "client_models")
 RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
 """Names in `record`."""
 
-TRACKERS = ("tensorboard", "wandb", "mlflow")
+TRACKERS = ("tensorboard", "wandb")
 """Names in `track`."""
 
 
@@ -133,7 +126,9 @@ class Validation:
     """The shared validation set D_val."""
 
     source: str = setting(
-        "clients", {"clients": Value(1.0, declare.FRACTION), "cifar100": None, "stl10": None, "npz": None}, "data"
+        "clients",
+        {"clients": Choice(argument=Argument(1.0, declare.FRACTION)), "cifar100": None, "stl10": None, "npz": None},
+        "data",
     )
     """Source of D_val. clients: every client (published); clients:F: a fraction F of them; cifar100 and stl10: an
     external set, mapped to CIFAR-10's classes; npz: arrays in a file, by the names of their classes."""
@@ -210,8 +205,8 @@ class Config(Shorthands):
     max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data")
     """Largest number of rows of the data set that are used, at equal distances in its order. 0: all."""
     max_rows_seed: int | None = setting(None, declare.SEED, "data", used=(_SOME_ROWS,))
-    """Seed with which the rows of max_rows are drawn. Default: they are at equal distances, which a set in a periodic
-    order, such as of alternating labels, refuses."""
+    """Seed with which the rows of max_rows are drawn. Default: they are at equal distances, which is refused where a
+    class or a group would be lost, as in a set of alternating labels."""
     columns: str = setting("", kind="data", used=(_HUB_SET,), word="ROLE=NAME,...")
     """Columns of a set hf:FOLDER by their roles, such as image=img,label=fine_label,group=writer. Default: the only
     columns of images and of class labels, or those with usual names."""
@@ -235,9 +230,7 @@ class Config(Shorthands):
     """Number of clients N."""
     join_ratio: float = setting(0.5, declare.FRACTION, is_common=True)
     """Fraction of the clients sampled each round."""
-    selection: str = setting(
-        "uniform", {"uniform": None, "size": None, "power_of_choice": Value(0, declare.FROM_0)}, "data"
-    )
+    selection: str = setting("uniform", selections.BY_NAME, "data")
     """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice:D, of D clients
     drawn so, twice the cohort by default, those with the largest loss."""
     dropout: float = setting(0.0, declare.BELOW_1, "data")
@@ -295,14 +288,7 @@ class Config(Shorthands):
     """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/: neither sent,
     nor averaged, nor scored. With a SHARE below 1 of a client's local steps, as in 0.5:^classifier/, the first ones
     train only the local tensors, the others the rest; a client's only step trains all."""
-    send: str = setting(
-        "none",
-        {
-            "none": None,
-            "topk": Value(0.01, declare.FRACTION),
-            "qsgd": Value(4, declare.COUNT),
-        },
-    )
+    send: str = setting("none", compression.BY_NAME)
     """Compression of the updates that clients send; the server scores and averages what arrives. topk:F, the largest
     entries, a fraction F of all, 0.01 by default, with error feedback; qsgd:S, random rounding to S levels of each
     tensor's norm, 4 by default."""
@@ -316,10 +302,7 @@ class Config(Shorthands):
     """Momentum of the clients' optimiser sgd."""
     weight_decay: float = setting(0.0, declare.FROM_0, is_traced=True)
     """Weight decay of the clients' optimiser."""
-    lr_schedule: str = setting(
-        "constant",
-        {"constant": None, "exponential": Value(0.99, declare.FRACTION, hyper="lr_decay"), "cosine": None},
-    )
+    lr_schedule: str = setting("constant", local_training.LR_SCHEDULES)
     """Schedule of the clients' learning rate over rounds. exponential:F multiplies by F each round, 0.99 by default;
     cosine ends at 0."""
     seed: int = setting(0, declare.SEED, "data", is_common=True)
@@ -366,12 +349,12 @@ class Config(Shorthands):
     export: Path | None = setting(None, kind="host", word="FILE")
     """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names."""
     track: str = setting("", kind="host", form=as_name, word="NAME,...")
-    """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb, mlflow."""
-    robust: str = setting("mean", RULES, topic="Corrupt updates")
+    """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb."""
+    robust: str = setting("mean", robust.BY_NAME, topic="Corrupt updates")
     """Aggregation of the clients' models. mean, and clipped_mean:C, which shortens updates to the norm C, 10 by
     default, use the weights of --weighting. trimmed_mean:F leaves out a fraction F of the clients at each end, 0.1 by
     default; krum:F,M tolerates F corrupt clients, of 2 F + 3 or more, and averages M models, 1,1 by default."""
-    attack: str = setting("none", ATTACKS)
+    attack: str = setting("none", attacks.BY_NAME)
     """Corruption of the updates of the corrupt clients, the same in every round, NAME or NAME:SCALE, 1 by default.
     sign_flip: times -SCALE; scaling: times SCALE; noise: replaced by noise of SCALE times their norm."""
     dp: Privacy = group(Privacy, "Client-level differential privacy")
@@ -508,17 +491,6 @@ DEPARTURES: dict[str, tuple[Condition, ...]] = {
     "imbalance": (_IMBALANCED,),
 } | dict(methods.published_behaviours())
 """Name of `departures` -> conditions that must all hold for a run to have it."""
-
-
-FALLING = ("mae", "mse", "rmse", "nmse", "mape", "smape", "medae", "nll", "perplexity", "ppl", "brier", "ece")
-FALLING += ("deviance", "divergence", "kl", "entropy", "bpc", "wer", "cer", "fid", "regret", "spread")
-"""Last words of metrics that are better when smaller, beside those that end in loss or error."""
-
-
-def sign_of(metric: str) -> int:
-    """Returns 1 where a larger value of a metric is better, otherwise -1."""
-    is_falling = metric.endswith(("loss", "error")) or metric.rpartition("_")[2] in FALLING
-    return -1 if is_falling else 1
 
 
 def cohort_size(config: Config) -> int:

@@ -118,8 +118,13 @@ class _Walk(NamedTuple):
 
     def _read_from_module(self, function: types.FunctionType) -> dict[str, bytes]:
         """Returns name -> digest of the values of its module that a function reads and that cannot change in place."""
-        loaded, stored = _names(function.__code__)
-        values = {name: function.__globals__[name] for name in loaded - stored if name in function.__globals__}
+        names = _names(function.__code__)
+        values = {name: function.__globals__[name] for name in names.read if name in function.__globals__}
+        modules = [value for value in values.values() if isinstance(value, types.ModuleType)]
+        for module in modules:
+            if not _is_installed_module(module.__name__):
+                members = names.attributes & vars(module).keys()
+                values |= {f"{module.__name__}.{name}": getattr(module, name) for name in members}
         seen = (*SCALARS, tuple, frozenset, jax.Array, np.ndarray, types.ModuleType)
         return {n: self.digest(value) for n, value in values.items() if isinstance(value, seen) or callable(value)}
 
@@ -192,15 +197,23 @@ def _content(cell: types.CellType) -> Any:
         return "unassigned"
 
 
-def _names(code: types.CodeType) -> tuple[set[str], set[str]]:
-    """Returns the names of the module that code reads, and those that it assigns; with functions inside it."""
+class _Names(NamedTuple):
+    """What code reads, with functions inside it."""
+
+    read: set[str]
+    """names of its module that it does not assign"""
+    attributes: set[str]
+
+
+def _names(code: types.CodeType) -> _Names:
     steps = list(dis.get_instructions(code))
-    loaded = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    read = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
     stored = {step.argval for step in steps if step.opname == "STORE_GLOBAL"}
+    attributes = {step.argval for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD")}
     for inner in (constant for constant in code.co_consts if isinstance(constant, types.CodeType)):
-        inner_loaded, inner_stored = _names(inner)
-        loaded, stored = loaded | inner_loaded, stored | inner_stored
-    return loaded, stored
+        names = _names(inner)
+        read, attributes = read | names.read, attributes | names.attributes
+    return _Names(read - stored, attributes)
 
 
 def _full_name(value: Any) -> str:

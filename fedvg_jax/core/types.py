@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from fedvg_jax.host.errors import UsageError
 
@@ -87,6 +87,48 @@ class Hyperparameter(NamedTuple):
     def range(self) -> Range:
         """The allowed values."""
         return Range(self.low, self.high, self.excludes_low, self.excludes_high)
+
+
+class Argument(NamedTuple):
+    """What may stand behind a name and a colon in a setting, as 0.01 in topk:0.01."""
+
+    default: Any
+    """Of the type of the value, or a tuple for several numbers, as 1,2; "" where a text must be given."""
+    range: Range | None = None
+    hyper: str = ""
+    """Name of the traced scalar of a round that has this value, which the functions then read."""
+
+
+class Choice(NamedTuple):
+    """What a name in a setting stands for."""
+
+    make: Callable[..., Any] | None = None
+    """Makes it from the argument, unless that is traced; None where the name itself says what to do."""
+    argument: Argument | None = None
+
+    def made(self, value: Any) -> Any:
+        """Returns what the name stands for, with the value behind it.
+
+        >>> Choice(pow, Argument((2, 3))).made((3, 2)), Choice(lambda: "mean").made(None)
+        (9, 'mean')
+        """
+        assert self.make is not None
+        if self.argument is None or self.argument.hyper:
+            return self.make()
+        return self.make(*value) if isinstance(value, tuple) else self.make(value)
+
+
+class Metric(NamedTuple):
+    """A metric of your own for `metrics=` of `run` and `run_sweep`, and which of its values are better.
+
+    >>> Metric(lambda model, data: 0.0, better="lower").better
+    'lower'
+    """
+
+    function: Callable[..., Any]
+    """(global model, data) -> one number; of a task's own metric (output, y) of one example -> number"""
+    better: Literal["higher", "lower"] | None = None
+    """which values are better; None leaves it to `--metric min:NAME` or `max:NAME` of a report"""
 
 
 class Option(NamedTuple):
@@ -174,6 +216,8 @@ class Task(NamedTuple):
     is_frozen: Callable[[str], bool] | None = None
     """path of a parameter -> whether no run trains it, such as a constant of the module; None for no such parameter.
     `core.trained_part` leaves them out."""
+    better: tuple[tuple[str, str], ...] = ()
+    """(metric, "higher" or "lower") of its own metrics: which values are better, for reports"""
 
 
 # --- data ------------------------------------------------------------------------------------------------------------

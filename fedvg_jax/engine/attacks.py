@@ -18,7 +18,7 @@ import optax
 from jax import Array
 
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Hyper, Tree, Variables
+from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Tree, Variables
 
 Disturb = Callable[[Hyper, Array, Array, Variables, Variables], Variables]
 """(hyper, key, ids of the cohort [K], global model, trained models [K, ...]) -> returned models [K, ...]"""
@@ -86,10 +86,14 @@ def noise(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
     return tree.add(params, tree.scale(std, optax.tree.random_like(key, params)))
 
 
-BY_KIND: dict[str, Callable[[np.ndarray, int], Disturb]] = {
-    "none": lambda corrupt, num_clients: none,
-    "sign_flip": partial(disturbance, sign_flip),
-    "scaling": partial(disturbance, scaling),
-    "noise": partial(disturbance, noise),
+def _attack(attack: Attack) -> Choice:
+    return Choice(lambda: partial(disturbance, attack), Argument(1.0, Range(0), "attack_scale"))
+
+
+BY_NAME = {
+    "none": Choice(lambda: lambda corrupt, num_clients: none),
+    "sign_flip": _attack(sign_flip),
+    "scaling": _attack(scaling),
+    "noise": _attack(noise),
 }
-"""Kind -> (ids of the corrupt clients, N) -> disturb."""
+"""The attacks that the setting `attack` names, each a function (ids of the corrupt clients, N) -> disturb."""

@@ -16,7 +16,19 @@ from jax import Array, lax
 
 from fedvg_jax.core import checks, tree, types
 from fedvg_jax.core.trained_part import NOTHING, LocalPart
-from fedvg_jax.core.types import Anchor, Client, Data, Hyper, Schedule, SimState, Tree, Variables
+from fedvg_jax.core.types import (
+    Anchor,
+    Argument,
+    Choice,
+    Client,
+    Data,
+    Hyper,
+    Range,
+    Schedule,
+    SimState,
+    Tree,
+    Variables,
+)
 from fedvg_jax.engine import schedule as schedules
 
 Optimiser = Callable[[Hyper, Array], optax.GradientTransformation]
@@ -58,12 +70,28 @@ def sgd(hyper: Hyper, round: Array) -> optax.GradientTransformation:
 standard_promotion = functools.partial(jax.numpy_dtype_promotion, "standard")
 """Context in which optax's adaptive optimisers may mix their integer counters with floats."""
 
-LR_SCHEDULES: dict[str, Callable[[Hyper, Array], Array]] = {
-    "constant": lambda hyper, round: jnp.ones_like(round),
-    "exponential": lambda hyper, round: hyper["lr_decay"] ** round,
-    "cosine": lambda hyper, round: (1 + jnp.cos(jnp.pi * round / hyper["rounds"])) / 2,
+
+def constant_rate(hyper: Hyper, round: Array) -> Array:
+    """Returns the factor 1 of the learning rate."""
+    return jnp.ones_like(round)
+
+
+def exponential_rate(hyper: Hyper, round: Array) -> Array:
+    """Returns the factor lr_decay^t of the learning rate in round t, from 0."""
+    return hyper["lr_decay"] ** round
+
+
+def cosine_rate(hyper: Hyper, round: Array) -> Array:
+    """Returns the factor (1 + cos(pi t / T)) / 2 of the learning rate in round t of T, from 0."""
+    return (1 + jnp.cos(jnp.pi * round / hyper["rounds"])) / 2
+
+
+LR_SCHEDULES = {
+    "constant": Choice(lambda: constant_rate),
+    "exponential": Choice(lambda: exponential_rate, Argument(0.99, Range(0, 1, excludes_low=True), "lr_decay")),
+    "cosine": Choice(lambda: cosine_rate),
 }
-"""Name -> (hyper, round from 0) -> factor of the learning rate."""
+"""The schedules that the setting `lr_schedule` names: (hyper, round from 0) -> factor of the learning rate."""
 
 
 class Kept(NamedTuple):

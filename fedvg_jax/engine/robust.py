@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +16,7 @@ from jax import Array, lax
 from jax.sharding import NamedSharding
 
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Hyper, Tree, Variables
+from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Tree, Variables
 from fedvg_jax.weightings import aggregation, basic
 
 Rule = Callable[[Hyper, Variables, Variables, Variables], Variables]
@@ -149,14 +148,14 @@ def clipped_mean(
 OVER_DEVICES = (mean, clipped_mean)
 """Rules that take the `sharding` of clients that several devices hold: each device adds up its own."""
 
-BY_NAME: dict[str, Callable[[Any], Rule]] = {
-    "mean": lambda _: mean,
-    "median": lambda _: median,
-    "trimmed_mean": trimmed_mean,
-    "krum": lambda numbers: krum(*numbers),
-    "clipped_mean": lambda _: clipped_mean,
+BY_NAME = {
+    "mean": Choice(lambda: mean),
+    "median": Choice(lambda: median),
+    "trimmed_mean": Choice(trimmed_mean, Argument(0.1, Range(0, 0.5, excludes_high=True))),
+    "krum": Choice(krum, Argument((1, 1), Range(0))),
+    "clipped_mean": Choice(lambda: clipped_mean, Argument(10.0, Range(0, excludes_low=True), "clip_norm")),
 }
-"""Name -> value behind it in the setting `robust` -> rule."""
+"""The rules that the setting `robust` names."""
 
 
 def _ordered(stack: Array, w: Array) -> tuple[Array, Array]:

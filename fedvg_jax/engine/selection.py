@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedvg_jax.core.types import Population, Selection
+from fedvg_jax.core.types import Argument, Choice, Population, Range, Selection
 
-__all__ = ["by_size", "power_of_choice"]
+__all__ = ["BY_NAME", "by_size", "power_of_choice"]
 
 
 def by_size() -> Selection:
@@ -40,3 +40,11 @@ def draw_by_size(population: Population, count: int) -> np.ndarray:
     with np.errstate(divide="ignore"):
         arrivals = population.rng.exponential(size=len(population.num_samples)) / population.num_samples
     return np.argsort(arrivals, kind="stable")[:count]
+
+
+BY_NAME = {
+    "uniform": Choice(lambda: None),
+    "size": Choice(by_size),
+    "power_of_choice": Choice(power_of_choice, Argument(0, Range(0))),
+}
+"""The selections that the setting `selection` names."""

@@ -24,7 +24,7 @@ from jax import Array
 
 from fedvg_jax.core import checks, groups, tree
 from fedvg_jax.core.checks import dependencies
-from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import Batch, Metric, Outputs, Task, Tree, UsageError, Variables
 from fedvg_jax.models.task import loss_of, recorded_features
 
 _MASK_OF_BATCH_NORM = "BatchNorm takes mask=mask[:, None] for x [B, C], and mask=mask[:, None, None, None] for images"
@@ -43,7 +43,7 @@ def linen_task(
     loss: PerExample,
     example,
     *,
-    metrics: Mapping[str, PerExample] | None = None,
+    metrics: Mapping[str, PerExample | Metric] | None = None,
     block_of: Callable[[str], str] | None = None,
 ) -> Task:
     """Returns the task of minimising the mean of loss(module(x)_i, y_i) over the real rows of a batch.
@@ -53,8 +53,9 @@ def linen_task(
             averaged; other collections, which it may only read, are frozen.
         loss: (output, y) of one example -> scalar.
         example: one or more examples x [B, ...], for shape and dtype; e.g. `x[:1]`.
-        metrics: name -> function of one example, as `loss`; evaluations report their means beside the loss. Progress
-            and summaries show the metric called `accuracy` if there is one.
+        metrics: name -> function of one example, as `loss`, or `fv.Metric` of one, which says how a report compares
+            it; evaluations report their means beside the loss. Progress and summaries show the metric called
+            `accuracy` if there is one.
         block_of: path of a tensor -> name of its block; defaults to the top-level module.
 
     Raises:
@@ -107,7 +108,7 @@ def nnx_task(
     loss: PerExample,
     example,
     *,
-    metrics: Mapping[str, PerExample] | None = None,
+    metrics: Mapping[str, PerExample | Metric] | None = None,
     block_of: Callable[[str], str] | None = None,
 ) -> Task:
     """Returns the same task as `linen_task`, for an NNX module.
@@ -182,7 +183,7 @@ def _task(
     has_dropout: bool,
     example,
     loss: PerExample,
-    metrics: Mapping[str, PerExample] | None,
+    metrics: Mapping[str, PerExample | Metric] | None,
     block_of: Callable[[str], str] | None,
     frozen: Collection[str],
 ) -> Task:
@@ -197,6 +198,13 @@ def _task(
     """
     if not isinstance(metrics or {}, Mapping) or "loss" in (metrics or {}):
         raise UsageError(f"metrics must be a dict, name -> function, with other names than loss; got {metrics!r:.99}")
+    functions: dict[str, Any] = {"loss": loss}
+    better: dict[str, str] = {}
+    for metric_name, metric in (metrics or {}).items():
+        given = metric if isinstance(metric, Metric) else Metric(metric)
+        functions[metric_name] = given.function
+        if given.better:
+            better[metric_name] = given.better
 
     def checked_apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None = None):
         with _calling(kind, x, example):
@@ -228,9 +236,7 @@ def _task(
 
     def measure(params: Tree, stats: Tree, batch: Batch, mask: Array) -> Tree:
         outputs = predict(params, stats, batch)
-        values = {
-            name: _per_example(name, f, outputs, batch.y) for name, f in {"loss": loss, **(metrics or {})}.items()
-        }
+        values = {name: _per_example(name, f, outputs, batch.y) for name, f in functions.items()}
         dtype = tree.wide_dtype(params)
         totals = {name: jnp.where(mask, value.astype(dtype), 0).sum() for name, value in values.items()}
         return {"totals": totals, "rows": mask.sum()}
@@ -240,7 +246,7 @@ def _task(
 
     mean_loss = random_loss if _is_random(kind, init, checked_apply, example, has_dropout) else loss_of(forward)
     names = block_of or groups.first_component
-    task = Task(init, mean_loss, predict, measure, means, names, forward=forward)
+    task = Task(init, mean_loss, predict, measure, means, names, forward=forward, better=tuple(better.items()))
     return task._replace(is_frozen=lambda path: groups.first_component(path) in frozen) if frozen else task
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from fedvg_jax.config import Config
 from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import Data, Schedule, SimState, Variables
+from fedvg_jax.core.types import Data, Metric, Schedule, SimState, Variables
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host import hardware, processes
 from fedvg_jax.runs import client_models
@@ -202,7 +202,7 @@ def evaluate(
     return record | client_models.entries(sim, state, store)
 
 
-def _measured(name: str, metric: Callable[[Variables, Data], Any], model: Variables, data: Data) -> float | None:
+def _measured(name: str, metric: Metric, model: Variables, data: Data) -> float | None:
     """Returns the value of a user's metric as JSON holds it: null where it is not finite."""
     with checks.calling(f"metric '{name}', which returns one number,"):
-        return history.number(float(np.reshape(metric(model, data), ())))
+        return history.number(float(np.reshape(metric.function(model, data), ())))

@@ -275,6 +275,8 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
 def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
     """Returns the content of summary.json. `resumed_from` is the round of the last checkpoint that was restored."""
     config, records, start, (compiling, running) = run.sim.config, run.records, run.recorder.start, run.read_clock()
+    better = dict(run.sim.task.better)
+    better |= {name: metric.better for name, metric in run.sim.metrics.items() if metric.better}
     return {
         "rounds": len(records),
         "interrupted": stopped_by in [signal.name for signal in endings.STOPPING],
@@ -292,4 +294,7 @@ def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
         "backend": hardware.current().platform,
         "device": hardware.current().kind,
         "versions": provenance.versions(),
+        **({"better": better} if better else {}),
+        **({"given": dict(run.sim.given)} if run.sim.given else {}),
+        **({"names": dict(run.sim.names)} if run.sim.names else {}),
     }

@@ -48,10 +48,13 @@ def number(key: str, value: float | int | None, digits: int = 2, signed: bool = 
 
     >>> number("lr", 1.234).text, number("lr", None).text, number("lr", 0.5, 1, signed=True).text
     ('1.23', '–', '+0.5')
+    >>> number("lr", -0.001).text
+    '0.00'
     """
     if value is None or not math.isfinite(value):
         return Entry("–", {key: None})
-    return Entry(f"{value:{'+' if signed else ''},.{digits}f}", {key: value})
+    sign = "+" if signed else ""
+    return Entry(f"{value:{sign}z,.{digits}f}", {key: value})
 
 
 def spread(key: str, mean: float, std: float, n: int, digits: int = 2) -> Entry:
@@ -60,9 +63,11 @@ def spread(key: str, mean: float, std: float, n: int, digits: int = 2) -> Entry:
     >>> spread("", 91.234, 0.5, 3).text, spread("", 91.234, float("nan"), 1)
     ('91.23 ± 0.50', Entry(text='91.23', values={'mean': 91.234, 'std': None, 'n': 1}, is_bold=False))
     """
-    has_mean, has_std = bool(n) and math.isfinite(mean), bool(n) and math.isfinite(std)
+    has_mean, has_std = n > 0 and math.isfinite(mean), n > 0 and math.isfinite(std)
+    text = f"{mean:z.{digits}f}" if has_mean else "–"
+    if has_std:
+        text += f" ± {std:.{digits}f}"
     values = {"mean": mean if has_mean else None, "std": std if has_std else None, "n": n}
-    text = f"{mean:.{digits}f}" + f" ± {std:.{digits}f}" * has_std if has_mean else "–"
     return Entry(text, {f"{key} {name}".lstrip(): value for name, value in values.items()})
 
 
@@ -82,7 +87,11 @@ def frame(table: Table) -> pandas.DataFrame:
     """Returns the numbers of a table, unrounded, and its texts; missing ones are nan."""
     import pandas
 
-    return pandas.DataFrame([{k: v for e in row.values() for k, v in e.values.items()} for row in table.rows])
+    rows: list[dict[str, Any]] = [{} for _ in table.rows]
+    for values, row in zip(rows, table.rows, strict=True):
+        for entry in row.values():
+            values.update(entry.values)
+    return pandas.DataFrame(rows)
 
 
 def comma_separated(table: Table) -> str:
@@ -99,15 +108,24 @@ def latex(table: Table) -> str:
     """Returns a `tabular` environment with booktabs' rules; the caption and notes of a paper are its own."""
     alignment = "".join("lr"[right] for right in _right(table))
     rows = [[_latex(title) for title in table.rows[0]], *_texts(table, _latex, r"\textbf{{{}}}")]
-    header, *body = (" & ".join(row) + r" \\" for row in rows)
+    header, *body = (_guarded(" & ".join(row)) + r" \\" for row in rows)
     lines = [r"\toprule", header, r"\midrule", *body, r"\bottomrule"]
     return "\n".join([rf"\begin{{tabular}}{{{alignment}}}", *lines, r"\end{tabular}"]) + "\n"
+
+
+def _guarded(row: str) -> str:
+    r"""Returns a row that the rule or the \\ before it does not read as its argument.
+
+    >>> _guarded("[a] & 1"), _guarded("b & 1")
+    ('{}[a] & 1', 'b & 1')
+    """
+    return "{}" + row if row.lstrip()[:1] in ("[", "*") else row
 
 
 def hypertext(table: Table) -> str:
     """Returns a `table` element below its title, and its notes as paragraphs."""
     titles = [*table.rows[0]]
-    num_texts = next((i for i, right in enumerate(_right(table)) if right), len(titles))
+    num_texts = [*_right(table), True].index(True)
     body = html_table(table.name, titles, _texts(table, plain_html, "<b>{}</b>"), f"lead{min(num_texts, 3)}")
     notes = "".join(f"<p class=note>{plain_html(note)}</p>\n" for note in table.notes)
     return f"<p class=caption>{plain_html(table.title)}</p>\n{body}{notes}"
@@ -139,7 +157,7 @@ def terminal(table: Table) -> Group:
     for title, right in zip(table.rows[0], _right(table), strict=True):
         shown.add_column(Text(one_line(title)), justify="right" if right else "left", overflow="fold")
     for row in table.rows:
-        shown.add_row(*(Text(one_line(e.text), "bold" * e.is_bold) for e in row.values()))
+        shown.add_row(*(Text(one_line(entry.text), "bold" if entry.is_bold else "") for entry in row.values()))
     lines = [Text(one_line(line)) for line in (table.title, *table.notes)]
     return Group(lines[0], shown, *lines[1:])
 
@@ -149,14 +167,21 @@ FORMATS: dict[str, Callable[[Table], str]] = {"tex": latex, "csv": comma_separat
 
 
 def _texts(table: Table, escape: Callable[[str], str], bold: str) -> list[list[str]]:
-    return [[(bold if e.is_bold else "{}").format(escape(e.text)) for e in row.values()] for row in table.rows]
+    """Returns the texts of a table's rows, escaped, with `bold` around those that are bold."""
+
+    def text(entry: Entry) -> str:
+        return bold.format(escape(entry.text)) if entry.is_bold else escape(entry.text)
+
+    return [list(map(text, row.values())) for row in table.rows]
 
 
 def _right(table: Table) -> list[bool]:
     """Returns whether each column is aligned to the right, because it holds numbers."""
-    return [
-        any(not isinstance(v, str) for row in table.rows for v in row[title].values.values()) for title in table.rows[0]
-    ]
+    return [any(_holds_number(row[title]) for row in table.rows) for title in table.rows[0]]
+
+
+def _holds_number(entry: Entry) -> bool:
+    return any(not isinstance(value, str) for value in entry.values.values())
 
 
 _LATEX = {

@@ -10,22 +10,27 @@ import os
 import shlex
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fedvg_jax.config import method_title
 from fedvg_jax.config.checks import require_name
+from fedvg_jax.config.uses import PASSED
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import statistics, tables
-from fedvg_jax.study.cells import CHOICES, Choice, Run, Study, scenario_text, settings_of, value_text
-from fedvg_jax.study.collect import Folder, collect, make_study, read_all
+from fedvg_jax.study.cells import Study
+from fedvg_jax.study.collect import collect, make_study
 from fedvg_jax.study.figures import FIGURES, base, curves
 from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.markup import FORMATS, Table, frame, html_table, hypertext, plain_html
-from fedvg_jax.study.sweep_folder import DOCUMENT, Stored, StoredPoint, SweepResult, count
+from fedvg_jax.study.outcomes import CHOICES, Choice, evaluations
+from fedvg_jax.study.places import scenario_text, settings_of, value_text
+from fedvg_jax.study.reading import Folder, failure_text, read_all
+from fedvg_jax.study.run import Run
+from fedvg_jax.study.sweep_folder import DOCUMENT, Failure, Stored, StoredPoint, SweepResult, count
 
 if TYPE_CHECKING:
     import pandas
@@ -83,39 +88,48 @@ def write(
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
     study = collect(dirs, partial, metric)
     chosen = tables.options(study, baseline, target, cast("Choice", choice))
-    return write_study(study, dirs, out, chosen, figures, command)
+    again = shlex.join(["python", "-m", "fedvg_jax.report", *map(str, dirs)])
+    folder = files.user_path(out) if out else files.user_path(dirs[0]) / "report"
+    return write_study(study, folder, chosen, figures, command or again)
 
 
 def write_study(
     study: Study,
-    dirs: Sequence[Path | str],
-    out: Path | str | None,
+    folder: Path,
     chosen: tables.Options,
     figures: Sequence[str] | None = None,
-    command: str = "",
+    command: str = "fedvg_jax.compare",
 ) -> Written:
     """Writes the tables, the figures and the page of a study; see `write`."""
     made, sentences = tables.all_tables(study, chosen), findings(study, chosen)
     drawings = FIGURES | {"differences": functools.partial(curves.differences, chosen=chosen)}
-    again = shlex.join(["python", "-m", "fedvg_jax.report", *map(str, dirs)])
-    folder = files.user_path(out) if out else files.user_path(dirs[0]) / "report"
     drawn: list[tuple[Drawing, list[Path]]] = []
     paths = []
-    with files.writing(folder, "--out"), base.drawing():
+    with files.writing(folder, "--out"), base.drawing(names_of(study)):
         (folder / "tables").mkdir(parents=True, exist_ok=True)
         for table, (suffix, form) in itertools.product((*made, tables.runs(study)), FORMATS.items()):
             paths.append(folder / "tables" / f"{table.name}.{suffix}")
             files.replace(paths[-1], form(table))
         for name in FIGURES if figures is None else figures:
-            drawn += [(drawing, base.save(drawing, folder / "figures")) for drawing in drawings[name](study)]
-        paths += [path for _, several in drawn for path in several]
-        files.replace(folder / PAGE, page(study, made, sentences, drawn, command or again))
+            for drawing in drawings[name](study):
+                drawn.append((drawing, base.save(drawing, folder / "figures")))
+                paths += drawn[-1][1]
+        files.replace(folder / PAGE, page(study, made, sentences, drawn, command))
     return Written(made, [*paths, folder / PAGE], sentences)
 
 
 def findings(study: Study, chosen: tables.Options) -> list[str]:
-    """Returns what the comparisons say, in sentences."""
-    return statistics.findings(study, chosen.pairs(study), chosen.choice)
+    """Returns what the comparisons say, in sentences; [] for one method."""
+    if len(study.methods) == 1:
+        return []
+    return statistics.findings(study, chosen.compared(study), chosen.choice)
+
+
+def names_of(study: Study) -> list[str]:
+    """Returns the texts of a study that its figures show."""
+    classes = [str(name) for run in study.runs for name in run.partition.get("class_names", ())]
+    scenarios = map(scenario_text, study.scenarios)
+    return [study.title, study.outcome.title, *map(method_title, study.methods), *scenarios, *dict.fromkeys(classes)]
 
 
 def missing_packages() -> list[str]:
@@ -143,14 +157,19 @@ def page(
         drawn: figures with the files of each, the PNG first.
         command: that writes this report again.
     """
-    of_findings = [_figure(drawing, png) for drawing, (png, *_) in drawn if drawing.name == "differences"]
+    first, others = [], []
+    for drawing, (png, *_) in drawn:
+        group = first if drawing.name == "differences" else others
+        group.append(_figure(drawing, png))
+    paragraphs = [f"<p>{plain_html(line)}</p>\n" for line in sentences]
+    notes = [f"<p class=note>Note: {plain_html(note)}.</p>\n" for note in study.notes]
     return TEMPLATE.substitute(
         title=plain_html(study.title),
-        findings="".join(f"<p>{plain_html(line)}</p>\n" for line in sentences) + "".join(of_findings),
+        findings="".join([*paragraphs, *first]),
         summary=plain_html(summary(study)),
-        notes="".join(f"<p class=note>{plain_html(f'Note: {note}.')}</p>\n" for note in study.notes),
+        notes="".join(notes),
         tables="".join(f"<div class=scroll>{hypertext(table)}</div>\n" for table in made),
-        figures="".join(_figure(drawing, png) for drawing, (png, *_) in drawn if drawing.name != "differences"),
+        figures="".join(others),
         settings=settings(study),
         command=plain_html(command),
         provenance=provenance(study),
@@ -159,10 +178,11 @@ def page(
 
 def summary(study: Study) -> str:
     """Returns a sentence on the size of the study."""
-    scenarios = [text for s in study.scenarios if (text := scenario_text(s))]
-    where = f" in {len(scenarios)} settings ({'; '.join(scenarios)})" if len(scenarios) > 1 else ""
     runs, methods = count(len(study.runs), "run"), count(len(study.methods), "method")
-    return f"{runs} of {methods} ({'; '.join(map(method_title, study.methods))}){where}."
+    titles = "; ".join(map(method_title, study.methods))
+    scenarios = "; ".join(map(scenario_text, study.scenarios))
+    where = f" in {len(study.scenarios)} settings ({scenarios})" if len(study.scenarios) > 1 else ""
+    return f"{runs} of {methods} ({titles}){where}."
 
 
 def _figure(drawing: Drawing, path: Path) -> str:
@@ -184,7 +204,8 @@ def settings(study: Study) -> str:
 
 def provenance(study: Study) -> str:
     """Returns a table of the machines, versions and commits of the runs, with the number of runs of each."""
-    kinds = Counter(_origin(part) for run in study.runs for part in run.manifest.get("runs", [])[-1:])
+    parts = [run.manifest["runs"][-1] for run in study.runs if run.manifest.get("runs")]
+    kinds = Counter(map(_origin, parts))
     rows = [(str(count), *kind) for kind, count in sorted(kinds.items())]
     table = _table("machines", ("runs", "commit", "versions", "machine", "device"), rows)
     return f'<div class="scroll wide">{table}</div>\n'
@@ -192,16 +213,21 @@ def provenance(study: Study) -> str:
 
 def _table(name: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Returns rows of plain texts as a table."""
-    return html_table(name, titles, [[plain_html(text) for text in row] for row in rows])
+    escaped = [list(map(plain_html, row)) for row in rows]
+    return html_table(name, titles, escaped)
 
 
 def _origin(part: Mapping[str, Any]) -> tuple[str, str, str, str]:
     """Returns commit, versions, machine and device of one part of a run."""
     git = part.get("git") or {}
-    commit = str(git.get("commit", "no checkout"))[:12] + (" with changes" if git.get("changed") else "")
-    versions = ", ".join(f"{name} {version}" for name, version in part.get("versions", {}).items())
-    machine = f"{part.get('system', '')}, Python {part.get('python', '')}, {part.get('cores', '?')} cores"
-    return commit, versions, machine, f"{part.get('devices', 1)} x {part.get('device', '')}"
+    commit = str(git.get("commit", "no checkout"))[:12]
+    if git.get("changed"):
+        commit += " with changes"
+    versions = [f"{name} {version}" for name, version in part.get("versions", {}).items()]
+    system, python, cores = part.get("system", ""), part.get("python", ""), part.get("cores", "?")
+    machine = f"{system}, Python {python}, {cores} cores"
+    device = f"{part.get('devices', 1)} x {part.get('device', '')}"
+    return commit, ", ".join(versions), machine, device
 
 
 # --- from Python
@@ -236,9 +262,9 @@ def compare(
         results: what `run_sweep` returns, or histories, or folders of sweeps or runs; one or several.
         baseline: method that the others are compared with, or "all" for every pair; None for fedavg, or the first.
         metric: outcome, such as "loss", "macro_f1", "personal_accuracy_mean", or the name of a metric of your own;
-            "min:NAME" and "max:NAME" declare which value is better where the name does not. None for test accuracy, or
-            the loss of a task without it; for that of the clients' own models where a method has such models and all
-            runs record it.
+            "min:NAME" and "max:NAME" say that lower or higher values are better, where no `fv.Metric` does. None for
+            test accuracy, or the loss of a task without it; for that of the clients' own models where a method has
+            such models and all runs record it.
         out: folder to write the report to, with its page; None for none.
         choice: evaluation that stands for a run: final, at_best_val or max.
         partial: compare the runs that are finished.
@@ -248,45 +274,80 @@ def compare(
     """
     if missing := [name for name in missing_packages() if name != "matplotlib" or out]:
         raise UsageError(f"compare needs {', '.join(missing)}; pip install 'fedvg_jax[report]'")
-    several = [results] if isinstance(results, (str, os.PathLike, History, SweepResult)) else list(results)
+    require_name("choice", choice, CHOICES)
+    several: list[Any] = _as_list(results)
     if not several:
         raise UsageError("compare needs results or folders; got none")
-    dirs = [Path(each) for each in several if isinstance(each, (str, os.PathLike))]
-    if len(dirs) == len(several):
-        study = collect(dirs, partial, metric)
-    else:
-        study, dirs = _study(several, partial, metric), ["results"]
-    require_name("choice", choice, CHOICES)
+    are_folders = all(isinstance(each, (str, os.PathLike)) for each in several)
+    study = collect(list(map(Path, several)), partial, metric) if are_folders else _of_results(several, partial, metric)
     chosen = tables.options(study, baseline, None, choice)
     made = [*tables.all_tables(study, chosen), tables.runs(study)]
     frames = {table.name: frame(table) for table in made}
-    page = write_study(study, dirs, out, chosen, command="fedvg_jax.compare").paths[-1] if out else None
+    page = write_study(study, files.user_path(out), chosen).paths[-1] if out else None
     return Compared(frames, "\n".join(findings(study, chosen)), page)
 
 
-def _study(results: Sequence[Any], partial: bool, metric: str | None) -> Study:
+def _as_list(results: Any) -> list[Any]:
+    """Returns one or several results as a list; UsageError for what is none."""
+    if isinstance(results, (str, os.PathLike, History, SweepResult)):
+        return [results]
+    if isinstance(results, Iterable):
+        return list(results)
+    raise UsageError(f"compare takes results of run_sweep, histories, or folders; got {results!r:.99}")
+
+
+def _of_results(results: Sequence[Any], partial: bool, metric: str | None) -> Study:
     """Returns the study of results in memory, or of the folders that hold them."""
     listed = [SweepResult("", {}, each, each.config) if isinstance(each, History) else each for each in results]
-    if wrong := [each for each in listed if not isinstance(each, SweepResult)]:
-        raise UsageError(f"compare takes results of run_sweep, histories, or folders; got {type(wrong[0]).__name__}")
+    for each in listed:
+        if not isinstance(each, SweepResult):
+            raise UsageError(f"compare takes results of run_sweep, histories, or folders; got {type(each).__name__}")
     folders = [each.result.folder for each in listed if isinstance(each.result, History) and each.result.folder]
-    if not folders:
-        read = [_in_memory(each, i) for i, each in enumerate(listed)]
-        axes = tuple(dict.fromkeys(name for each in listed for name in each.values))
-        points = {each.name: StoredPoint(each.values, each.config) for each in listed if each.config}
-        sweeps = [Stored("results", axes, points, {}, {})] if all(points) else []
-        return make_study(read, sweeps, ["results"], partial, metric)
-    sweeps = {f: f.parent.parent for f in folders if (f.parent.parent / DOCUMENT).exists()}
-    read, stored = read_all([*dict.fromkeys([*sweeps.values(), *(f for f in folders if f not in sweeps)])])
-    kept = [each for each in read if isinstance(each, str) or not each.run or each.run.folder in folders]
-    return make_study(kept, stored, sorted({*map(str, sweeps.values())}) or folders, partial, metric)
+    sources = list(dict.fromkeys(map(_source, folders)))
+    read, lost, sweeps = read_all(sources)
+    kept = [each for each in read if not each.run or each.run.folder in folders]
+    in_folders = {name for sweep in sweeps for name in sweep.points}
+    in_memory = [each for each in listed if not _is_stored(each, in_folders)]
+    kept += [_in_memory(each, f"result {i + 1}") for i, each in enumerate(in_memory)]
+    sweeps += _sweep_in_memory(in_memory)
+    return make_study(kept, lost, sweeps, sources or ["results"], partial, metric)
 
 
-def _in_memory(each: SweepResult, index: int) -> Folder:
-    """Returns a result as the files of a run folder would give it."""
-    name = each.name or f"result {index + 1}"
-    assert each.config is not None, "every result has its settings"
-    settings = settings_of(each.config, each.values, each.given)
+def _source(folder: Path) -> Path:
+    """Returns the sweep of a run folder; the folder itself where it has none."""
+    sweep = folder.parent.parent
+    return sweep if (sweep / DOCUMENT).exists() else folder
+
+
+def _is_stored(each: SweepResult, in_folders: Collection[str]) -> bool:
+    """Returns whether a folder holds a result: that of its history, or for a failure that of a sweep."""
     if isinstance(each.result, History):
-        return Folder(settings, Run(Path(name), each.result, {}, {}, (), each.given))
-    return Folder(settings, failure=f"{name}: {each.result.kind} in round {each.result.round}")
+        return each.result.folder is not None
+    return each.name in in_folders
+
+
+def _sweep_in_memory(listed: Sequence[SweepResult]) -> list[Stored]:
+    """Returns the sweep that results are from, if they are all of it; otherwise they are runs of their own."""
+    planned = {each.sweep for each in listed}
+    if len(planned) != 1 or {each.name for each in listed} != {*listed[0].sweep}:
+        return []
+    axes = tuple(dict.fromkeys(name for each in listed for name in each.values))
+    points = {each.name: StoredPoint(each.values, each.config) for each in listed if each.config}
+    return [Stored("results", axes, points, {}, {})]
+
+
+def _in_memory(each: SweepResult, default: str) -> Folder:
+    """Returns a result as the files of a run folder would give it."""
+    name = each.name or default
+    assert each.config is not None, "every result has its settings"
+    summary = {} if isinstance(each.result, Failure) else each.result.summary
+    given = each.given or {argument: text for argument, text in summary.get("given", {}).items() if argument in PASSED}
+    settings = settings_of(each.config, {**summary.get("names", {}), **each.values}, given)
+    if isinstance(each.result, Failure):
+        return Folder(name, settings, failure=f"{name}: {failure_text(each.result)}", kind=each.result.kind)
+    if not evaluations(each.result.records):
+        return Folder(name, settings, missing=f"{name}: no evaluation in its history")
+    manifest = {"code": each.digests, "data": each.digests.get("data")}
+    if "partition" in each.digests:
+        manifest["partition"] = each.digests["partition"]
+    return Folder(name, settings, Run(Path(name), each.result, {}, manifest, given=given))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
@@ -10,14 +12,18 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedvg_jax.config import method_title
-from fedvg_jax.study import cells
-from fedvg_jax.study.cells import Cell, Choice, Replicate, Scenario, Study
+from fedvg_jax.study.cells import NOT_FINITE, Cell, Frame, Study, span
+from fedvg_jax.study.outcomes import Choice, Outcome
+from fedvg_jax.study.places import Replicate, scenario_text
 
 LEVEL = 0.05
 """Significance level."""
 
 EXACT_UP_TO = 14
 """Most differences for which all sign patterns are enumerated, where ties rule out SciPy's exact table."""
+
+ROUNDING = 1e-8
+"""Differences that vary by less than this part of the largest result are equal: results have nine digits."""
 
 Alternative = Literal["two-sided", "greater"]
 
@@ -38,11 +44,6 @@ class Comparison(NamedTuple):
     """Two-sided p of the paired t test."""
     wilcoxon_p: float
     """Two-sided p of the signed-rank test."""
-    wilcoxon_p_greater: float
-    """One-sided p of the signed-rank test: the method's values are larger."""
-    t_p_holm: float = math.nan
-    """`t_p` corrected over a family of comparisons."""
-    wilcoxon_p_holm: float = math.nan
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
@@ -53,24 +54,8 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     """
     if not values:
         return math.nan, math.nan
-    return float(np.mean(values)), float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-
-
-def paired_differences(ours: Mapping[Replicate, float], theirs: Mapping[Replicate, float]) -> np.ndarray:
-    """Returns ours - theirs for the replicates that both have, [n] float.
-
-    Results have nine digits. Differences are rounded to the eighth digit of the largest result, because equal
-    differences must tie.
-
-    >>> paired_differences({(0, 1): 3.0, (1, 1): 2.0}, {(1, 1): 1.5, (2, 1): 0.0}).tolist()
-    [0.5]
-    >>> paired_differences({(0, 1): 50.2272727, (1, 1): 50.4545455}, {(0, 1): 50.0, (1, 1): 50.2272727}).tolist()
-    [0.227273, 0.227273]
-    """
-    pairs = np.array([(ours[r], theirs[r]) for r in sorted(ours.keys() & theirs.keys())]).reshape(-1, 2)
-    largest = np.abs(pairs).max(initial=0, where=np.isfinite(pairs))
-    decimals = 8 - math.ceil(math.log10(largest)) if largest else 0
-    return np.round(pairs[:, 0] - pairs[:, 1], decimals)
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return float(np.mean(values)), std
 
 
 def compare(ours: Mapping[Replicate, float], theirs: Mapping[Replicate, float]) -> Comparison:
@@ -82,25 +67,29 @@ def compare(ours: Mapping[Replicate, float], theirs: Mapping[Replicate, float]) 
     >>> [round(limit, 3) for limit in comparison.t_interval]
     [-1.484, 3.484]
     """
-    differences = paired_differences(ours, theirs)
-    mean = float(differences.mean()) if len(differences) else math.nan
-    interval, t_p = _t_test(differences)
-    p_values = wilcoxon(differences), wilcoxon(differences, "greater")
-    return Comparison(len(differences), mean, interval, t_p, *p_values)
+    shared = sorted(ours.keys() & theirs.keys())
+    first = np.array([ours[replicate] for replicate in shared])
+    second = np.array([theirs[replicate] for replicate in shared])
+    differences = first - second
+    tolerance = ROUNDING * np.abs([first, second]).max(initial=0)
+    mean = float(differences.mean()) if shared else math.nan
+    interval, t_p = _t_test(differences, tolerance)
+    return Comparison(len(shared), mean, interval, t_p, wilcoxon(differences))
 
 
-def _t_test(differences: np.ndarray) -> tuple[tuple[float, float], float]:
+def _t_test(differences: np.ndarray, tolerance: float) -> tuple[tuple[float, float], float]:
     """Returns the 95 % limits and the two-sided p of the paired t test.
 
-    Equal differences have no deviation: their interval is a point, and p is nan unless they are 0.
+    Differences that are equal up to the tolerance have no deviation: their interval is a point, and p is nan unless
+    they are 0.
     """
     from scipy import stats
 
     if len(differences) < 2:
         return (math.nan, math.nan), math.nan
-    if np.ptp(differences) == 0:
-        value = float(differences[0])
-        return (value, value), 1.0 if value == 0 else math.nan
+    if np.ptp(differences) <= tolerance:
+        value = float(differences.mean())
+        return (value, value), 1.0 if abs(value) <= tolerance else math.nan
     result: Any = stats.ttest_1samp(differences, 0.0)
     interval = result.confidence_interval(1 - LEVEL)
     return (float(interval.low), float(interval.high)), float(result.pvalue)
@@ -148,108 +137,166 @@ def holm(p_values: Sequence[float]) -> list[float]:
     [0.02, nan, 0.04]
     """
     tested = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
-    corrected, least = [math.nan] * len(p_values), 0.0
+    corrected = [math.nan] * len(p_values)
+    least = 0.0
     for rank, (p, i) in enumerate(tested):
-        corrected[i] = least = min(1.0, max(least, p * (len(tested) - rank)))
+        least = min(1.0, max(least, p * (len(tested) - rank)))
+        corrected[i] = least
     return corrected
-
-
-def leads(best: Mapping[Replicate, float], others: Sequence[Mapping[Replicate, float]]) -> bool:
-    """Returns whether one method differs significantly from every other one, by paired t tests corrected by Holm.
-
-    >>> best, near, far = (dict(zip([(0, 0), (1, 0), (2, 0)], row)) for row in ([9, 8, 8], [9, 7, 9], [1, 0, 1]))
-    >>> leads(best, [far]), leads(best, [near, far])
-    (True, False)
-    """
-    return all(p < LEVEL for p in holm([compare(best, other).t_p for other in others]))  # not so for nan
 
 
 # --- the methods of a study
 
+Pair = tuple[str, str]
+"""(method, the method that it is compared with)"""
 
-def compare_pairs(
-    study: Study, pairs: Sequence[tuple[str, str]], choice: Choice
-) -> dict[tuple[str, str, Scenario], Comparison]:
-    """Returns (method, other, scenario) -> comparison of a method with the other; Holm corrects over all of them.
 
-    A comparison has no p value where runs of one of the two methods diverged or failed: the others are chosen by
-    their success.
+COLUMNS = ["scenario", "method", "other", "n", "difference", "t_low", "t_high", "t_p", "wilcoxon_p"]
+COLUMNS += ["rounds", "is_whole"]
+"""Columns of comparisons: position of the scenario, the two methods, and fields of `Comparison`; their numbers of
+rounds, "" where they are equal; and whether both have all their runs."""
+
+
+@functools.lru_cache(4)
+def compare_pairs(study: Study, pairs: tuple[Pair, ...], choice: Choice) -> Frame:
+    """Returns a row for every pair of methods in every scenario: one family, over which Holm corrects.
+
+    Tables, findings and figures are made from it. A comparison has no p value where runs of one of the two methods have
+    no result: the others are chosen by their success.
+
+    Returns:
+        A frame with `COLUMNS`, `t_p_holm`, `wilcoxon_p_holm`, and `outcome`: "ahead" or "behind" where
+        the corrected t test is significant, otherwise "undecided".
     """
-    compared = {}
-    for scenario, pair in itertools.product(study.scenarios, pairs):
-        both = [study.cell(method, scenario) for method in pair]
-        comparison = compare(*(cells.results(study, cell, choice) for cell in both))
-        if any(cell.failures for cell in both):
-            comparison = comparison._replace(t_p=math.nan, wilcoxon_p=math.nan, wilcoxon_p_greater=math.nan)
-        compared[*pair, scenario] = comparison
-    by_t, by_wilcoxon = (holm([getattr(c, p) for c in compared.values()]) for p in ("t_p", "wilcoxon_p"))
-    rows = zip(compared.items(), by_t, by_wilcoxon, strict=True)
-    return {key: each._replace(t_p_holm=p_t, wilcoxon_p_holm=p_wilcoxon) for (key, each), p_t, p_wilcoxon in rows}
+    import pandas
+
+    places = itertools.product(range(len(study.scenarios)), pairs)
+    rows = [_compared(study, position, pair, choice) for position, pair in places]
+    frame: Frame = pandas.DataFrame(rows, columns=COLUMNS)
+    for name in ("t_p", "wilcoxon_p"):
+        frame[f"{name}_holm"] = holm(frame[name])
+    is_significant = frame["t_p_holm"] < LEVEL
+    is_better = study.outcome.sign * frame["difference"] > 0
+    frame["outcome"] = np.select([is_significant & is_better, is_significant], ["ahead", "behind"], "undecided")
+    return frame
 
 
-def outcome(study: Study, comparison: Comparison) -> str:
-    """Returns "ahead" or "behind" where the corrected t test is significant, otherwise "undecided"."""
-    if not comparison.t_p_holm < LEVEL:  # nor nan
-        return "undecided"
-    return "ahead" if study.sign * comparison.mean > 0 else "behind"
+def _compared(study: Study, position: int, pair: Pair, choice: Choice) -> tuple:
+    """Returns a method in comparison with another one in a scenario, without correction."""
+    ours, theirs = (study.cell(method, study.scenarios[position]) for method in pair)
+    comparison = compare(ours.results(choice), theirs.results(choice))
+    if ours.losses(choice) or theirs.losses(choice):
+        comparison = comparison._replace(t_p=math.nan, wilcoxon_p=math.nan)
+    is_whole = all(cell.is_whole(choice) for cell in (ours, theirs))
+    rounds = "" if ours.rounds == theirs.rounds else f"{ours.rounds} against {theirs.rounds}"
+    n, mean, limits, *p_values = comparison
+    return position, *pair, n, mean, *limits, *p_values, rounds, is_whole
 
 
-def findings(study: Study, pairs: Sequence[tuple[str, str]], choice: Choice) -> list[str]:
-    """Returns a sentence for every scenario, and how the methods are compared; [] without pairs.
+def is_ahead(compared: Frame, method: str, position: int) -> bool:
+    """Returns whether a method is ahead in every comparison in a scenario in which both methods have all their runs.
 
-    It names the methods with runs that diverged or failed, then the pairs in which one method is ahead of the other,
-    the largest differences first, and then the others, or their number where they are many.
+    A method that lacks runs is not, and neither is one without comparisons.
     """
-    compared, lines = compare_pairs(study, pairs, choice), []
-    for scenario in study.scenarios if pairs else ():
-        texts: dict[str, list[str]] = {word: [] for word in WORDS}
-        mine = [(pair, each) for (*pair, where), each in compared.items() if where == scenario and each.n]
-        for (ours, theirs), each in sorted(mine, key=lambda item: -study.sign * item[1].mean):
-            text = f"{method_title(ours)} {WORDS[outcome(study, each)]} {method_title(theirs)}"
-            texts[outcome(study, each)].append(f"{text} {_difference(study, each)}")
-        lost = [_lost(study, cell, choice) for m in study.methods if (cell := study.cell(m, scenario)).failures]
-        undecided, decided = texts.pop("undecided"), [*lost, *texts["ahead"], *texts["behind"]]
-        if len(undecided) > MAX_UNDECIDED:
-            undecided = [f"{len(undecided)} of {len(mine)} comparisons"]
-        if undecided:
-            verdict = "undecided" if decided else "No difference is decided"
-            decided.append(f"{verdict}: {', '.join(undecided)}")
-        text, where = "; ".join(decided), cells.scenario_text(scenario)
-        lines += [f"{where}: {text}." if where else f"{text}."] if text else []
-    return [*lines, _how(study, list(compared.values()), choice)] if lines else []
+    known = compared[compared["is_whole"] & (compared["scenario"] == position)]
+    is_ours, is_theirs = known["method"] == method, known["other"] == method
+    wins = (is_ours & (known["outcome"] == "ahead")) | (is_theirs & (known["outcome"] == "behind"))
+    return bool(wins.any() and wins.sum() == (is_ours | is_theirs).sum())
 
 
-WORDS = {"ahead": "ahead of", "behind": "behind", "undecided": "against"}
-"""Outcome of a comparison -> the words between two methods."""
-
-MAX_UNDECIDED = 3
-"""Most undecided comparisons that findings name."""
-
-
-def _lost(study: Study, cell: Cell, choice: Choice) -> str:
-    """Returns how many runs of a method ended without a result."""
-    verb = "failed" if any(": failed" in line for line in cell.failures) else "diverged"
-    total = len(cell.failures) + len(cells.results(study, cell, choice))
-    return f"{method_title(cell.method)} {verb} in {len(cell.failures)} of {total} runs"
+def family(compared: Frame) -> str:
+    """Returns a sentence on the comparisons that Holm's correction is over."""
+    tested = compared["t_p"].count()
+    if not tested:
+        return "No comparison has a p value"
+    return f"Holm corrects over {'one comparison' if tested == 1 else f'the {tested} comparisons'} of this study"
 
 
-def _difference(study: Study, effect: Comparison) -> str:
-    """Returns a difference with its interval, such as "+1.20 [+0.40, +2.00]"; one pair of runs has no interval."""
-    mean, low, high = (f"{v:+.{study.digits}f}" for v in (effect.mean, *effect.t_interval))
-    return f"{mean} [{low}, {high}]" if math.isfinite(effect.t_interval[0]) else mean
+# --- sentences
 
 
-def _how(study: Study, compared: Sequence[Comparison], choice: Choice) -> str:
-    """Returns a sentence on what is compared, and when it is significant."""
-    counts = sorted({effect.n for effect in compared})
-    return (
-        f"Mean differences in {study.difference_unit} and 95 % intervals, {cells.choice_name(study, choice)}, paired"
-        f" by seed (n = {' to '.join(map(str, dict.fromkeys((counts[0], counts[-1]))))}). Ahead or behind: p <"
-        f" {LEVEL:g} in paired t tests after Holm's correction over {family(compared)}."
-    )
+def findings(study: Study, compared: Frame, choice: Choice) -> list[str]:
+    """Returns what comparisons say, a line for every scenario, and how the methods are compared; [] without any.
+
+    A line names the methods with runs that have no result or stopped early, then the pairs in which one method is
+    ahead of the other, the largest differences first, and then the pairs that are undecided.
+    """
+    known = compared[compared["n"] > 0]
+    if known.empty:
+        return []
+    ordered = known.assign(lead=study.outcome.sign * known["difference"]).sort_values("lead", ascending=False)
+    lines = []
+    for position, rows in ordered.groupby("scenario"):
+        scenario = study.scenarios[position]
+        methods = {*rows["method"], *rows["other"]}
+        sentences = [_remark(study, study.cell(name, scenario), choice) for name in study.methods if name in methods]
+        sentences += [_sentence(study, row) for row in rows.itertuples() if row.outcome != "undecided"]
+        undecided = [_pair_in_words(study, row) for row in rows.itertuples() if row.outcome == "undecided"]
+        sentences += [f"Undecided: {'; '.join(undecided)}."] if undecided else []
+        where = scenario_text(scenario)
+        lines.append(": ".join(filter(None, (where, " ".join(filter(None, sentences))))))
+    what = f"Mean differences in {study.outcome.difference_unit}, {study.outcome.choice_name(choice)}"
+    test = f"Ahead or behind: p < {LEVEL:g} in paired t tests. {family(compared)}"
+    return [*lines, f"{what}, paired by seed (n = {span(known['n'])}). {test}."]
 
 
-def family(compared: Sequence[Comparison]) -> str:
-    """Returns which comparisons Holm's correction is over, in words."""
-    tested = sum(not math.isnan(effect.t_p) for effect in compared)
-    return f"the {tested} comparisons of this study that have a p value" if tested != 1 else "one comparison"
+def _remark(study: Study, cell: Cell, choice: Choice) -> str:
+    """Returns a sentence on the runs of a method that have no result or stopped early; "" where there are none."""
+    title = method_title(cell.method)
+    counts = collections.Counter(cell.losses(choice))
+    counts["stopped early"] = len(cell.lines("stopped"))
+    counts["missing"] = len(cell.lines("missing"))
+    verbs = {NOT_FINITE: f"had no finite {study.outcome.title}", "missing": f"{_be(title)} missing"}
+    parts = [f"{verbs.get(kind, kind)} in {count} of {len(cell.rows)} runs" for kind, count in counts.items() if count]
+    return f"{title} {' and '.join(parts)}." if parts else ""
+
+
+def _be(title: str) -> str:
+    """Returns the verb behind the title of a method.
+
+    >>> _be("FedVG"), _be("uniform weights, lr 0.1"), _be("FedProx with FedVG's weights")
+    ('is', 'are', 'is')
+    """
+    name = title.partition(", ")[0]
+    is_plural = name.endswith(" weights") and " with " not in name and not name.startswith("mean ")
+    return "are" if is_plural else "is"
+
+
+def _sentence(study: Study, row: Any) -> str:
+    """Returns a decided comparison as a sentence."""
+    ours, theirs = method_title(row.method), method_title(row.other)
+    verdict = "ahead of" if row.outcome == "ahead" else "behind"
+    sign = -1 if row.difference < 0 else 1
+    low, high = sorted((sign * row.t_low, sign * row.t_high))
+    size = amount(study.outcome, sign * row.difference, low, high)
+    return f"{ours} {_be(ours)} {verdict} {theirs} by {size}{_after(row)}."
+
+
+def _pair_in_words(study: Study, row: Any) -> str:
+    """Returns an undecided comparison in words."""
+    ours, theirs = method_title(row.method), method_title(row.other)
+    size = amount(study.outcome, row.difference, row.t_low, row.t_high)
+    return f"{ours} against {theirs}, {size}{_after(row)}"
+
+
+def _after(row: Any) -> str:
+    """Returns a remark on methods that have other numbers of rounds; "" otherwise."""
+    return f", after {row.rounds} rounds" if row.rounds else ""
+
+
+def amount(outcome: Outcome, mean: float, low: float, high: float) -> str:
+    """Returns a difference with its interval in words, with two digits or more; one pair of runs has no interval.
+
+    >>> amount(Outcome("accuracy", "higher"), 2.51, 0.76, 4.26)
+    '2.5 points (95 % interval 0.8 to 4.3)'
+    >>> amount(Outcome("mae", "lower"), 0.126, math.nan, math.nan)
+    '0.13 in mae'
+    """
+    values = [abs(value) for value in (mean, low, high) if math.isfinite(value)]
+    leading = math.floor(math.log10(max(values))) if any(values) else 0
+    digits = max(1, 1 - leading)
+    unit = "points" if outcome.is_share else f"in {outcome.title}"
+    text = f"{mean:z.{digits}f} {unit}"
+    if not math.isfinite(low):
+        return text
+    return f"{text} (95 % interval {low:z.{digits}f} to {high:z.{digits}f})"

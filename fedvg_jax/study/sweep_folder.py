@@ -62,6 +62,8 @@ class SweepResult(NamedTuple):
         result: The history; or a `Failure` of a point that diverged or failed.
         config: The settings of the point.
         given: What Python passed in place of settings -> its name; "" for one without.
+        sweep: The names of all points of the sweep.
+        digests: Digests of the objects from Python that the point uses: "data", "weighting" and so on.
     """
 
     name: str
@@ -69,6 +71,8 @@ class SweepResult(NamedTuple):
     result: History | Failure
     config: Config | None = None
     given: Mapping[str, str] = {}
+    sweep: tuple[str, ...] = ()
+    digests: Mapping[str, str] = {}
 
 
 def point_folder(out: Path, name: str) -> Path:

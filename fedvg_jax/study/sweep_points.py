@@ -15,7 +15,7 @@ import collections
 import hashlib
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +27,7 @@ from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
 from fedvg_jax.config.options import SETTINGS, Config, layered, registered
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import refuse_unused, replaced_with, unmet, used as used_settings
+from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import UsageError
 
 HYPER = "hyper."
@@ -115,8 +116,12 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
     return axis
 
 
-def named_objects(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, dict[str, Any]]]:
-    """Returns axes with names in place of objects, and argument -> name -> object.
+Named = dict[str, dict[str, Any]]
+"""Argument of a run -> name on its axis -> object or setting."""
+
+
+def named_objects(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], Named, Named]:
+    """Returns axes with names in place of values, and argument -> name -> object, and -> name -> setting.
 
     The values of an axis of `OBJECTS` are a dict, name -> object or setting, or a list, in which a function has its own
     name.
@@ -125,48 +130,69 @@ def named_objects(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], dict[str, di
         UsageError: an object has no name, the name of another one, or one that means a value of the setting.
 
     >>> def root(task): ...
-    >>> named_objects({"weighting": ["fedvg", root], "seed": "0:2"})[0]
-    {'weighting': ['fedvg', 'root'], 'seed': '0:2'}
+    >>> plain, _, settings = named_objects({"weighting": {"root": root, "baseline": "samples"}, "seed": "0:2"})
+    >>> plain, settings
+    ({'weighting': ['root', 'baseline'], 'seed': '0:2'}, {'weighting': {'baseline': 'samples'}})
     """
     if not isinstance(axes, Mapping):
         raise UsageError(f"axes must be a dict of settings with their values; got {type(axes).__name__}")
-    plain, objects = dict(axes), {}
+    plain, objects, settings = dict(axes), {}, {}
     for argument in OBJECTS:
         given = axes.get(argument, "")
         if isinstance(given, str) or (isinstance(given, (list, tuple)) and all(isinstance(v, str) for v in given)):
             continue
-        listed = given if isinstance(given, list) else [given]
-        named = given if isinstance(given, Mapping) else [(getattr(value, "__name__", ""), value) for value in listed]
-        plain[argument], objects[argument] = [], {}
-        for name, value in named.items() if isinstance(named, Mapping) else named:
-            if isinstance(value, str):
-                plain[argument].append(value)
-                continue
+        plain[argument] = []
+        for name, value in _names_and_values(argument, given):
             if not name or not isinstance(name, str) or name == "<lambda>":
                 raise UsageError(f"axes: an object of {argument} has no name; give a dict, name -> object")
-            is_setting = registered(argument, name) in (*ALGORITHMS, NATIVE, *WEIGHTINGS)
-            if is_setting or objects[argument].setdefault(name, value) is not value:
+            named = (settings if isinstance(value, str) else objects).setdefault(argument, {})
+            if _is_name_of_another(argument, name, value) or named.setdefault(name, value) is not value:
                 raise UsageError(f"axes: {argument} {name} is the name of another {argument}; give it one of its own")
             plain[argument].append(name)
-    return plain, objects
+    return plain, objects, settings
+
+
+def _names_and_values(argument: str, given: Any) -> list[tuple[Any, Any]]:
+    """Returns the names of an axis with their values; a function has its own name, and a setting its value."""
+    if isinstance(given, Mapping):
+        return list(given.items())
+    listed = given if isinstance(given, list) else [given]
+    named = []
+    for value in listed:
+        name = registered(argument, value) if isinstance(value, str) else getattr(value, "__name__", "")
+        named.append((name, value))
+    return named
+
+
+KNOWN = (*ALGORITHMS, NATIVE, *WEIGHTINGS)
+"""Names of algorithms and weightings."""
+
+
+def _is_name_of_another(argument: str, name: str, value: Any) -> bool:
+    """Returns whether a name is that of an algorithm or a weighting, and the value is something else."""
+    if not isinstance(value, str):
+        return registered(argument, name) in KNOWN
+    if registered(argument, name) == registered(argument, value):
+        return False
+    return registered(argument, name) in KNOWN and method_of("fedavg", value) != registered(argument, name)
 
 
 def parse_axes(
-    axes: Mapping[str | tuple[str, ...], Any], objects: Mapping[str, Mapping[str, Any]] = {}
+    axes: Mapping[str | tuple[str, ...], Any], named: Mapping[str, Collection[str]] = {}
 ) -> tuple[Axis, ...]:
     """Returns the axes that a call from Python gives: a tuple of settings goes together.
 
     Args:
         axes: with names in place of objects.
-        objects: argument -> name -> object; these names stay as they are.
+        named: argument -> names that a caller gave, which stay as they are.
 
     >>> parse_axes({("dataset", "model"): [("digits", "mlp"), ("cifar10", "lenet5")], "lr": 0.1})[0].names
     ('dataset', 'model')
     """
     parsed = []
     for names, values in axes.items():
-        if isinstance(names, str) and names in objects:
-            listed = dict.fromkeys(v if v in objects[names] else registered(names, v) for v in values)
+        if isinstance(names, str) and names in named:
+            listed = dict.fromkeys(values)
             parsed.append(Axis((names,), tuple((value,) for value in listed)))
         elif not isinstance(names, tuple):
             parsed += cross({names: values}, "axes")
@@ -290,6 +316,8 @@ class Sweep(NamedTuple):
     title: str = ""
     objects: Mapping[str, Mapping[str, Any]] = {}
     """argument -> name on its axis -> object from Python"""
+    names: Mapping[str, Mapping[str, str]] = {}
+    """setting -> name on its axis -> the value that a caller gave this name"""
 
 
 class Point(NamedTuple):
@@ -324,15 +352,17 @@ def make_points(sweep: Sweep) -> list[Point]:
     points: dict[str, Point] = {}
     for given in combinations(sweep.axes):
         own = {n: v for n, v in given.items() if n.startswith(HYPER) or v in sweep.objects.get(n, ())}
+        named = {n: v for n, v in given.items() if v in sweep.names.get(n, ())}
         settings = {name: value for name, value in given.items() if name not in own}
+        settings |= {name: sweep.names[name][value] for name, value in named.items()}
         config = point_config(sweep, settings, name_of(_only(given, labels)))
-        typed, replaced = {**_typed_values(config, settings), **own}, replaced_with(own)
+        typed, replaced = {**_typed_values(config, settings), **own, **named}, replaced_with(own)
         values = {name: typed[name] for name in given if name in labels}
         used = {name: value for name, value in values.items() if name in own or not _is_unused(config, name, own)}
         point = Point(name_of(used), used, config)
         meant = {n: SETTINGS[n].meaning(v) if n in SETTINGS else v for n, v in used_settings(config).items()}
         meant = {name: value for name, value in meant.items() if name not in replaced}
-        points.setdefault(repr((meant, own)), point)
+        points.setdefault(repr((meant, own, named)), point)
     _refuse_never_used(sweep, list(points.values()))
     return list(points.values())
 

@@ -30,7 +30,7 @@ from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.uses import PASSED, replaced_with
 from fedvg_jax.core import reuse
 from fedvg_jax.core.identity import Identity, identify
-from fedvg_jax.core.types import Algorithm, Weighting
+from fedvg_jax.core.types import Algorithm, Metric, Weighting
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
@@ -68,7 +68,9 @@ class Work:
     given: Given = dataclasses.field(default_factory=Given)
     """what takes the place of settings, the same for all points"""
     objects: Objects = dataclasses.field(default_factory=dict)
-    metrics: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    named: Collection[str] = ()
+    """axes on which a caller has named values of settings"""
+    metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
     """see `fedvg_jax.run`"""
     identities: Mapping[str, Identity] = dataclasses.field(default_factory=dict)
     """of what is given, of the objects and of the metrics; see `sweep_folder.Stored.objects`"""
@@ -261,7 +263,8 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
         given = given._replace(data=work.data[key])
     keep = work.keeps.setdefault(work.names_of_objects(point), reuse.keeper())
     sim = simulation.assemble(config, given, keep)
-    return sim._replace(given=work.replaced(point), metrics=work.metrics, code=work.code(point))
+    names = {name: point.values[name] for name in work.named}
+    return sim._replace(given=work.replaced(point), metrics=work.metrics, code=work.code(point), names=names)
 
 
 def record_failure(work: Work, point: Point, error: Exception, num_done: int) -> Failure:
@@ -368,16 +371,19 @@ def run_sweep(
     out = work.out
     if tuned and out is None:
         raise UsageError("tune needs out=, a folder for the tuning runs and their choices")
-    axes, named = sweep_points.named_objects(axes)
-    parsed = sweep_points.parse_axes(axes, named)
-    sweep = Sweep(parsed, start=start, objects=named)
+    axes, named, names = sweep_points.named_objects(axes)
+    listed = {argument: [*named.get(argument, ()), *names.get(argument, ())] for argument in {**named, **names}}
+    parsed = sweep_points.parse_axes(axes, listed)
+    sweep = Sweep(parsed, start=start, objects=named, names=names)
     plan = tuning.make_plan(sweep, out, tuned)
     objects = {
         argument: {name: getattr(traced_anew(Given(**{argument: value})), argument) for name, value in values.items()}
         for argument, values in named.items()
     }
     on_axes = {f"{argument} {name}": identify(value) for argument, of in named.items() for name, value in of.items()}
-    work = dataclasses.replace(work, objects=objects, identities={**identities(work.given, work.metrics), **on_axes})
+    work = dataclasses.replace(
+        work, objects=objects, named=tuple(names), identities={**identities(work.given, work.metrics), **on_axes}
+    )
     for point in plan.every:
         tracking.require(point.config, out is not None)
     if work.given.data is None:
@@ -403,13 +409,17 @@ def run_sweep(
         signal.raise_signal(signal.Signals[stop.signal])
         points, results = plan.points, stop.results
     listed = []
+    names = tuple(point.name for point in points)
+    sources = {name: work.identities[name].digest for name in ("data", "partition") if name in work.identities}
     for point in points:
         result = results.get(point.name)
         if folder := work.folder(point):
             is_finished = run_folder.is_finished(folder, point.config)
             result = sweep_folder.read_failure(folder) or (History.load(folder) if is_finished else None)
         if result:
-            listed.append(SweepResult(point.name, point.values, result, point.config, work.replaced(point)))
+            digests_of = {**sources, **work.code(point)}
+            given = work.replaced(point)
+            listed.append(SweepResult(point.name, point.values, result, point.config, given, names, digests_of))
     return listed
 
 

@@ -1,24 +1,31 @@
-"""The tables of a report: accuracy, choice of the round, effect against a baseline, and cost."""
+"""The tables of a report: accuracy, choice of the round, effect against a baseline, cost, and what was tuned."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvg_jax.config import method_title
+from fedvg_jax.config.methods import WEIGHTINGS, weighting_names
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
-from fedvg_jax.study import cells, statistics
-from fedvg_jax.study.cells import CHOICES, Cell, Choice, Run, Scenario, Study
+from fedvg_jax.study import cells, outcomes, statistics
+from fedvg_jax.study.cells import Cell, Frame, Study, span
 from fedvg_jax.study.markup import Entry, Row, Table, label, number, p_value, spread
+from fedvg_jax.study.outcomes import CHOICES, Choice
+from fedvg_jax.study.places import Scenario, scenario_text, value_text
+from fedvg_jax.study.statistics import Pair
 from fedvg_jax.views import output
 
-INCOMPLETE, FAILED = "†", "‡"
-"""Marks of cells that lack runs, and of cells with runs that diverged or failed."""
+FAILED = "‡"
+"""Mark of cells with runs that have no result."""
+
+MARKS = {"missing": "†", "failure": FAILED, "stopped": "§"}
+"""Column of a study's frame with lines on runs -> the mark of cells that have some."""
 
 ALL = "all"
 """The baseline with which every pair of methods is compared."""
@@ -36,11 +43,15 @@ class Options(NamedTuple):
     every_pair: bool = False
     """Whether all pairs of methods are compared, in place of all others with the baseline."""
 
-    def pairs(self, study: Study) -> list[tuple[str, str]]:
+    def pairs(self, study: Study) -> list[Pair]:
         """Returns the pairs of methods that are compared, the later one of every pair first."""
         if self.every_pair:
             return [(later, earlier) for earlier, later in itertools.combinations(study.methods, 2)]
         return [(method, self.baseline) for method in study.methods if method != self.baseline]
+
+    def compared(self, study: Study) -> Frame:
+        """Returns the comparisons of a study; see `statistics.compare_pairs`."""
+        return statistics.compare_pairs(study, tuple(self.pairs(study)), self.choice)
 
 
 def options(
@@ -58,108 +69,127 @@ def options(
     Raises:
         UsageError: the study has no such method, or the target is not an accuracy.
     """
-    default = "fedavg" if "fedavg" in study.methods else study.methods[0]
+    named = "fedavg" if "fedavg" in study.methods else study.methods[0]
     every_pair = baseline == ALL and ALL not in study.methods
-    names = {name.casefold(): known for known in study.methods for name in (known, method_title(known))}
-    named = default if baseline is None or every_pair else names.get(baseline.casefold())
-    if named is None:
-        listed = ", ".join(map(repr, study.methods))
-        raise UsageError(f"no method {str(baseline)[:100]!r} to compare with; the runs have {listed}")
-    if target is not None and study.unit > 1 and not 0 < target <= 1:
-        raise UsageError(f"--target must be an accuracy in (0, 1]; got {target:g}")
-    return Options(named, None if target is None else study.unit * target, choice, every_pair)
+    if baseline is not None and not every_pair:
+        spellings = {method_title(method).casefold(): method for method in study.methods}
+        spellings |= {method.casefold(): method for method in study.methods}
+        if baseline.casefold() not in spellings:
+            listed = ", ".join(map(repr, study.methods))
+            raise UsageError(f"no method {baseline[:100]!r} to compare with; the runs have {listed}")
+        named = spellings[baseline.casefold()]
+    if target is not None and study.outcome.is_share:
+        if not 0 < target <= 1:
+            raise UsageError(f"--target must be an accuracy in (0, 1]; got {target:g}")
+        target = 100 * target
+    return Options(named, target, choice, every_pair)
 
 
 def all_tables(study: Study, chosen: Options) -> list[Table]:
     """Returns every table that the study has values for."""
-    compared = (pairs if chosen.every_pair else effects)(study, chosen) if len(study.methods) > 1 else None
-    made = (accuracy(study, chosen.choice), choices(study), clients(study), compared, cost(study, chosen))
-    return [table for table in made if table]
+    made = [accuracy(study, chosen), choices(study), clients(study)]
+    if len(study.methods) > 1:
+        made.append((pairs if chosen.every_pair else effects)(study, chosen))
+    return [table for table in (*made, cost(study, chosen), tuned(study)) if table]
 
 
-def metric_name(study: Study) -> str:
-    """Returns the metric with its unit."""
-    return f"{study.metric_title}, %" if study.unit > 1 else study.metric_title
+# --- marks and notes
+
+
+def marked(entry: Entry, cell: Cell, choice: Choice) -> Entry:
+    """Returns an entry with the marks of the footnotes of a cell behind its text, which the CSV file has not."""
+    marks = [mark for column, mark in MARKS.items() if cell.lines(column)]
+    if cell.not_finite(choice) and FAILED not in marks:
+        marks.append(FAILED)
+    return entry._replace(text=" ".join(filter(None, (entry.text, "".join(marks)))))
+
+
+def footnotes(study: Study, *chosen: Choice) -> list[str]:
+    """Returns a line for every run that is missing, has no result or stopped early, and the notes of the study."""
+    lines = []
+    everything = Cell("", (), study.frame)
+    for column, mark in MARKS.items():
+        lines += [f"{mark} {line}" for line in everything.lines(column)]
+    for choice in chosen:
+        what = f"{study.outcome.title} is not finite, {study.outcome.choice_name(choice)}"
+        lines += [f"{FAILED} {name}: {what}" for name in everything.not_finite(choice)]
+    return lines + [f"Note: {note}." for note in study.notes]
 
 
 # --- accuracy
 
 
-def accuracy(study: Study, choice: Choice = "final") -> Table:
+def accuracy(study: Study, chosen: Options) -> Table:
     """Returns mean and deviation at a choice of the round: a row per method, a column per value of its setting."""
-    column, groups = cells.column_setting(study), cells.panels(study)
-    values = dict.fromkeys(cells.column_value(study, scenario) for scenario in study.scenarios)
-    titles = {value: f"{column} {cells.value_text(value)}" if column else metric_name(study) for value in values}
+    choice, outcome = chosen.choice, study.outcome
+    compared = chosen.compared(study)
+    groups = cells.panels(study)
     rows: list[Row] = []
     for rest, scenarios in groups.items():
-        by_title = {titles[cells.column_value(study, scenario)]: scenario for scenario in scenarios}
         lead = _setting(rest) if len(groups) > 1 else {}
-        ranked = {title: _ranked(study, by_title.get(title), choice, title) for title in titles.values()}
-        rows += [lead | _method(m) | {title: of[m] for title, of in ranked.items()} for m in study.methods]
-        largest = {
-            title: cells.mean(
-                cells.majority(study, m, by_title[title]) if title in by_title else None for m in study.methods
-            )
-            for title in titles.values()
-        }
-        if any(value is not None for value in largest.values()):
-            shares = {title: number(f"{title} mean", value) for title, value in largest.items()}
-            rows.append(lead | {"method": label("method", "always the largest class")} | shares)
-    title = (
-        f"{study.title}: {metric_name(study)}, {cells.choice_name(study, choice)}, mean ± standard deviation over runs"
-    )
-    return Table("accuracy", title, rows, (_counts(study, choice), *footnotes(study)))
+        for method in study.methods:
+            row = lead | _method(method)
+            for title, scenario in _columns(study, scenarios).items():
+                entry = spread(title, math.nan, math.nan, 0)._replace(text="")
+                if scenario is not None:
+                    cell = study.cell(method, scenario)
+                    entry = marked(spread_of(study, cell, title, choice), cell, choice)
+                    is_bold = statistics.is_ahead(compared, method, study.scenarios.index(scenario))
+                    entry = entry._replace(is_bold=is_bold)
+                row[f"{title}{outcome.direction}"] = entry
+            rows.append(row)
+        rows += [lead | row for row in _largest_class(study, scenarios)]
+    title = f"{study.title}: {outcome.heading}, {outcome.choice_name(choice)}, mean ± standard deviation over runs"
+    n = span(len(cell.results(choice)) for cell in study.cells.values())
+    note = f"n = {n} runs per cell."
+    if len(study.methods) > 1:
+        test = f"p < {statistics.LEVEL:g} in paired t tests. {statistics.family(compared)}"
+        note += f" Bold: has all its runs and is ahead in every comparison of the findings, {test}."
+    return Table("accuracy", title, rows, (note, *footnotes(study, choice)))
 
 
-def _ranked(study: Study, scenario: Scenario | None, choice: Choice, key: str) -> dict[str, Entry]:
-    """Returns the entry of every method in a scenario, the best in bold where its lead over all others is significant.
+def _columns(study: Study, scenarios: Sequence[Scenario]) -> dict[str, Scenario | None]:
+    """Returns the titles of the columns -> the scenario among these that a column is of, if any."""
+    titles = dict.fromkeys(column_title(study, scenario) for scenario in study.scenarios)
+    return titles | {column_title(study, scenario): scenario for scenario in scenarios}
 
-    Cells that lack runs are neither bold nor compared with.
+
+def _largest_class(study: Study, scenarios: Sequence[Scenario]) -> list[Row]:
+    """Returns the row of always answering the largest class, means over all methods; [] where it is not recorded."""
+    row: Row = {"method": label("method", "always the largest class")}
+    known = []
+    for title, scenario in _columns(study, scenarios).items():
+        of_methods = [majority(study, study.cell(method, scenario)) for method in study.methods if scenario is not None]
+        known.append(cells.mean(of_methods))
+        row[f"{title}{study.outcome.direction}"] = number(f"{title} mean", known[-1])
+    return [row] if any(known) else []
+
+
+def column_title(study: Study, scenario: Scenario) -> str:
+    """Returns the title of the column of a scenario."""
+    column = cells.column_setting(study)
+    return f"{column} {value_text(cells.column_value(study, scenario))}" if column else metric_name(study)
+
+
+def metric_name(study: Study) -> str:
+    """Returns the metric with its unit."""
+    return f"{study.outcome.title}, %" if study.outcome.is_share else study.outcome.title
+
+
+def majority(study: Study, cell: Cell) -> float | None:
+    """Returns the mean accuracy of always answering the largest class, in percent.
+
+    None where it is not recorded, and where another metric is compared.
     """
-    if scenario is None:
-        return dict.fromkeys(study.methods, spread(key, math.nan, math.nan, 0)._replace(text=""))
-    of_scenario = {method: study.cell(method, scenario) for method in study.methods}
-    entries = {m: marked(spread_of(study, cell, key, choice), cell) for m, cell in of_scenario.items()}
-    unmarked = {m: cells.results(study, cell, choice) for m, cell in of_scenario.items() if not marks(cell)}
-    whole = {method: values for method, values in unmarked.items() if values}
-    if len(whole) > 1:
-        best = max(whole, key=lambda m: study.sign * statistics.mean_and_std(list(whole[m].values()))[0])
-        others = [values for method, values in whole.items() if method != best]
-        entries[best] = entries[best]._replace(is_bold=statistics.leads(whole[best], others))
-    return entries
+    if study.outcome.metric != "accuracy":
+        return None
+    return cells.mean(run.majority for run in cell.runs.values())
 
 
 def spread_of(study: Study, cell: Cell, key: str = "", choice: Choice = "final") -> Entry:
     """Returns mean and deviation of a cell."""
-    values = list(cells.results(study, cell, choice).values())
-    return spread(key, *statistics.mean_and_std(values), len(values), study.digits)
-
-
-def marks(cell: Cell) -> str:
-    """Returns the marks of the footnotes of a cell."""
-    return INCOMPLETE * bool(cell.missing) + FAILED * bool(cell.failures)
-
-
-def marked(entry: Entry, cell: Cell) -> Entry:
-    """Returns an entry with the marks of a cell behind its text, which the CSV file has not."""
-    return entry._replace(text=f"{entry.text} {marks(cell)}".rstrip())
-
-
-def _counts(study: Study, choice: Choice) -> str:
-    """Returns a line with the number of runs with a result per cell, and when one is bold."""
-    counts = sorted({len(cells.results(study, cell, choice)) for cell in study.cells.values()})
-    text = str(counts[0]) if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    return (
-        f"n = {text} runs per cell. Bold: ahead of every other method with all its runs, paired t tests after Holm's"
-        f" correction, p < {statistics.LEVEL:g}."
-    )
-
-
-def footnotes(study: Study) -> list[str]:
-    """Returns a line for every run that is missing, incomplete, diverged or failed, and the notes of the study."""
-    missing = [f"{INCOMPLETE} {line}" for cell in study.cells.values() for line in cell.missing]
-    failures = [f"{FAILED} {line}" for cell in study.cells.values() for line in cell.failures]
-    return missing + failures + [f"Note: {note}." for note in study.notes]
+    values = list(cell.results(choice).values())
+    return spread(key, *statistics.mean_and_std(values), len(values), study.outcome.digits)
 
 
 # --- rows of one scenario and method each
@@ -172,14 +202,15 @@ def _method(method: str) -> Row:
 
 def _setting(scenario: Scenario) -> Row:
     """Returns the text of a scenario; some may have none of the settings that the others have."""
-    return {"setting": label("setting", cells.scenario_text(scenario) or "none")}
+    return {"setting": label("setting", scenario_text(scenario) or "none")}
 
 
-def per_cell(study: Study, entries: Callable[[Cell], Row], skip: str = "") -> list[Row]:
+def per_cell(study: Study, choice: Choice, entries: Callable[[Cell], Row], skip: str = "") -> list[Row]:
     """Returns a row per scenario and method: their names, and the entries of the cell.
 
     Args:
         study: what is reported.
+        choice: the evaluation that decides which marks a cell has.
         entries: of a cell, by column.
         skip: method without rows.
     """
@@ -188,7 +219,8 @@ def per_cell(study: Study, entries: Callable[[Cell], Row], skip: str = "") -> li
         if method != skip:
             cell = study.cell(method, scenario)
             lead = _setting(scenario) if len(study.scenarios) > 1 else {}
-            rows.append(lead | {"method": marked(_method(method)["method"], cell)} | entries(cell))
+            lead |= {"method": marked(_method(method)["method"], cell, choice)}
+            rows.append(lead | entries(cell))
     return rows
 
 
@@ -196,17 +228,27 @@ def choices(study: Study) -> Table:
     """Returns the final round, the round best on validation and the maximum side by side."""
 
     def entries(cell: Cell) -> Row:
-        row = {cells.choice_name(study, choice): spread_of(study, cell, choice, choice) for choice in CHOICES}
-        largest = number("majority", cells.majority(study, cell.method, cell.scenario))
-        return row | ({"always the largest class": largest} if study.metric == "accuracy" else {})
+        row = {}
+        for choice in CHOICES:
+            entry = spread_of(study, cell, choice, choice)
+            mark = f" {FAILED}" if choice != "final" and cell.not_finite(choice) else ""
+            row[study.outcome.choice_name(choice)] = entry._replace(text=f"{entry.text}{mark}")
+        if study.outcome.metric == "accuracy":
+            row["always the largest class"] = number("majority", majority(study, cell))
+        return row
 
+    title = f"{study.title}: {study.outcome.heading}, by the choice of the round"
+    notes = (*_validation_rows(study), *footnotes(study, *CHOICES))
+    return Table("choices", title, per_cell(study, "final", entries), notes)
+
+
+def _validation_rows(study: Study) -> list[str]:
+    """Returns a line on the rows that choose the best round, where FedVG's weights use D_val, too."""
+    names = weighting_names(" ".join(run.weighting for run in study.runs))
+    if not any(name in WEIGHTINGS and WEIGHTINGS[name].options for name in names):
+        return []
     selected = sorted({run.config.best_on for run in study.runs})
-    notes = (
-        f"Validation is {', or '.join(output.SELECTED_ON[name] for name in selected)}.",
-        *footnotes(study),
-    )
-    title = f"{study.title}: {metric_name(study)}, by the choice of the round"
-    return Table("choices", title, per_cell(study, entries), notes)
+    return [f"Validation is {', or '.join(output.SELECTED_ON[name] for name in selected)}."]
 
 
 MODELS = dict(zip(CLIENT_ACCURACIES, ("global", "own", "fine-tuned"), strict=True))
@@ -218,151 +260,209 @@ def clients(study: Study) -> Table | None:
 
     Of the final rounds, in percent, as means over the runs; a dash where some run of the cell has not recorded it.
     """
-
-    def entry(cell: Cell, key: str) -> Entry:
-        recorded = [run.records[-1].get(key) for run in cell.runs.values()]
-        mean = None if None in recorded else cells.mean(recorded)
-        return number(key, None if mean is None else 100 * mean)
-
-    titles = {
-        key: f"{MODELS[name]}: {title}"
-        for name, keys in CLIENT_ACCURACIES.items()
-        for key, title in zip(keys, ("mean", "worst decile", "spread"), strict=True)
-        if any(key in run.records[-1] for run in study.runs)
-    }
+    titles = _titles_of_clients(study)
     if not titles:
         return None
     titles = {"test_accuracy": "global, all test rows"} | titles
-    rows = per_cell(study, lambda cell: {title: entry(cell, key) for key, title in titles.items()})
+
+    def entries(cell: Cell) -> Row:
+        row = {}
+        for key, title in titles.items():
+            recorded = [run.records[-1].get(key) for run in cell.runs.values()]
+            mean = None if None in recorded else cells.mean(recorded)
+            row[title] = number(key, None if mean is None else 100 * mean)
+        return row
+
     notes = (
         "Accuracies of the clients, each on its own test rows, in the final round. Own: of personal models, of the"
         " global model with the client's tensors, or of the global model for a method without either. Worst"
         " decile: mean of the lowest tenth of the clients. Spread: standard deviation over clients.",
         *footnotes(study),
     )
-    return Table("clients", f"{study.title}: accuracy over clients, %", rows, notes)
+    return Table("clients", f"{study.title}: accuracy over clients, %", per_cell(study, "final", entries), notes)
 
+
+def _titles_of_clients(study: Study) -> dict[str, str]:
+    """Returns the entries of a record on clients' accuracies that some run has -> their titles."""
+    recorded = {key for run in study.runs for key in run.records[-1]}
+    titles = {}
+    for name, keys in CLIENT_ACCURACIES.items():
+        for key, statistic in zip(keys, ("mean", "worst decile", "spread"), strict=True):
+            if key in recorded:
+                titles[key] = f"{MODELS[name]}: {statistic}"
+    return titles
+
+
+# --- effects
 
 P_VALUES = {
     "t_p": "p, t test",
     "t_p_holm": "p, t, Holm",
     "wilcoxon_p": "p, Wilcoxon",
-    "wilcoxon_p_greater": "p, Wilcoxon, one-sided",
     "wilcoxon_p_holm": "p, Wilcoxon, Holm",
 }
 """Field of `Comparison` -> its column."""
 
-
-def _family(study: Study, compared: Sequence[statistics.Comparison], what: str) -> str:
-    where = " in every setting" * (len(study.scenarios) > 1)
-    return f"Holm corrects over {statistics.family(compared)}: every {what}{where}."
+WITHOUT_TEST = "Where runs have no result, there is no test: the others are chosen by their success."
 
 
 def effects(study: Study, chosen: Options) -> Table:
     """Returns every method against the baseline: paired differences, intervals and p values corrected by Holm."""
-    compared = statistics.compare_pairs(study, chosen.pairs(study), chosen.choice)
+    compared = chosen.compared(study)
+    by_cell = {(row.method, row.scenario): row for row in compared.itertuples()}
 
     def entries(cell: Cell) -> Row:
-        effect = compared[cell.method, chosen.baseline, cell.scenario]
-        difference, low, high = (
-            number(key, value, study.digits, signed=True)
-            for key, value in zip(("difference", "t_low", "t_high"), (effect.mean, *effect.t_interval), strict=True)
-        )
-        has_limits = math.isfinite(effect.t_interval[0])
-        interval = Entry(f"[{low.text}, {high.text}]" if has_limits else "–", {**low.values, **high.values})
-        row = {"n": number("n", effect.n, 0), "difference": difference, "95 % t interval": interval}
+        effect = by_cell[cell.method, study.scenarios.index(cell.scenario)]
+        row = {"n": number("n", effect.n, 0)} | _difference(study, effect)
+        if any(compared["rounds"]):
+            row["rounds"] = label("rounds", effect.rounds)
         return row | {title: p_value(name, getattr(effect, name)) for name, title in P_VALUES.items()}
 
     baseline = method_title(chosen.baseline)
     notes = (
-        f"Differences are method minus {baseline}, {cells.choice_name(study, chosen.choice)}, paired by seed and"
-        f" partition seed. {_family(study, list(compared.values()), f'method with {baseline}')} One-sided tests whether"
-        " the method's values are larger than the baseline's. Where runs diverged or failed, there is no test: the"
-        " others are chosen by their success.",
-        *footnotes(study),
+        f"Differences are method minus {baseline}, {study.outcome.choice_name(chosen.choice)}, paired by seed and"
+        f" partition seed. {statistics.family(compared)}: every method with {baseline}{_everywhere(study)}."
+        f" {WITHOUT_TEST}",
+        *footnotes(study, chosen.choice),
     )
-    title = f"{study.title}: effect against {baseline}, {study.difference_unit}"
-    return Table("effects", title, per_cell(study, entries, skip=chosen.baseline), notes)
+    heading = f"{study.title}: effect against {baseline}, {study.outcome.difference_unit}"
+    return Table("effects", heading, per_cell(study, chosen.choice, entries, skip=chosen.baseline), notes)
+
+
+def _everywhere(study: Study) -> str:
+    return " in every setting" if len(study.scenarios) > 1 else ""
+
+
+def _difference(study: Study, effect: Any) -> Row:
+    """Returns the mean difference and its interval."""
+    digits = study.outcome.digits
+    mean = number("difference", effect.difference, digits, signed=True)
+    low = number("t_low", effect.t_low, digits, signed=True)
+    high = number("t_high", effect.t_high, digits, signed=True)
+    text = f"[{low.text}, {high.text}]" if math.isfinite(effect.t_low) else "–"
+    return {"difference": mean, "95 % t interval": Entry(text, {**low.values, **high.values})}
+
+
+OF_PAIRS = ("n", "difference", "t_low", "t_high", "t_p", "t_p_holm", "wilcoxon_p_holm")
+"""Columns of comparisons in the table of pairs."""
 
 
 def pairs(study: Study, chosen: Options) -> Table:
     """Returns every pair of methods as a triangle: row minus column, with intervals and p values corrected by Holm."""
-    compared = statistics.compare_pairs(study, chosen.pairs(study), chosen.choice)
+    compared = chosen.compared(study)
+    by_pair = {(row.method, row.other, row.scenario): row for row in compared.itertuples()}
 
-    def entry(cell: Cell, other: str) -> Entry:
-        effect = compared.get((cell.method, other, cell.scenario), statistics.compare({}, {}))
-        values = dict(zip(("difference", "t_low", "t_high"), (effect.mean, *effect.t_interval), strict=True))
-        mean, low, high = (number("", value, study.digits, signed=True).text for value in values.values())
-        text = f"{mean} [{low}, {high}], p {p_value('', effect.t_p_holm).text}" if effect.n else "–"
-        values |= {name: getattr(effect, name) for name in ("t_p", "t_p_holm", "wilcoxon_p_holm")}
-        is_lower = study.methods.index(cell.method) > study.methods.index(other)
-        held = {"n": effect.n if is_lower else None} | {n: v if math.isfinite(v) else None for n, v in values.items()}
-        is_bold = effect.t_p_holm < statistics.LEVEL
-        return Entry(text * is_lower, {f"{other} {name}": value for name, value in held.items()}, is_bold)
+    def entries(cell: Cell) -> Row:
+        position = study.scenarios.index(cell.scenario)
+        others = study.methods[:-1]
+        return {method_title(o): _pair(study, o, by_pair.get((cell.method, o, position))) for o in others}
 
-    rows = per_cell(
-        study,
-        lambda cell: {method_title(other): entry(cell, other) for other in study.methods[:-1]},
-        skip=study.methods[0],
-    )
     notes = (
-        f"Row minus column, {cells.choice_name(study, chosen.choice)}, paired by seed and partition seed, with 95 % t"
-        f" intervals. {_family(study, list(compared.values()), 'pair of methods')} Bold: p < {statistics.LEVEL:g}.",
-        *footnotes(study),
+        f"Row minus column, {study.outcome.choice_name(chosen.choice)}, paired by seed and partition seed, with 95 % t"
+        f" intervals. {statistics.family(compared)}: every pair of methods{_everywhere(study)}. Bold: p <"
+        f" {statistics.LEVEL:g}. {WITHOUT_TEST}",
+        *footnotes(study, chosen.choice),
     )
-    return Table("pairs", f"{study.title}: every pair, {study.difference_unit}", rows, notes)
+    title = f"{study.title}: every pair, {study.outcome.difference_unit}"
+    return Table("pairs", title, per_cell(study, chosen.choice, entries, skip=study.methods[0]), notes)
+
+
+def _pair(study: Study, other: str, effect: Any) -> Entry:
+    """Returns the comparison with another method; empty above the diagonal, where there is none."""
+    if effect is None:
+        return Entry("", {f"{other} {name}": None for name in OF_PAIRS})
+    values = {f"{other} {name}": getattr(effect, name) for name in OF_PAIRS}
+    if not effect.n:
+        return Entry("–", values)
+    difference, interval = (entry.text for entry in _difference(study, effect).values())
+    after = f", rounds {effect.rounds}" if effect.rounds else ""
+    text = f"{difference} {interval}, p {p_value('', effect.t_p_holm).text}{after}"
+    return Entry(text, values, effect.t_p_holm < statistics.LEVEL)
+
+
+# --- cost
 
 
 def cost(study: Study, chosen: Options) -> Table:
     """Returns accuracy beside rounds to the target, seconds and megabytes sent."""
+    outcome = study.outcome
+    is_private = any(run.epsilon is not None for run in study.runs)
 
     def entries(cell: Cell) -> Row:
         runs = list(cell.runs.values())
-        base = cells.results(study, study.cell(chosen.baseline, cell.scenario))
-        target = statistics.mean_and_std(list(base.values()))[0] if chosen.target is None else chosen.target
-        sent = [cells.bytes_sent(run) for run in runs]
+        target = chosen.target
+        if target is None:
+            of_baseline = study.cell(chosen.baseline, cell.scenario).results()
+            target = statistics.mean_and_std(list(of_baseline.values()))[0]
+        sent = [run.bytes_sent for run in runs]
+        megabytes = None if None in sent else cells.mean(count and count / 1e6 for count in sent)
         row = {
-            f"{metric_name(study)}, {CHOICES['final']}": spread_of(study, cell),
-            "target": number("target", target, study.digits),
-            "rounds to the target": _rounds([cells.rounds_to(study, r, target) for r in runs if math.isfinite(target)]),
-            "seconds": number("seconds", cells.mean(map(cells.seconds, runs)), 1),
-            "MB sent": number("megabytes", None if None in sent else cells.mean(s and s / 1e6 for s in sent), 1),
+            f"{outcome.heading}, {CHOICES['final']}": spread_of(study, cell),
+            "target": number("target", target, outcome.digits),
+            "rounds to the target": _rounds_to(study, cell, target),
+            "seconds": number("seconds", cells.mean(run.seconds for run in runs), 1),
+            "MB sent": number("megabytes", megabytes, 1),
         }
-        return row | ({"epsilon": number("epsilon", cells.mean(map(epsilon, runs)))} if _is_private(study) else {})
+        if is_private:
+            row["epsilon"] = number("epsilon", cells.mean(run.epsilon for run in runs))
+        return row
 
     default = f"the mean final result of {method_title(chosen.baseline)}; a dash where it has none"
     notes = (
         f"The target is {default if chosen.target is None else 'the one given'}. Rounds to the target are medians over"
         " runs; those that never reach it count as later than all. Seconds and MB sent are means over runs, of all"
         " rounds.",
-        *footnotes(study),
+        *footnotes(study, "final"),
     )
-    return Table("cost", f"{study.title}: {study.metric_title} and cost", per_cell(study, entries), notes)
+    return Table("cost", f"{study.title}: {outcome.title} and cost", per_cell(study, "final", entries), notes)
 
 
-def epsilon(run: Run) -> float | None:
-    """Returns the epsilon of a private run; None for another one."""
-    return run.history.summary.get("epsilon")
+def _rounds_to(study: Study, cell: Cell, target: float) -> Entry:
+    """Returns the rounds to a target over the runs of a cell; a dash where it is not finite."""
+    if not math.isfinite(target):
+        return _rounds([])
+    return _rounds([outcomes.rounds_to(study.outcome, run.records, target) for run in cell.runs.values()])
 
 
-def _is_private(study: Study) -> bool:
-    return any(epsilon(run) is not None for run in study.runs)
-
-
-def _rounds(reached: Sequence[int | None]) -> Entry:
+def _rounds(reached: Sequence[float]) -> Entry:
     """Returns the median round over all runs, and the number of runs that do not reach the target.
 
-    >>> _rounds([12, 20]).text, _rounds([12, 20, None]).text, _rounds([12, None, None]).text
+    >>> _rounds([12, 20]).text, _rounds([12, 20, math.inf]).text, _rounds([12, math.inf, math.inf]).text
     ('16', '20, not reached by 1 of 3', 'not reached by 2 of 3')
     """
-    never = list(reached).count(None)
-    median = float(np.median([math.inf if number is None else number for number in reached] or [math.inf]))
-    lead = f"{median:g}" if math.isfinite(median) else ""
-    text = ", ".join(filter(None, (lead, f"not reached by {never} of {len(reached)}" if never else "")))
-    return Entry(
-        text or "–",
-        {"rounds_to_target": median if lead else None, "reached": len(reached) - never if reached else None},
-    )
+    if not reached:
+        return Entry("–", {"rounds_to_target": None, "reached": None})
+    never = list(reached).count(math.inf)
+    median = float(np.median(reached))
+    words = [f"{median:g}"] if math.isfinite(median) else []
+    words += [f"not reached by {never} of {len(reached)}"] if never else []
+    known = median if math.isfinite(median) else None
+    return Entry(", ".join(words), {"rounds_to_target": known, "reached": len(reached) - never})
+
+
+# --- tuning
+
+
+def tuned(study: Study) -> Table | None:
+    """Returns the values that were chosen on the validation set; None without tuning."""
+    if not study.tuned:
+        return None
+    rows = []
+    for choice in study.tuned:
+        metric, score = choice.get("metric", "loss"), choice.get("score")
+        shown = number("score", score, 4)
+        if score is not None and metric in outcomes.SHARES:
+            shown = number("score", 100 * score)
+        rows.append(
+            {
+                "cell": label("cell", choice["cell"]),
+                "chosen": label("chosen", choice["values"] or "nothing to choose"),
+                "metric": label("metric", metric),
+                "on D_val": shown,
+                "tuning runs": number("num_runs", choice.get("num_runs"), 0),
+            }
+        )
+    return Table("tuning", f"{study.title}: values that were chosen on D_val by runs of their own", rows)
 
 
 # --- runs
@@ -370,24 +470,34 @@ def _rounds(reached: Sequence[int | None]) -> Entry:
 
 def runs(study: Study) -> Table:
     """Returns one row per run and one column per value, for statistics of one's own."""
-    values_of_runs: list[dict[str, Any]] = []
+    values_of_runs = []
     for scenario, method in itertools.product(study.scenarios, study.methods):
-        cell = study.cell(method, scenario)
-        by_choice = {choice: cells.results(study, cell, choice) for choice in CHOICES}
-        for (seed, partition_seed), run in sorted(cell.runs.items()):
-            row = {"method": method, "seed": seed, "partition_seed": partition_seed}
-            row |= {choice: values.get((seed, partition_seed)) for choice, values in by_choice.items()}
-            row |= {"majority": cells.majority_of_run(run), "rounds": len(run.records)}
-            row |= {"seconds": cells.seconds(run), "bytes_sent": cells.bytes_sent(run)}
-            row |= {"epsilon": epsilon(run)} if _is_private(study) else {}
-            values_of_runs.append(
-                row | {n: v for n, v in {**cells.last_outcomes(run), **dict(scenario)}.items() if n not in row}
-            )
-    names = dict.fromkeys([*cells.settings(study), *(name for row in values_of_runs for name in row)])
-    rows = [{name: _value(name, row.get(name)) for name in names} for row in values_of_runs]
-    return Table("runs", f"{study.title}: {metric_name(study)} of every run", rows)
+        rows = study.cell(method, scenario).rows.to_dict("records")
+        values_of_runs += [_values_of_run(row, scenario) for row in rows if row["run"]]
+    names = dict.fromkeys([*cells.settings(study), *itertools.chain(*values_of_runs)])
+    rows = [_row_of_run(values, names) for values in values_of_runs]
+    return Table("runs", f"{study.title}: {study.outcome.heading} of every run", rows)
 
 
-def _value(name: str, value: Any) -> Entry:
-    """Returns the entry of a setting's or a run's value; None is empty."""
-    return Entry("–" if value is None else cells.value_text(value), {name: value})
+def _values_of_run(row: dict[str, Any], scenario: Scenario) -> dict[str, Any]:
+    """Returns the values of a run by column, from its row of the study's frame."""
+    run = row["run"]
+    values = {name: row[name] for name in ("method", "seed", "partition_seed", *CHOICES)}
+    values |= {"majority": run.majority, "rounds": len(run.records)}
+    values |= {"seconds": run.seconds, "bytes_sent": run.bytes_sent}
+    if run.epsilon is not None:
+        values["epsilon"] = run.epsilon
+    others = {**outcomes.of_last(run.records), **dict(scenario)}
+    return {**values, **others, **values}
+
+
+def _row_of_run(values: dict[str, Any], names: Iterable[str]) -> Row:
+    """Returns the entries of a run's values; one that is not known is empty."""
+    import pandas
+
+    row = {}
+    for name in names:
+        value = values.get(name)
+        is_empty: Any = pandas.isna(value)
+        row[name] = Entry("–", {name: None}) if is_empty else Entry(value_text(value), {name: value})
+    return row

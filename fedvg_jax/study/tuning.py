@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.declare import flatten
-from fedvg_jax.config.options import sign_of
 from fedvg_jax.config.presets import SHORTHANDS, apply
 from fedvg_jax.config.uses import plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import history
 from fedvg_jax.study import sweep_folder, sweep_points
-from fedvg_jax.study.cells import value_text
+from fedvg_jax.study.places import value_text
+from fedvg_jax.study.sweep_folder import Stored
 from fedvg_jax.study.sweep_points import RANGED, Axis, Point, Sweep
 
 FOLDER = "tuning"
@@ -136,8 +136,9 @@ def by_cell(points: Sequence[Point], tuned: Sequence[str]) -> dict[str, dict[str
     """Returns the tuning runs by cell and by combination of tuned values."""
     cells: dict[str, dict[str, list[Point]]] = {}
     for point in points:
-        cell = cell_of({name: value for name, value in point.values.items() if name not in tuned})
-        combination = sweep_points.name_of({name: value for name, value in point.values.items() if name in tuned})
+        values = {name: value for name, value in point.values.items() if name in tuned}
+        others = {name: value for name, value in point.values.items() if name not in tuned}
+        cell, combination = cell_of(others), sweep_points.name_of(values)
         cells.setdefault(cell, {}).setdefault(combination, []).append(point)
     return cells
 
@@ -183,15 +184,18 @@ def choose(out: Path, points: Sequence[Point], tuning: Tuning) -> dict[str, Choi
         trained = flatten(first.config)  # which has the weighting that native stands for
         values = {name: trained.get(name, value) for name, value in first.values.items() if name in tuning.settings}
         count = sum(map(len, runs_of.values()))
-        choices[cell] = Choice(values, metric, sign_of(metric) * quality, count)
+        choices[cell] = Choice(values, metric, quality if metric == "accuracy" else -quality, count)
     return choices
 
 
 def chosen_points(points: Sequence[Point], choices: Mapping[str, Choice]) -> list[Point]:
     """Returns the points of the sweep with the values that were chosen for their cells."""
-    chosen = [choices[cell_of(point.values)].values for point in points]
-    configs = [check(apply(point.config, values, "tune")) for point, values in zip(points, chosen, strict=True)]
-    return [point._replace(config=config) for point, config in zip(points, configs, strict=True)]
+    tuned = []
+    for point in points:
+        values = choices[cell_of(point.values)].values
+        config = check(apply(point.config, values, "tune"))
+        tuned.append(point._replace(config=config))
+    return tuned
 
 
 def value_texts(values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> list[str]:
@@ -206,11 +210,29 @@ def value_texts(values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) ->
     """
     texts = []
     for name, value in values.items():
-        tried = [v for v in grid.get(name, ()) if isinstance(v, (int, float)) and not isinstance(v, bool)]
-        ends = {"largest": max, "smallest": min} if len(tried) > 1 else {}
-        end = next((f" (the {word} of its grid)" for word, end in ends.items() if value == end(tried)), "")
+        end = _end_of_grid(value, grid.get(name, ()))
         texts.append(f"{name} {value_text(value)}{end}")
     return texts
+
+
+def _end_of_grid(value: Any, tried: Sequence[Any]) -> str:
+    """Returns a remark on a number that is the smallest or the largest of several that were tried; "" otherwise."""
+    numbers = [other for other in tried if isinstance(other, (int, float)) and not isinstance(other, bool)]
+    if len(numbers) < 2:
+        return ""
+    if value == max(numbers):
+        return " (the largest of its grid)"
+    return " (the smallest of its grid)" if value == min(numbers) else ""
+
+
+def choices_in_words(sweeps: Sequence[Stored]) -> list[dict[str, Any]]:
+    """Returns what sweeps have chosen for each cell, with `values` in words; [] without tuning."""
+    chosen = []
+    for sweep in sweeps:
+        for cell, choice in sweep.tuning.get("chosen", {}).items():
+            values = ", ".join(value_texts(choice["values"], sweep.tuning["settings"]))
+            chosen.append({**choice, "cell": cell, "values": values})
+    return chosen
 
 
 def chosen_text(choice: Choice, tuned: Tuning) -> str:

@@ -20,7 +20,6 @@ import fedvg_jax
 from fedvg_jax import sweep
 from fedvg_jax.config.options import partition_seed
 from fedvg_jax.host import files
-from fedvg_jax.runs import loop
 from fedvg_jax.study import report, sweep_folder
 
 SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}

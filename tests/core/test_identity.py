@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import types
 
 import jax
 import jax.numpy as jnp
@@ -74,6 +75,21 @@ def test_comments_docstrings_and_positions_are_no_change(old, new):
 )
 def test_code_constants_defaults_and_values_of_the_module_are_changes(old, new):
     assert digest(BASE) != digest(BASE.replace(old, new))
+
+
+def test_functions_of_other_modules_of_the_user_count(monkeypatch):
+    module = types.ModuleType("users_helpers")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+    def digest_with(source):
+        exec(source, vars(module))
+        of_name = made("import users_helpers\nmade = lambda x: users_helpers.helper(x)")
+        imported = made("from users_helpers import helper\nmade = lambda x: helper(x)")
+        return identify(of_name), identify(imported)
+
+    first = digest_with("def helper(x): return x + 1")
+    assert first == digest_with("def helper(x): return x + 1  # one more\ndef other(x): return x")
+    assert not {*first} & {*digest_with("def helper(x): return x + 2")}
 
 
 class Net(nn.Module):

@@ -29,14 +29,14 @@ def view(shape=(4, 3)):
 
 @functools.cache
 def _jitted(kind):
-    return worlds.jit(attacks.BY_KIND[kind](CORRUPT, N))
+    return worlds.jit(attacks.BY_NAME[kind].made(None)(CORRUPT, N))
 
 
 def disturbed(kind, model, clients, scale=1.5, ids=IDS, key=KEY):
     return _jitted(kind)(worlds.hyper(attack_scale=scale), key, ids, model, clients)
 
 
-@pytest.mark.parametrize("kind", attacks.BY_KIND)
+@pytest.mark.parametrize("kind", attacks.BY_NAME)
 def test_honest_clients_and_statistics_are_unchanged(kind):
     model, clients = view()
     sent = disturbed(kind, model, clients)

@@ -7,13 +7,13 @@ import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import pytest
 from support.files import disk_of, usage_error
 from support.processes import default_signals
 
-from fedvg_jax import commands, sim
+from fedvg_jax import sim
 from fedvg_jax.config import Config
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import folder as run_folder

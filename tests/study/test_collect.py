@@ -8,7 +8,6 @@ from support.files import one_line
 from support.run_folders import settings_of, write_digests, write_document, write_json, write_run, write_sweep
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.study.cells import results
 from fedvg_jax.study.collect import collect
 
 AXES = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1, 2]}
@@ -25,12 +24,12 @@ def test_sweep_has_a_cell_per_method_and_scenario_and_a_run_per_seed(tmp_path):
     sweep = write_sweep(tmp_path / "s", AXES, accuracies)
     study = collect([sweep])
     assert study.title == "a sweep" and study.methods == ("fedavg", "fedvg") and study.scenarios == (LOW, HIGH)
-    assert results(study, study.cell("fedvg", HIGH)) == pytest.approx({(s, s): 90 + s for s in range(3)})
+    assert study.cell("fedvg", HIGH).results() == pytest.approx({(s, s): 90 + s for s in range(3)})
     assert study.settings["rounds"] == 2 and "alpha" not in study.settings
     of_folders = collect([sweep / "points"])
     assert of_folders.methods == study.methods and of_folders.scenarios == study.scenarios
     for key, cell in of_folders.cells.items():
-        assert results(of_folders, cell) == results(study, study.cells[key])
+        assert cell.results() == study.cells[key].results()
 
 
 def test_missing_and_unfinished_points_are_listed(tmp_path):
@@ -50,8 +49,8 @@ def test_missing_and_unfinished_points_are_listed(tmp_path):
     assert "method=fedavg,alpha=0.05,seed=0: 1 of 2 rounds" in message
     study = collect([sweep], partial=True)
     assert sorted(study.cell("fedavg", HIGH).runs) == [(0, 0), (1, 1)]
-    assert len(study.cell("fedavg", LOW).missing) == len(study.cell("fedvg", HIGH).missing) == 1
-    assert not study.cell("fedvg", LOW).missing
+    assert len(study.cell("fedavg", LOW).lines("missing")) == len(study.cell("fedvg", HIGH).lines("missing")) == 1
+    assert not study.cell("fedvg", LOW).lines("missing")
 
 
 def test_failed_point_is_a_footnote_and_not_missing(tmp_path):
@@ -61,17 +60,17 @@ def test_failed_point_is_a_footnote_and_not_missing(tmp_path):
         (failed / name).unlink()
     write_json(failed / "failure.json", {"kind": "diverged", "round": 2, "reason": "client 3\nis not finite"})
     cell = collect([sweep]).cell("fedvg", LOW)
-    assert sorted(cell.runs) == [(0, 0), (2, 2)] and not cell.missing
-    assert cell.failures == ("method=fedvg,alpha=0.05,seed=1: diverged in round 2: client 3\\nis not finite",)
+    assert sorted(cell.runs) == [(0, 0), (2, 2)] and not cell.lines("missing")
+    assert cell.lines("failure") == ["method=fedvg,alpha=0.05,seed=1: diverged in round 2: client 3\\nis not finite"]
 
 
 def test_seed_that_only_some_methods_have_is_missing_without_a_sweep(tmp_path):
     for method, seeds in {"fedavg": (0, 1), "fedvg": (0,)}.items():
         for seed in seeds:
             write_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
-    with pytest.raises(UsageError, match="fedvg: no run with seed 1, partition seed 1"):
+    with pytest.raises(UsageError, match="fedvg: no run with seed 1"):
         collect([tmp_path])
-    assert collect([tmp_path], partial=True).cell("fedvg", ()).missing
+    assert collect([tmp_path], partial=True).cell("fedvg", ()).lines("missing")
 
 
 def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path):
@@ -101,7 +100,8 @@ def test_settings_that_were_tuned_are_in_no_name_and_others_than_those_of_the_sw
     study = collect([sweep])
     assert study.scenarios == ((),) and "lr" not in study.settings
     at_end = "lr 0.3 (the largest of its grid)"
-    assert study.notes == (f"chosen on the validation set: method=fedavg: {at_end}; method=fedvg: lr 0.1",)
+    assert {row["cell"]: row["values"] for row in study.tuned} == {"method=fedavg": at_end, "method=fedvg": "lr 0.1"}
+    assert not study.notes
     write_run(tmp_path / "untuned", (0.5, 0.6), method="fedprox", lr=0.2)
     with pytest.raises(UsageError, match=r"fedavg, lr 0\.1: no run.*fedprox, lr 0\.1: no run"):
         collect([sweep, tmp_path / "untuned"])
@@ -135,7 +135,7 @@ def test_settings_that_follow_from_others_are_in_no_scenario(tmp_path, in_sweep)
     study = collect([tmp_path / "s" if in_sweep else tmp_path / "s" / "points"], partial=True)
     assert study.methods == ("fedavg", "fedvg")
     assert study.scenarios == ((("dataset", "digits"),), (("dataset", "literature"),))
-    assert [len(study.cell("fedvg", scenario).missing) for scenario in study.scenarios] == [1, 0]
+    assert [len(study.cell("fedvg", scenario).lines("missing")) for scenario in study.scenarios] == [1, 0]
     assert not any("mixed" in note for note in study.notes)
 
 
@@ -147,7 +147,7 @@ def test_a_missing_run_is_named_by_the_settings_that_its_method_uses(tmp_path):
     write_sweep(tmp_path / "b", {"method": ["fedprox"], "seed": [0, 1]}, lambda v: (0.5,), fedprox={"mu": 0.2})
     study = collect([tmp_path / "a", tmp_path / "b"], partial=True)
     assert study.methods == ("fedavg", "fedprox, mu 0.1", "fedprox, mu 0.2")
-    assert [len(study.cell(method, ()).missing) for method in study.methods] == [1, 0, 0]
+    assert [len(study.cell(method, ()).lines("missing")) for method in study.methods] == [1, 0, 0]
 
 
 PERSONAL = ("fedavg", "fedvg", "fedper", "fedrep+fedvg", "fedbn")
@@ -286,9 +286,9 @@ def test_runs_with_and_without_accuracy_are_compared_by_loss(tmp_path):
     fields = {i: {"test_loss": 1 / i, "val_loss": 1 / i} for i in (1, 2)}
     write_run(tmp_path / "numbers", (None, None), method="fedavg", dataset="wine", fields=fields)
     study = collect([tmp_path], partial=True)
-    assert study.metric == "loss"
+    assert study.outcome.metric == "loss"
     for choice, expected in {"final": [0.3, 0.5], "at_best_val": [0.1, 0.5], "max": [0.1, 0.5]}.items():
-        losses = [value for cell in study.cells.values() for value in results(study, cell, choice).values()]
+        losses = [value for cell in study.cells.values() for value in cell.results(choice).values()]
         assert sorted(losses) == pytest.approx(expected)
 
 
@@ -303,7 +303,7 @@ def test_methods_of_which_no_run_has_begun_are_missing_under_their_own_names(tmp
     )
     study = collect([sweep], partial=True)
     assert study.methods == tuple(methods) and study.scenarios == ((),)
-    assert [len(study.cell(method, ()).missing) for method in methods] == [1, *[2] * (len(methods) - 1)]
+    assert [len(study.cell(method, ()).lines("missing")) for method in methods] == [1, *[2] * (len(methods) - 1)]
 
 
 def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path):
@@ -329,16 +329,16 @@ def test_run_without_a_finite_final_loss_is_a_failure_of_its_cell(tmp_path):
         write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields)
     study = collect([tmp_path])
     cell = study.cell("fedavg", ())
-    assert cell.failures == ("1: final test loss is not finite",) and not cell.missing
-    assert sorted(results(study, cell)) == [(0, 0), (2, 2)]
+    assert cell.not_finite("final") == ["1"] and cell.losses("final") == ["not finite"] and not cell.lines("missing")
+    assert sorted(cell.results()) == [(0, 0), (2, 2)]
 
 
 def test_run_without_an_evaluation_is_missing(tmp_path):
     write_run(tmp_path / "evaluated", method="fedavg")
     write_run(tmp_path / "never", (None, None, None), method="fedavg", seed=1)
     study = collect([tmp_path], partial=True)
-    missing = study.cell("fedavg", ()).missing
-    assert study.metric == "accuracy" and missing == ("never: no evaluation in its history",)
+    missing = study.cell("fedavg", ()).lines("missing")
+    assert study.outcome.metric == "accuracy" and missing == ["never: no evaluation in its history"]
 
 
 def test_objects_and_their_hyperparameters_name_methods(tmp_path):

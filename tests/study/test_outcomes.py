@@ -2,9 +2,11 @@
 
 import itertools
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
+from support.files import one_line
 from support.run_folders import csv_rows, write_run
 
 pytest.importorskip("scipy", reason="reports need the report extra")
@@ -44,7 +46,7 @@ def corrected(p_values):
 
 @pytest.mark.parametrize("metric", ["mae", "personal_accuracy_mean", "personal_worst_decile"])
 def test_scipy_recomputes_the_effects_of_any_metric(folder, metric):
-    study = collect([folder], metric=metric)
+    study = collect([folder], metric=f"min:{metric}" if metric == "mae" else metric)
     shares = 50 if metric.endswith("decile") else 100
     values = {m: ERRORS[m] if metric == "mae" else shares * OWN[m] for m in METHODS}
     rows = {r["method"]: r for r in csv_rows(tables.effects(study, tables.options(study)))}
@@ -52,13 +54,13 @@ def test_scipy_recomputes_the_effects_of_any_metric(folder, metric):
     for method, p, holm in zip(METHODS[1:], p_values, corrected(p_values), strict=True):
         assert float(rows[method]["difference"]) == pytest.approx(np.mean(values[method] - values["fedavg"]))
         assert float(rows[method]["t_p"]) == pytest.approx(p) and float(rows[method]["t_p_holm"]) == pytest.approx(holm)
-    assert report.findings(study, tables.options(study))[0].startswith("Ditto ahead of FedAvg")
+    assert report.findings(study, tables.options(study))[0].startswith("Ditto is ahead of FedAvg by ")
     row = next(r for r in csv_rows(tables.choices(study)) if r["method"] == "ditto")
     assert float(row["max mean"]) == pytest.approx(np.mean(values["ditto"]))  # the better of two rounds is the last
 
 
 def test_scipy_recomputes_the_triangle_with_one_correction_over_all_pairs(folder):
-    study = collect([folder], metric="mae")
+    study = collect([folder], metric="min:mae")
     (row, last) = csv_rows(tables.pairs(study, tables.options(study, "all")))
     pairs = [(a, b) for b, a in itertools.combinations(study.methods, 2)]
     p_values = [stats.ttest_rel(ERRORS[a], ERRORS[b]).pvalue for a, b in pairs]
@@ -73,23 +75,23 @@ def test_scipy_recomputes_the_triangle_with_one_correction_over_all_pairs(folder
 
 def test_own_models_are_the_default_where_a_method_is_for_them_and_the_global_number_stands_beside(folder):
     study = collect([folder])
-    assert study.metric == "personal_accuracy_mean"
+    assert study.outcome.metric == "personal_accuracy_mean"
     row = next(r for r in csv_rows(tables.clients(study)) if r["method"] == "ditto")
     assert float(row["test_accuracy"]) == pytest.approx(60)
     assert float(row["personal_accuracy_mean"]) == pytest.approx(100 * OWN["ditto"].mean())
-    assert collect([folder / f"{m}{s}" for m in METHODS[:2] for s in SEEDS]).metric == "accuracy"
+    assert collect([folder / f"{m}{s}" for m in METHODS[:2] for s in SEEDS]).outcome.metric == "accuracy"
 
 
 def test_a_declared_direction_replaces_that_of_the_name(folder):
-    for metric, text in {"min:mae": "Ditto ahead of FedAvg", "max:mae": "FedProx behind FedAvg"}.items():
+    for metric, text in {"min:mae": "Ditto is ahead of FedAvg", "max:mae": "FedProx is behind FedAvg"}.items():
         study = collect([folder], metric=metric)
         assert report.findings(study, tables.options(study))[0].startswith(text)
 
 
 def test_the_table_of_runs_has_every_recorded_metric_as_it_is_compared(folder):
-    for metric in ("mae", "loss", "accuracy", "personal_worst_decile"):
+    for metric in ("min:mae", "loss", "accuracy", "personal_worst_decile"):
         for line in csv_rows(tables.runs(collect([folder], metric=metric))):
-            assert line["final"] == line[metric]
+            assert line["final"] == line[metric.removeprefix("min:")]
 
 
 def test_a_metric_that_some_run_lacks_is_refused_with_those_that_all_have(folder, tmp_path):
@@ -120,6 +122,136 @@ TUNED = {"metrics": {"size": largest}, "tune": {"lr": [1e-9, 0.1]}, "tune_seeds"
 """A learning rate of 0 learns nothing, so that the other one is chosen."""
 
 
+UNKNOWN = ["brier_score", "MAE", "RMSE", "crps", "loss_p90", "error_rate", "bid_spread", "mae"]
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_no_direction_is_guessed_from_the_name_of_a_metric(tmp_path, name):
+    for method in ("fedavg", "fedvg"):
+        write_run(tmp_path / method, method=method, fields={3: {name: 2.0 if method == "fedvg" else 3.0}})
+    with one_line(f"min:{name}"):
+        collect([tmp_path], metric=name)
+    signs = {word: collect([tmp_path], metric=f"{word}:{name}").outcome.sign for word in ("min", "max")}
+    assert signs == {"min": -1, "max": 1}
+    rows = csv_rows(tables.choices(collect([tmp_path], metric=f"min:{name}")))
+    assert [float(row["final mean"]) for row in rows] == [3, 2]  # of no own metric percent
+
+
+def test_a_metric_that_says_its_direction_is_compared_by_it_in_memory_and_from_folders(tmp_path):
+    metrics = {
+        "size": fv.Metric(largest, better="lower"),
+        "same": fv.Metric(largest, better="higher"),
+        "plain": largest,
+    }
+    axes = {"method": ["fedavg", "fedvg"], "seed": "0:2"}
+    for out in (None, tmp_path / "s"):
+        results = fv.run_sweep(CONFIG, axes, out, metrics=metrics)
+        for given in (results, [result.result for result in results]):
+            assert "size (lower is better)" in fv.compare(given, metric="size").finding
+            assert "lower is better" not in fv.compare(given, metric="same").finding
+            with one_line("min:plain"):
+                fv.compare(given, metric="plain")
+    records = [result.result.records[-1] for result in results]
+    assert all(record["size"] == record["same"] == record["plain"] for record in records)
+
+
+@pytest.mark.parametrize(
+    ("metric", "named"), [(fv.Metric(largest, better="smaller"), "better"), (fv.Metric(3), "size")]
+)
+def test_a_metric_that_is_none_is_one_line(metric, named):
+    with one_line(named):
+        fv.run(CONFIG, metrics={"size": metric})
+
+
+X = np.random.default_rng(1).normal(size=(60, 3)).astype("float32")
+
+
+def far(output, y):
+    """Distance of an output from its target."""
+    return abs(output[0] - y)
+
+
+def test_a_metric_of_a_task_says_its_direction():
+    found = {}
+    for metric in (fv.Metric(far, better="lower"), fv.Metric(far, better="higher"), far):
+        task = fv.linen_task(nn.Dense(1), lambda out, y: (out[0] - y) ** 2, X[:1], metrics={"far": metric})
+        config = fv.Config(clients=2, rounds=1, partition="iid", join_ratio=1.0)
+        found[metric] = fv.run_sweep(config, {"seed": "0:2"}, data=(X, X[:, 0]), task=task)
+    lower, higher, unknown = found.values()
+    assert collect_in_memory(lower, "far").outcome.better == "lower"
+    assert collect_in_memory(higher, "far").outcome.better == "higher"
+    with one_line("min:far"):
+        collect_in_memory(unknown, "far")
+
+
+def collect_in_memory(results, metric):
+    return report._of_results(results, False, metric)
+
+
+def test_runs_that_a_caller_left_out_are_missing_in_memory_as_in_folders(tmp_path):
+    axes = {"method": ["fedavg", "fedvg"], "seed": "0:4"}
+    for out in (None, tmp_path / "s"):
+        results = fv.run_sweep(CONFIG, axes, out)
+        some = [r for r in results if r.values != {"method": "fedvg", "seed": 3}]
+        for given in (some, [r.result for r in some]):
+            with one_line("no run with seed 3"):
+                fv.compare(given)
+            said = fv.compare(given, partial=True).finding
+            assert said.startswith("FedVG is missing in 1 of 4 runs. ") and "n = 3" in said
+        of_two_seeds = [r for r in results if r.values["seed"] < 2]
+        assert "n = 2" in fv.compare(of_two_seeds).finding  # as many of every method
+    zipped = fv.run_sweep(CONFIG, {("method", "alpha"): [("fedavg", 0.1), ("fedvg", 1.0)]})
+    assert len(fv.compare(zipped).tables["runs"]) == 2
+
+
+def failing(model, data):
+    """Fails where the model is that of FedVG, by its number of calls."""
+    CALLS.append(model)
+    if len(CALLS) in (5, 6, 7):
+        raise ValueError("on purpose")
+    return 0.0
+
+
+CALLS = []
+
+
+def test_failed_runs_that_a_caller_left_out_are_missing(tmp_path):
+    """Three of four runs of FedVG fail; the fourth alone says nothing."""
+    CALLS.clear()
+    results = fv.run_sweep(CONFIG, {"method": ["fedavg", "fedvg"], "seed": "0:4"}, metrics={"own": failing})
+    assert sum(isinstance(r.result, fv.Failure) for r in results) == 3
+    assert "failed in 3 of 4 runs" in fv.compare(results).finding
+    with one_line("no run with seed"):
+        fv.compare([r for r in results if isinstance(r.result, fv.History)])
+
+
+def test_a_name_that_a_caller_gave_stays_in_memory_in_folders_and_as_the_baseline(tmp_path):
+    axes = {"weighting": {"mine": root, "baseline": "samples", "FedAvg": "samples"}, "seed": "0:2"}
+    for out in (None, tmp_path / "s"):
+        results = fv.run_sweep(CONFIG, axes, out)
+        for given in (results, [r.result for r in results]):
+            found = fv.compare(given, baseline="baseline")
+            assert [*found.tables["effects"]["method"].unique()] == ["mine", "FedAvg"]
+            assert "against baseline" in found.finding
+    assert set(collect([tmp_path / "s" / "points"]).methods) == {"mine", "baseline", "FedAvg"}
+    assert {r.result.config.weighting for r in results if r.values["weighting"] == "baseline"} == {"samples"}
+
+
+def test_results_in_memory_of_other_data_or_other_code_are_noticed_as_in_folders():
+    x, y = np.random.default_rng(0).normal(size=(2, 40, 3)).astype("float32"), np.arange(40) % 2
+    on_data = [fv.run_sweep(CONFIG, {"method": [m], "seed": "0:2"}, data=(x[i], y)) for i, m in enumerate(METHODS[:2])]
+    with one_line("mixed data"):
+        fv.compare([*on_data[0], *on_data[1]])
+    of_code = [fv.run_sweep(CONFIG, {"weighting": {"mine": f}, "seed": [s]}) for s, f in enumerate((root, equal))]
+    study = report._of_results([*of_code[0], *of_code[1]], False, None)
+    assert any(note.startswith("weighting mine has other code in") for note in study.notes)
+
+
+def test_a_name_of_another_method_is_refused():
+    with one_line("fedvg"):
+        fv.run_sweep(CONFIG, {"weighting": {"fedvg": "samples"}})
+
+
 def halved():
     """FedAvg with half of its step."""
 
@@ -137,7 +269,8 @@ def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_h
     assert {result.result.config.lr for result in results} == {0.1}
     folders = [tmp_path / "s", tmp_path / "half"]
     found = fv.compare(folders, metric="min:size", baseline="fedvg")
-    assert any("weighting=root: lr 0.1 (the largest of its grid)" in note for note in collect(folders).notes)
+    chosen = {row["cell"]: row["values"] for row in collect(folders).tuned}
+    assert chosen["weighting=root"] == "lr 0.1 (the largest of its grid)"
     own = {m: [r.result.records[-1]["size"] for r in results[2 * i :][:2]] for i, m in enumerate((*weightings, "half"))}
     rows = found.tables["effects"].set_index("method")
     for method in {*own} - {"fedvg"}:

@@ -242,23 +242,23 @@ def test_own_weightings_by_name_are_an_axis_whose_points_equal_runs_alone_and_me
     config = dataclasses.replace(CONFIG, eval_every=1)
     results = {r.name: r.result for r in fv.run_sweep(config, axes, tmp_path / "s")}
     assert list(results) == [
-        f"weighting={name},seed=0" for name in ("Root", "by%20square", "fedvg,fedvg.norm=l1", "fedvg,fedvg.norm=l2")
+        f"weighting={name},seed=0" for name in ("Root", "by%20square", "x,fedvg.norm=l1", "x,fedvg.norm=l2")
     ]
     for name, weighting in {"Root": root, "by%20square": square}.items():
         alone = fv.run(dataclasses.replace(config, out=tmp_path / name), weighting=weighting)
         assert results[f"weighting={name},seed=0"].records[0]["weights"] == alone.records[0]["weights"]
-    assert collect([tmp_path / "s"]).methods == ("Root", "by square", "fedvg, norm l1", "fedvg, norm l2")
-    assert {"Root", "by square", "fedvg, norm l1"} < {*collect([tmp_path / "s" / "points"]).methods}
+    assert collect([tmp_path / "s"]).methods == ("Root", "by square", "x, fedvg.norm l1", "x, fedvg.norm l2")
+    assert {"Root", "by square", "x, fedvg.norm l1"} < {*collect([tmp_path / "s" / "points"]).methods}
     assert set(collect([tmp_path / name for name in ("Root", "by%20square")]).methods) == {"root", "square"}
     (tmp_path / "s" / "points" / "weighting=Root,seed=0" / "config.json").unlink()
-    assert collect([tmp_path / "s"], partial=True).cell("Root", ()).missing
+    assert collect([tmp_path / "s"], partial=True).cell("Root", ()).lines("missing")
     changed = {**axes["weighting"], "Root": square}
     with pytest.raises(fv.UsageError, match=r"weighting Root has changed since .*weighting=Root,seed=0 "):
         fv.run_sweep(dataclasses.replace(CONFIG, eval_every=1), {**axes, "weighting": changed}, tmp_path / "s")
 
 
 def test_functions_of_a_list_have_their_own_names_on_the_axis():
-    axes, objects = sweep_points.named_objects({"weighting": [root, "fedvg", square], "seed": "0:2"})
+    axes, objects, _ = sweep_points.named_objects({"weighting": [root, "fedvg", square], "seed": "0:2"})
     assert axes == {"weighting": ["root", "fedvg", "square"], "seed": "0:2"}
     assert objects == {"weighting": {"root": root, "square": square}}
     assert sweep_points.named_objects({"weighting": root})[1] == {"weighting": {"root": root}}

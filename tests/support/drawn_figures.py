@@ -5,8 +5,6 @@ import io
 import tempfile
 from pathlib import Path
 
-import pandas
-
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.figures import base
 from support.run_folders import write_sweep
@@ -33,5 +31,4 @@ def draw_one(figures, study, name):
 
 
 def rows(drawing):
-    frame = pandas.DataFrame([*drawing.rows], columns=[*drawing.columns])
-    return list(csv.DictReader(io.StringIO(base.csv_text(frame))))
+    return list(csv.DictReader(io.StringIO(base.csv_text(drawing.numbers))))

@@ -16,7 +16,7 @@ import numpy as np
 
 from fedvg_jax.config.fidelity import departs
 from fedvg_jax.runs.record.history import Record
-from fedvg_jax.study.cells import Run
+from fedvg_jax.study.run import Run
 
 ACCURACY = "client_accuracy"
 """Key of a record: accuracy of every client's model on the pooled test set, in the order of `clients`."""

@@ -14,7 +14,9 @@ from benchmarks.studies.paper import clients
 from benchmarks.studies.paper.clients import ACCURACY, depths, layer_norms, of_present, rank_correlation
 from benchmarks.studies.paper.values import DIRICHLET, EXTERNAL, Value, paper_name, paper_values
 from fedvg_jax.study import statistics
-from fedvg_jax.study.cells import Cell, Replicate, Run, Scenario, Study, results, scenario_text
+from fedvg_jax.study.cells import Cell, Study
+from fedvg_jax.study.places import Replicate, Scenario, scenario_text
+from fedvg_jax.study.run import Run
 
 BASES = ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic")
 RHO = "validation.rho"
@@ -58,8 +60,8 @@ def ambiguities(study: Study) -> list[str]:
 def _values_by_key(study: Study) -> dict[tuple[str, str, str, float], list[Value]]:
     """Returns (data set, model, method, alpha) -> the means of all cells that stand for that value of the paper."""
     by_key: dict[tuple[str, str, str, float], list[Value]] = {}
-    for cell in study.cells.values() if study.metric == "accuracy" else ():
-        finals = list(results(study, cell).values())
+    for cell in study.cells.values() if study.outcome.metric == "accuracy" else ():
+        finals = list(cell.results().values())
         if finals:
             run = next(iter(cell.runs.values()))
             config, name = run.config, paper_name(run.config, run.given)
@@ -252,7 +254,7 @@ def steady_over_rho(study: Study) -> Finding | None:
 
     Computed for every setting, such as alpha, and shown beside FedAvg's mean.
     """
-    if study.metric != "accuracy":
+    if study.outcome.metric != "accuracy":
         return None
     holds, texts = True, []
     rests = dict.fromkeys(tuple(pair for pair in scenario if pair[0] != RHO) for scenario in study.scenarios)
@@ -272,7 +274,7 @@ def _results_by_rho(study: Study, method: str, rest: Scenario) -> dict[float, li
     """Returns the results of a method by rho, in the scenarios with the other settings `rest`."""
     by_rho = {}
     for scenario in study.scenarios:
-        values = list(results(study, study.cell(method, scenario)).values())
+        values = list(study.cell(method, scenario).results().values())
         if values and tuple(pair for pair in scenario if pair[0] != RHO) == rest and RHO in dict(scenario):
             by_rho[dict(scenario)[RHO]] = values
     return dict(sorted(by_rho.items()))

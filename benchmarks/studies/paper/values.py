@@ -12,8 +12,9 @@ from fedvg_jax.config import Config, flatten, method_title, presets
 from fedvg_jax.config.uses import unused
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.study import statistics
-from fedvg_jax.study.cells import METHOD_GROUPS, Study, results, scenario_text
+from fedvg_jax.study.cells import Study
 from fedvg_jax.study.markup import Table, label, number, spread
+from fedvg_jax.study.places import METHOD_GROUPS, scenario_text
 
 PAPER_SEEDS = 5
 
@@ -113,8 +114,8 @@ def published(config: Config, given: Collection[str] = ()) -> tuple[float, float
 def against_paper(study: Study) -> Table | None:
     """Returns our values beside the paper's; None where the paper has none of these runs."""
     rows = []
-    for cell in study.cells.values() if study.metric == "accuracy" else ():
-        run, finals, maxima = next(iter(cell.runs.values()), None), results(study, cell), results(study, cell, "max")
+    for cell in study.cells.values() if study.outcome.metric == "accuracy" else ():
+        run, finals, maxima = next(iter(cell.runs.values()), None), cell.results(), cell.results("max")
         if run and maxima and (theirs := published(run.config, run.given)):
             ours = {"ours, final round": finals, "ours, maximum": maxima}
             means = {name: statistics.mean_and_std(list(values.values())) for name, values in ours.items()}

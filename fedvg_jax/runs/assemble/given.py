@@ -19,7 +19,17 @@ from fedvg_jax.config.declare import python_scalar, suggestion
 from fedvg_jax.config.methods import HYPERPARAMETERS
 from fedvg_jax.core import checks
 from fedvg_jax.core.identity import Identity, identify
-from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, Selection, Task, UsageError, Variables, Weighting
+from fedvg_jax.core.types import (
+    Algorithm,
+    Hyper,
+    Hyperparameter,
+    Metric,
+    Selection,
+    Task,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs.assemble import registry
@@ -54,18 +64,18 @@ FUNCTIONS = ("task", "algorithm", "weighting", "selection")
 """Arguments that hold functions."""
 
 
-def identities(given: Given, metrics: Mapping[str, Callable]) -> dict[str, Identity]:
+def identities(given: Given, metrics: Mapping[str, Metric]) -> dict[str, Identity]:
     """Returns the identities of what a caller passed: of given arguments by name, of metrics by "metric NAME"."""
     values = {name: value for name, value in given._asdict().items() if value is not None}
     if given.data is not None:
         values["data"] = user_data.as_arrays(given.data)
     if given.hyper:
         values["hyper"] = {name: python_scalar(value) for name, value in given.hyper.items()}
-    values |= {f"{run_folder.METRIC} {name}": metric for name, metric in metrics.items()}
+    values |= {f"{run_folder.METRIC} {name}": metric.function for name, metric in metrics.items()}
     return {name: identify(value) for name, value in values.items()}
 
 
-def code_of(given: Given, metrics: Mapping[str, Callable]) -> dict[str, str]:
+def code_of(given: Given, metrics: Mapping[str, Metric]) -> dict[str, str]:
     """Returns the digests that a run's manifest has of functions from Python, which `sources` does not cover."""
     only = Given(**{name: getattr(given, name) for name in FUNCTIONS})
     return {name: identity.digest for name, identity in identities(only, metrics).items()}

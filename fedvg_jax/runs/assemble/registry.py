@@ -12,17 +12,17 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedvg_jax import algorithms, compression
+from fedvg_jax import algorithms
 from fedvg_jax.config import MODELS, SETTINGS, WEIGHTINGS, Config, block_size, methods, num_corrupt
 from fedvg_jax.config.fidelity import departs
 from fedvg_jax.config.methods import weighting_names
-from fedvg_jax.config.options import choice, local, lora
+from fedvg_jax.config.options import local, lora
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
 from fedvg_jax.core import checks, trained_part, tree
 from fedvg_jax.core.trained_part import NOTHING, LocalPart, local_part
 from fedvg_jax.core.types import Algorithm, Executor, Hyper, Signal, Task, UsageError, Variables, Weighting
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.engine import attacks, executors, local_training, robust
+from fedvg_jax.engine import attacks, executors, local_training
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models import adapters, pretrained, task as tasks, transforms
 from fedvg_jax.models.conv.rewrite import fast_task
@@ -35,12 +35,12 @@ from fedvg_jax.weightings.fedvg import layers_of
 
 def with_send(config: Config, algorithm: Algorithm) -> Algorithm:
     """Returns the algorithm with the compression that the config names; UsageError where it has one of its own."""
-    kind, value = choice(config, "send")
-    if kind == "none":
+    send = SETTINGS["send"].made(config)
+    if send is None:
         return algorithm
     if algorithm.send is not None:
-        raise UsageError(f"send {kind} and algorithm.send both compress updates; leave one out")
-    return algorithm._replace(send=compression.BY_NAME[kind](value))
+        raise UsageError(f"send {config.send} and algorithm.send both compress updates; leave one out")
+    return algorithm._replace(send=send)
 
 
 def probe_ratio(config: Config, algorithm: Algorithm) -> float:
@@ -171,10 +171,9 @@ def make_local(config: Config) -> LocalPart:
 
 def round_options(config: Config, task: Task) -> dict[str, Any]:
     """Returns the keyword arguments of `make_round` that the config adds to its algorithm and weighting."""
-    rule, value = choice(config, "robust")
     return {
-        "aggregate": robust.BY_NAME[rule](value),
-        "disturb": attacks.BY_KIND[choice(config, "attack")[0]](corrupt_clients(config), config.clients),
+        "aggregate": SETTINGS["robust"].made(config),
+        "disturb": SETTINGS["attack"].made(config)(corrupt_clients(config), config.clients),
         "refine": baselines.server_steps(task, config.tuning.steps) if config.tuning.steps else None,
         "augment": transforms.AUGMENTATIONS[config.augment],
         "stats_too": departs(config, "server-stats"),
@@ -205,7 +204,7 @@ READ_BY_ROUNDS -= {*methods.SETTINGS}
 
 def make_optimiser(config: Config) -> local_training.Optimiser:
     """Returns the clients' optimiser with momentum, weight decay and learning rate schedule of the config."""
-    factor = local_training.LR_SCHEDULES[choice(config, "lr_schedule")[0]]
+    factor = SETTINGS["lr_schedule"].made(config)
 
     def optimiser(hyper: Hyper, round):
         rate = hyper["lr"] * factor(hyper, round.astype(hyper["lr"].dtype))

@@ -18,6 +18,7 @@ from fedvg_jax.core.types import (
     Data,
     Executor,
     Hyper,
+    Metric,
     Metrics,
     Schedule,
     Selection,
@@ -99,7 +100,7 @@ class Simulation(NamedTuple):
     """for a run whose rows stay on the host (`--placement`), what the devices hold of them"""
     memories: client_memories.Placement
     """where the clients' memories are (`--placement`)"""
-    metrics: Mapping[str, Callable[[Variables, Data], Any]] = {}
+    metrics: Mapping[str, Metric] = {}
     """the user's own, by name"""
     selection: Selection | None = None
     """of the cohorts; None for uniform sampling"""
@@ -111,6 +112,8 @@ class Simulation(NamedTuple):
     """what the rounds cost in privacy; None without it, and where the cost of the first model is not known"""
     code: Mapping[str, str] = {}
     """see `given.code_of`"""
+    names: Mapping[str, str] = {}
+    """setting -> the name that the caller gave its value on an axis"""
 
     def step(self, state: SimState, round: int) -> tuple[SimState, Metrics]:
         """Returns the state after a round, and the round's metrics per client. It is a round of `run`, to the bit.

@@ -185,8 +185,7 @@ def choose_selection(config: Config, given: Selection | None, pool_is_on_host: b
     """
     name, num_candidates = choice(config, "selection")
     num_candidates = num_candidates or min(config.clients, 2 * cohort_size(config))
-    named = {"size": selection.by_size(), "power_of_choice": selection.power_of_choice(num_candidates)}
-    chosen = named.get(name) if given is None else given
+    chosen = selection.BY_NAME[name].made(num_candidates) if given is None else given
     if chosen is None:
         return None
     if not isinstance(chosen, Selection) or not callable(chosen.choose):

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.options import sign_of
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.host import extras, files
 from fedvg_jax.runs.record import folder as run_folder
@@ -29,6 +28,12 @@ CLIENT_ACCURACIES = {
 }
 """Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; in the summary,
 those of the final round."""
+
+BETTER = {"loss": "lower", "accuracy": "higher", "balanced_accuracy": "higher", "macro_f1": "higher"}
+"""Metric of the package -> which of its values are better; those over clients are added below."""
+
+for _mean, _worst_decile, _spread in CLIENT_ACCURACIES.values():
+    BETTER |= {_mean: "higher", _worst_decile: "higher", _spread: "lower"}
 
 CONFUSION = "confusion"
 """Confusion matrix in `record`, and in what a task measures."""
@@ -258,7 +263,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
     final = evaluated[-1]
     name = primary_metric(final)
     best, most = (max(evaluated, key=lambda r, part=part: quality(r, f"{part}_{name}")) for part in ("val", "test"))
-    extreme, majority = "max" if sign_of(name) > 0 else "min", "test_majority_accuracy"
+    extreme, majority = "max" if BETTER[name] == "higher" else "min", "test_majority_accuracy"
     return {
         **{f"test_{each}_final": final[f"test_{each}"] for each in (name, "loss")},
         f"test_{name}_at_best_val": best[f"test_{name}"],
@@ -295,7 +300,10 @@ def quality(record: Record, name: str | None = None) -> float:
     """
     name = name or f"val_{primary_metric(record)}"
     value = record.get(name)
-    return -math.inf if value is None else sign_of(name) * value
+    if value is None:
+        return -math.inf
+    metric = name.partition("_")[2]
+    return value if BETTER[metric] == "higher" else -value
 
 
 def append(folder: Path, records: Sequence[Record]) -> bytes:

@@ -7,10 +7,15 @@ from pathlib import Path
 
 from fedvg_jax.config.options import partition_seed
 from fedvg_jax.host import files
-from fedvg_jax.runs.record.history import History
-from fedvg_jax.study.cells import Cell, Run, Study
+from fedvg_jax.runs.record.history import BETTER, History
+from fedvg_jax.study.cells import Study
+from fedvg_jax.study.collect import make_frame
 from fedvg_jax.study.figures import base, clients, curves
 from fedvg_jax.study.figures.base import Drawing
+from fedvg_jax.study.outcomes import Outcome
+from fedvg_jax.study.places import Place
+from fedvg_jax.study.reading import Folder
+from fedvg_jax.study.run import Run
 from fedvg_jax.views.output import method_and_run
 
 Figure = Callable[[Study], list[Drawing]]
@@ -38,12 +43,11 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     config = history.config
     assert config is not None, "a run has settings"
     method, title = method_and_run(config, files.read_object_if_any(folder / "manifest.json").get("given", {}))
-    cell = Cell(method, (), {(config.seed, partition_seed(config)): Run(folder, history, {}, {}, ())})
     metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"
-    study = Study(title, (method,), ((),), {(method, ()): cell}, metric, {})
-    paths = []
-    with base.drawing(), files.writing(folder, "--out"):
-        for draw in (curves.learning_curves, clients.client_weights):
-            for each in draw(study):
-                paths += base.save(each._replace(title=study.title), folder, ("png",))
-    return paths
+    run = Folder(folder.name, {}, Run(folder, history))
+    place = Place(method, (), (config.seed, partition_seed(config)))
+    outcome = Outcome(metric, BETTER[metric])
+    study = Study(title, (method,), ((),), make_frame([run], [place], [()]), outcome, {})
+    with base.drawing([title]), files.writing(folder, "--out"):
+        drawn = [*curves.learning_curves(study), *clients.client_weights(study)]
+        return [path for each in drawn for path in base.save(each._replace(title=title), folder, ("png",))]

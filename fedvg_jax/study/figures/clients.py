@@ -9,17 +9,17 @@ import numpy as np
 
 from fedvg_jax.config import method_title
 from fedvg_jax.runs.record.history import Record
-from fedvg_jax.study.cells import Run, Scenario, Study, panels, replicate_text, scenario_text
+from fedvg_jax.study.cells import Frame, Study, panels
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing
+from fedvg_jax.study.places import Replicate, Scenario, replicate_text, scenario_text
+from fedvg_jax.study.run import Run
 from fedvg_jax.views.output import partition_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-WEIGHTS = ("setting", "method", "seed", "partition_seed", "client", "rows", "round", "weight_times_cohort")
-"""Columns of the numbers of `client_weights`."""
+    from matplotlib.image import AxesImage
 
 MAX_TICKS = 9
 """Most clients that a panel names."""
@@ -28,30 +28,29 @@ MAX_NAMES = 30
 """Most classes that are named."""
 
 
-def weight_shares(records: Sequence[Record]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the clients that took part in any round, smallest first, with their sizes and weights.
+def weight_shares(records: Sequence[Record]) -> Frame:
+    """Returns a row for every client in the cohort of a round, with its training rows and its weight times cohort size.
 
-    Args:
-        records: one per round.
+    The weight is NaN where the client dropped out, took no step or diverged.
 
-    Returns:
-        ids [M], training rows n_k [M], and weight times cohort size [M, R]; NaN in rounds in which the client was not
-        sampled, dropped out, took no step or diverged.
-
-    >>> ids, sizes, shares = weight_shares([{"clients": [4, 2], "weights": [0.25, 0.75], "num_samples": [9, 5]}])
-    >>> ids.tolist(), sizes.tolist(), shares.tolist()
-    ([2, 4], [5, 9], [[1.5], [0.5]])
+    >>> weight_shares([{"round": 1, "clients": [4, 2], "weights": [0.25, 0.75], "num_samples": [9, 5]}])
+       client  rows  round  weight_times_cohort
+    1       2     5      1                  1.5
+    0       4     9      1                  0.5
     """
-    size_of = {k: n for r in records for k, n in zip(r["clients"], r["num_samples"], strict=True)}
-    ids = sorted(size_of, key=lambda k: (size_of[k], k))
-    row_of = {k: row for row, k in enumerate(ids)}
-    shares = np.full((len(ids), len(records)), np.nan)
-    for column, record in enumerate(records):
-        absent = {k for reason in ("dropped", "untrained", "diverged") for k in record.get(reason, ())}
-        for k, weight in zip(record["clients"], record["weights"], strict=True):
-            if weight is not None and (weight or k not in absent):
-                shares[row_of[k], column] = weight * len(record["weights"])
-    return np.array(ids), np.array([size_of[k] for k in ids]), shares
+    import pandas
+
+    rows = []
+    for record in records:
+        absent = {*record.get("dropped", ()), *record.get("untrained", ()), *record.get("diverged", ())}
+        cohort = zip(record["clients"], record["num_samples"], record["weights"], strict=True)
+        for client, size, weight in cohort:
+            share = np.nan
+            if weight or (weight == 0 and client not in absent):
+                share = weight * len(record["weights"])
+            rows.append((client, size, record["round"], share))
+    shares = pandas.DataFrame(rows, columns=["client", "rows", "round", "weight_times_cohort"])
+    return shares.sort_values(["rows", "client", "round"])
 
 
 def client_weights(study: Study) -> list[Drawing]:
@@ -59,58 +58,72 @@ def client_weights(study: Study) -> list[Drawing]:
 
     Each panel has the run of a method's smallest seed in the first scenario of its group.
     """
+    import pandas
+
     drawn = []
-    for i, scenarios in enumerate(panels(study).values()):
-        with_runs = [cell for method in study.methods if (cell := study.cell(method, scenarios[0])).runs]
-        shown = [(cell.method, *min(cell.runs.items())) for cell in with_runs]
-        if not shown:
-            continue
-        names = [f"{method_title(method)}, {replicate_text(replicate)}" for method, replicate, _ in shown]
-        figure, values = _weights_of_runs(names, [run.records for *_, run in shown])
-        where, rows = scenario_text(scenarios[0]), []
-        for (method, replicate, run), (ids, sizes, shares) in zip(shown, values, strict=True):
-            rows += [
-                (where, method, *replicate, int(ids[k]), int(sizes[k]), run.records[r]["round"], shares[k, r])
-                for k, r in np.argwhere(np.isfinite(shares))
-            ]
-        title = ", ".join(filter(None, ("Weights of clients", where)))
-        drawn.append(Drawing(base.numbered("weights", i), title, figure, WEIGHTS, rows))
+    for i, (scenario, *_) in enumerate(panels(study).values()):
+        found = [study.cell(method, scenario) for method in study.methods]
+        runs = {(cell.method, min(cell.runs)): cell.runs[min(cell.runs)] for cell in found if cell.runs}
+        if runs:
+            shares = {key: weight_shares(run.records) for key, run in runs.items()}
+            names = [_name(study, *key) for key in runs]
+            figure = _weights_of_runs(names, list(shares.values()))
+            numbers: Frame = pandas.concat(
+                {(method, *replicate): shares[method, replicate] for method, replicate in runs}
+            )
+            numbers = numbers.dropna().reset_index([0, 1, 2])
+            numbers.columns = ["method", "seed", "partition_seed", *numbers.columns[3:]]
+            numbers.insert(0, "setting", scenario_text(scenario))
+            title = base.titled("Weights of clients", scenario)
+            drawn.append(Drawing(base.numbered("weights", i), title, figure, numbers))
     return drawn
 
 
-def _weights_of_runs(names: Sequence[str], runs: Sequence[Sequence[Record]]) -> tuple[Figure, list]:
-    """Returns a figure with a panel per run, and what `weight_shares` returns of each."""
+def _name(study: Study, method: str, replicate: Replicate) -> str:
+    """Returns the name of a run: its method and seed, with its partition's seed where runs of one seed have several."""
+    seeds = study.frame.groupby("seed")["partition_seed"].nunique()
+    seed = f"seed {replicate[0]}" if seeds.max() == 1 else replicate_text(replicate)
+    return f"{method_title(method)}, {seed}"
+
+
+def _weights_of_runs(names: Sequence[str], shares: Sequence[Frame]) -> Figure:
+    """Returns a figure with a panel per run: a row per client, a column per round."""
     from matplotlib.colors import LogNorm
 
-    values = [weight_shares(records) for records in runs]
-    limit = _colour_limit(np.concatenate([shares.ravel() for *_, shares in values]))
-    figure, axes = base.grid(len(runs))
+    limit = _colour_limit(np.concatenate([table["weight_times_cohort"] for table in shares]))
+    figure, axes = base.grid(len(shares))
     image = None
-    for panel, name, (ids, _, shares) in zip(axes, names, values, strict=True):
+    for panel, name, table in zip(axes, names, shares, strict=True):
+        grid = table.pivot(index=["rows", "client"], columns="round", values="weight_times_cohort").sort_index()
+        ids = grid.index.get_level_values("client")
         image = panel.imshow(
-            np.clip(shares, 1 / limit, limit),
+            np.clip(grid.to_numpy(float), 1 / limit, limit),
             aspect="auto",
-            extent=(0.5, shares.shape[1] + 0.5, len(ids) - 0.5, -0.5),
+            extent=(0.5, grid.shape[1] + 0.5, len(ids) - 0.5, -0.5),
             cmap="RdBu_r",
             norm=LogNorm(1 / limit, limit),
             interpolation="nearest",
         )
-        panel.set(xlabel="round", ylabel="client, smallest first", facecolor="0.84", title=base.plain(name, 40))
+        panel.set(xlabel="round", ylabel="client, smallest first", facecolor="0.84")
+        base.set_title(panel, name)
         every = -(-len(ids) // MAX_TICKS)
-        panel.set_yticks(range(0, len(ids), every), [str(k) for k in ids[::every]])
+        panel.set_yticks(range(0, len(ids), every), list(map(str, ids[::every])))
         base.whole_numbers(panel.xaxis)
     assert image is not None, "there is a run"
     label = "weight × cohort size (1 is an equal weight, grey is absent)"
     bar = figure.colorbar(image, ax=axes, location="bottom", extend="both", shrink=0.8, aspect=40, label=label)
     bar.set_ticks([1 / limit, 1, limit], labels=[f"{1 / limit:.2g}", "1", f"{limit:g}"])
     bar.minorticks_off()
-    return figure, values
+    return figure
 
 
 def _colour_limit(shares: np.ndarray) -> int:
     """Returns the smallest whole number c >= 2 such that 1/c to c holds 98 % of the positive shares."""
     positive = shares[np.isfinite(shares) & (shares > 0)]
-    return max(2, int(np.ceil(np.exp(np.quantile(np.abs(np.log(positive)), 0.98))))) if positive.size else 2
+    if not positive.size:
+        return 2
+    ratios = np.exp(np.abs(np.log(positive)))
+    return max(2, int(np.ceil(np.quantile(ratios, 0.98))))
 
 
 # --- classes of clients
@@ -118,28 +131,31 @@ def _colour_limit(shares: np.ndarray) -> int:
 
 def partitions(study: Study) -> list[Drawing]:
     """Returns a figure of training rows by client and class, a panel per partition of the smallest seeds."""
+    import pandas
+
+    first = study.frame[study.frame["run"].notna()].drop_duplicates("scenario").sort_values("scenario")
     runs: dict[str, tuple[Scenario, Run]] = {}
-    for scenario in study.scenarios:
-        cells = (study.cell(method, scenario) for method in study.methods)
-        run = next((cell.runs[min(cell.runs)] for cell in cells if cell.runs), None)
-        if run and run.partition.get("counts"):
-            runs.setdefault(str(run.partition["counts"]), (scenario, run))
+    for position, run in zip(first["scenario"], first["run"], strict=True):
+        if counts := run.partition.get("counts"):
+            runs.setdefault(str(counts), (study.scenarios[position], run))
     if not runs:
         return []
     texts = [partition_label(run.config) for _, run in runs.values()]
     if len({*texts}) < len(texts):
         texts = [scenario_text(scenario) for scenario, _ in runs.values()]
     figure, axes = base.grid(len(runs), 1.05)
-    all_counts = [np.array(run.partition["counts"]) for _, run in runs.values()]
-    largest = max(int(counts.max()) for counts in all_counts)
-    rows = []
-    for panel, text, (_, run), counts in zip(axes, texts, runs.values(), all_counts, strict=True):
+    largest = max(np.max(run.partition["counts"]) for _, run in runs.values())
+    rows: list[tuple] = []
+    image = None
+    for panel, text, (_, run) in zip(axes, texts, runs.values(), strict=True):
+        counts = np.array(run.partition["counts"])
         names = [str(name) for name in run.partition.get("class_names", range(counts.shape[1]))]
-        draw_counts(panel, counts, largest, names if len(names) <= 12 else ())
-        panel.set_title(base.plain(text, 40))
-        rows += [(text, k, names[c], int(counts[k, c])) for k, c in np.ndindex(*counts.shape)]
-    title = f"Training rows by client and class; darkness shows their number, at most {largest:,}"
-    return [Drawing("partitions", title, figure, ("setting", "client", "class", "rows"), rows)]
+        image = draw_counts(panel, counts, largest, names if len(names) <= 12 else ())
+        base.set_title(panel, text)
+        rows += [(text, k, names[c], number) for (k, c), number in np.ndenumerate(counts)]
+    add_key(figure, axes, image)
+    numbers = pandas.DataFrame(rows, columns=["setting", "client", "class", "rows"])
+    return [Drawing("partitions", "Training rows by client and class", figure, numbers)]
 
 
 def one_partition(counts: np.ndarray, names: Sequence[str], title: str) -> Figure:
@@ -152,27 +168,43 @@ def one_partition(counts: np.ndarray, names: Sequence[str], title: str) -> Figur
     """
     from matplotlib.figure import Figure
 
-    size = (float(np.clip(0.13 * len(counts), 5.5, 14)) + 2, float(np.clip(0.3 * len(names), 2.2, 9)) + 1.2)
-    figure = Figure(figsize=size, layout="constrained")
-    draw_counts(figure.subplots(), counts, int(counts.max()), names if len(names) <= MAX_NAMES else ())
-    figure.suptitle(base.plain(title, int(12 * size[0])), x=0.01, ha="left", size=11)
+    width = float(np.clip(0.13 * len(counts), 5.5, 14)) + 3
+    height = float(np.clip(0.3 * len(names), 2.2, 9)) + 1.2
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    image = draw_counts(axes, counts, int(counts.max()), names if len(names) <= MAX_NAMES else ())
+    add_key(figure, [axes], image)
+    figure.suptitle(base.plain(title, int(12 * width)), x=0.01, ha="left", size=11)
     return figure
 
 
-def draw_counts(axes: Axes, counts: np.ndarray, largest: int, names: Sequence[str] = ()) -> None:
-    """Draws a cell for every client and class; its darkness is the number of rows, and white is none.
+def draw_counts(axes: Axes, counts: np.ndarray, largest: int, names: Sequence[str] = ()) -> AxesImage:
+    """Draws a square for every client and class, whose darkness is the number of rows; white is none.
 
     Args:
         axes: where to draw.
         counts: int [N, C].
-        largest: number of rows of the darkest cell.
+        largest: number of rows of the darkest square.
         names: of the classes; none where they are not named.
     """
     from matplotlib.colors import LogNorm
 
     shown = np.where(counts > 0, counts, np.nan).T
-    axes.imshow(shown, aspect="auto", cmap="Blues", norm=LogNorm(0.5, max(largest, 2)), interpolation="nearest")
+    norm = LogNorm(0.5, max(largest, 2))
+    image = axes.imshow(shown, aspect="auto", cmap="Blues", norm=norm, interpolation="nearest")
     if names:
         axes.set_yticks(range(len(names)), [base.plain(name, 26) for name in names])
     axes.set(xlabel="client", ylabel="class")
     base.whole_numbers(axes.xaxis)
+    return image
+
+
+def add_key(figure: Figure, axes: Sequence[Axes], image: AxesImage | None) -> None:
+    """Adds the key of the panels: the number of rows of the squares."""
+    assert image is not None, "there is a partition"
+    least, most = 1, int(image.get_clim()[1] or 2)
+    middle = round((least * most) ** 0.5)
+    bar = figure.colorbar(image, ax=list(axes), location="right", aspect=30, label="rows (white is none)")
+    numbers = sorted({least, middle, most})
+    bar.set_ticks(numbers, labels=[f"{number:,}" for number in numbers])
+    bar.minorticks_off()

@@ -8,39 +8,35 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedvg_jax.config import method_title
-from fedvg_jax.study import cells, statistics
-from fedvg_jax.study.cells import Cell, Scenario, Study
+from fedvg_jax.study import cells
+from fedvg_jax.study.cells import Frame, Study
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing
+from fedvg_jax.study.outcomes import Outcome
+from fedvg_jax.study.places import Scenario, scenario_text, value_text
 from fedvg_jax.study.tables import Options, options
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class Curve(NamedTuple):
-    """Mean and deviation over the runs of a cell at the rounds that all of them evaluate, at least one."""
+def curves(study: Study, scenario: Scenario) -> Frame:
+    """Returns mean, deviation and number of runs of every method in the rounds that all its runs evaluate.
 
-    rounds: np.ndarray
-    mean: np.ndarray
-    std: np.ndarray
-    """0 for one run."""
-    n: int
-
-
-def curve(study: Study, cell: Cell) -> Curve | None:
-    """Returns the learning curve of a cell; None without a round that all runs evaluate.
-
-    Runs without a finite evaluation are left out.
+    Runs without a finite evaluation are left out. The deviation of one run is 0.
     """
-    evaluated = [dict(zip(*cells.evaluations(study, run), strict=True)) for run in cell.runs.values()]
-    runs = [values for values in evaluated if values]
-    rounds = sorted(set.intersection(*map(set, runs))) if runs else []
-    if not rounds:
-        return None
-    values = np.array([[run[r] for r in rounds] for run in runs])
-    std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(rounds))
-    return Curve(np.array(rounds), values.mean(0), std, len(runs))
+    import pandas
+
+    rows = []
+    for method in study.methods:
+        for replicate, run in study.cell(method, scenario).runs.items():
+            values = study.outcome.evaluations(run.records)
+            rows += [(method, replicate, number, value) for number, value in values.items()]
+    values: Frame = pandas.DataFrame(rows, columns=["method", "replicate", "round", "value"])
+    counts = values.groupby("method")["replicate"].nunique()
+    points = values.groupby(["method", "round"], sort=False)["value"].agg(mean="mean", std="std", n="size")
+    points = points.fillna({"std": 0.0}).reset_index()
+    return points[points["n"] == points["method"].map(counts)]
 
 
 def learning_curves(study: Study) -> list[Drawing]:
@@ -49,57 +45,47 @@ def learning_curves(study: Study) -> list[Drawing]:
     Where no setting is that of columns, one figure has a panel per scenario. A study of one run shows its validation
     rows, too.
     """
+    import pandas
+
     drawn = []
-    groups = cells.panels(study) if cells.column_setting(study) else {(): list(study.scenarios)}
+    column = cells.column_setting(study)
+    groups = cells.panels(study) if column else {(): list(study.scenarios)}
     for i, (rest, scenarios) in enumerate(groups.items()):
         figure, axes = base.grid(len(scenarios))
-        rows = [row for panel, scenario in zip(axes, scenarios, strict=True) for row in _panel(study, panel, scenario)]
-        base.label_rows(axes, metric_label(study))
-        text = "Learning curves, means with bands of one standard deviation"
-        title = ", ".join(filter(None, (text, cells.scenario_text(rest))))
-        columns = ("setting", "method", "round", "mean", "std", "n")
-        drawn += [Drawing(base.numbered("curves", i), title, figure, columns, rows)] if rows else []
+        points = {scenario_text(scenario): curves(study, scenario) for scenario in scenarios}
+        for panel, scenario in zip(axes, scenarios, strict=True):
+            draw_curves(panel, study, points[scenario_text(scenario)])
+            value = f"{column} {value_text(cells.column_value(study, scenario))}"
+            base.set_title(panel, value if column else scenario_text(scenario))
+        if len(study.runs) == 1:
+            of_validation = study.outcome.evaluations(study.runs[0].records, "val")
+            axes[0].plot([*of_validation], [*of_validation.values()], color=base.GREY, ls="--", label="validation")
+        base.label_rows(axes, metric_label(study.outcome))
+        title = base.titled("Learning curves, means with bands of one standard deviation", rest)
+        numbers = pandas.concat(points, names=["setting"]).reset_index("setting")
+        if len(numbers):
+            drawn.append(Drawing(base.numbered("curves", i), title, figure, numbers))
     return drawn
 
 
-def metric_label(study: Study) -> str:
+def metric_label(outcome: Outcome) -> str:
     """Returns the label of the axis of the metric."""
-    return f"{study.metric_title} (%)" if study.unit > 1 else study.metric_title
+    unit = " (%)" if outcome.is_share else ""
+    return f"{outcome.title}{unit}{outcome.direction}"
 
 
-def _panel(study: Study, axes: Axes, scenario: Scenario) -> list[tuple]:
-    """Draws the curves of one scenario; returns the rows of the CSV file."""
+def draw_curves(axes: Axes, study: Study, points: Frame) -> None:
+    """Draws the curves of a scenario with their bands; they start on the axis of their values."""
     styles = base.line_styles(study.methods)
-    curves = {m: c for m in study.methods if (c := curve(study, study.cell(m, scenario))) is not None}
-    rows = []
-    for method, drawn in curves.items():
-        axes.plot(drawn.rounds, drawn.mean, ms=3, markevery=max(1, len(drawn.rounds) // 6), **styles[method])
-        low, high, colour = drawn.mean - drawn.std, drawn.mean + drawn.std, styles[method]["color"]
-        axes.fill_between(drawn.rounds, low, high, color=colour, alpha=0.12, lw=0)
-        values = zip(drawn.rounds, drawn.mean, drawn.std, strict=True)
-        rows += [(cells.scenario_text(scenario), method, r.item(), m, s, drawn.n) for r, m, s in values]
-    if curves:
-        axes.set_ylim(*_limits(list(curves.values())))
-    if len(study.runs) == 1:
-        rounds, values = cells.evaluations(study, study.runs[0], "val")
-        axes.plot(rounds, values, color=base.GREY, ls="--", label="validation")
-    column, value = cells.column_setting(study), cells.value_text(cells.column_value(study, scenario))
-    title = f"{column} {value}" if column else cells.scenario_text(scenario)
-    axes.set(xlabel="round", title=base.plain(title, 40))
+    for method, line in points.groupby("method", sort=False):
+        low, high = line["mean"] - line["std"], line["mean"] + line["std"]
+        axes.plot(line["round"], line["mean"], ms=3, markevery=max(1, len(line) // 6), clip_on=False, **styles[method])
+        axes.fill_between(line["round"], low, high, color=styles[method]["color"], alpha=0.12, lw=0)
+    if points["round"].nunique() > 1:
+        axes.set_xlim(points["round"].min(), points["round"].max())
+    axes.set_xlabel("round")
     base.clean(axes)
     base.whole_numbers(axes.xaxis)
-    return rows
-
-
-def _limits(curves: Sequence[Curve]) -> tuple[float, float]:
-    """Returns the range of the axis: all bands after the first fifth of the evaluations, with a margin.
-
-    The first rounds would hide the differences of the last ones.
-    """
-    low = min(float((c.mean - c.std)[len(c.rounds) // 5 :].min()) for c in curves)
-    high = max(float((c.mean + c.std)[len(c.rounds) // 5 :].max()) for c in curves)
-    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-    return (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
 
 
 def accuracy_against_alpha(study: Study) -> list[Drawing]:
@@ -107,36 +93,33 @@ def accuracy_against_alpha(study: Study) -> list[Drawing]:
     if cells.column_setting(study) != "alpha":
         return []
     groups = cells.panels(study)
+    texts = {scenario: scenario_text(rest) for rest, scenarios in groups.items() for scenario in scenarios}
+    by_cell = study.frame.groupby(["scenario", "method"], sort=False)["final"]
+    points = by_cell.agg(mean="mean", std="std", n="count").reset_index()
+    points = points[points["n"] > 0]
+    scenarios = [study.scenarios[position] for position in points["scenario"]]
+    points.insert(0, "setting", [texts[scenario] for scenario in scenarios])
+    points.insert(3, "alpha", [cells.column_value(study, scenario) for scenario in scenarios])
     figure, axes = base.grid(len(groups))
-    rows: list[tuple] = []
-    for panel, (rest, scenarios) in zip(axes, groups.items(), strict=True):
-        rows += [(cells.scenario_text(rest), *row) for row in _panel_against_alpha(study, panel, scenarios)]
-        panel.set(xlabel=r"Dirichlet $\alpha$ (small is skewed)", title=base.plain(cells.scenario_text(rest), 40))
-    base.label_rows(axes, metric_label(study))
-    columns = ("setting", "method", "alpha", "mean", "std", "n")
-    return [Drawing("alphas", "Final result against alpha, means with one standard deviation", figure, columns, rows)]
+    for panel, rest in zip(axes, groups, strict=True):
+        _draw_against_alpha(panel, study, points[points["setting"] == scenario_text(rest)])
+        base.set_title(panel, scenario_text(rest))
+    base.label_rows(axes, metric_label(study.outcome))
+    title = "Final result against alpha, means with one standard deviation"
+    return [Drawing("alphas", title, figure, points.drop(columns="scenario"))]
 
 
-def _panel_against_alpha(study: Study, axes: Axes, scenarios: Sequence[Scenario]) -> list[tuple]:
-    """Draws the lines of one panel; returns the rows of the CSV file."""
+def _draw_against_alpha(axes: Axes, study: Study, points: Frame) -> None:
+    """Draws the lines of one panel."""
     axes.set_xscale("log")
-    rows = []
     for method, look in base.line_styles(study.methods).items():
-        results_of = [(s, cells.results(study, study.cell(method, s))) for s in scenarios]
-        points = [
-            (cells.column_value(study, scenario), *statistics.mean_and_std(list(finals.values())), len(finals))
-            for scenario, finals in results_of
-            if finals
-        ]
-        if points:
-            x, mean, std = (np.array([point[i] for point in points]) for i in range(3))
-            axes.errorbar(x, mean, np.nan_to_num(std), ms=4, capsize=2, elinewidth=0.7, **look)
-            rows += [(method, *point) for point in points]
-    values = [cells.column_value(study, scenario) for scenario in scenarios]
-    axes.set_xticks(values, [cells.value_text(value) for value in values])
+        line = points[points["method"] == method]
+        axes.errorbar(line["alpha"], line["mean"], line["std"].fillna(0), ms=4, capsize=2, elinewidth=0.7, **look)
+    values = sorted(set(points["alpha"]))
+    axes.set_xticks(values, list(map(value_text, values)))
+    axes.set_xlabel(r"Dirichlet $\alpha$ (small is skewed)")
     axes.minorticks_off()
     base.clean(axes)
-    return rows
 
 
 # --- differences
@@ -166,31 +149,31 @@ def differences(study: Study, chosen: Options | None = None) -> list[Drawing]:
         chosen: what is compared; None for final rounds against the default baseline.
     """
     chosen = chosen or options(study)
-    compared = statistics.compare_pairs(study, chosen.pairs(study), chosen.choice)
-    comparisons = {(m, scenario): each for (m, _, scenario), each in compared.items() if each.n}
-    scenarios = [s for s in study.scenarios if any(scenario == s for _, scenario in comparisons)]
-    if chosen.every_pair or not scenarios:
+    if chosen.every_pair or len(study.methods) == 1:
         return []
-    labels = [base.plain(method_title(method)) for method, _ in chosen.pairs(study)]
-    height = (sum(0.09 + 0.15 * (label.count("\n") + 1) for label in labels) + 0.75) / base.PANEL_HEIGHT
-    width = base.WIDTH if len(scenarios) > 1 else NARROW
-    figure, axes = base.grid(len(scenarios), height, width, sharey=True, sharex=True)
-    baseline, rows = method_title(chosen.baseline), []
-    for panel, scenario in zip(axes, scenarios, strict=True):
-        bars = {
-            method: Bar(method_title(method), each.mean, *each.t_interval, statistics.outcome(study, each))
-            for method in study.methods
-            if (each := comparisons.get((method, scenario)))
-        }
-        draw_bars(panel, list(bars.values()))
+    compared = chosen.compared(study)
+    shown = compared[compared["n"] > 0]
+    if shown.empty:
+        return []
+    labels = [base.plain(method_title(method)) for method in shown["method"].unique()]
+    height = 0.75 + sum(0.24 + 0.15 * label.count("\n") for label in labels)
+    by_scenario = shown.groupby("scenario")
+    is_alone = len(by_scenario) == 1
+    width = NARROW if is_alone else base.WIDTH
+    figure, axes = base.grid(len(by_scenario), height / base.PANEL_HEIGHT, width, sharey=True, sharex=True)
+    columns = ["method", "difference", "t_low", "t_high", "outcome"]
+    baseline = method_title(chosen.baseline)
+    label = base.plain(f"{study.outcome.difference_unit} more than {baseline}", 45 if is_alone else 30)
+    for panel, (position, rows) in zip(axes, by_scenario, strict=True):
+        values = rows[columns].itertuples(index=False)
+        draw_bars(panel, [Bar(method_title(method), *others) for method, *others in values])
         panel.tick_params(labelbottom=True)
-        panel.set(
-            title=base.plain(cells.scenario_text(scenario), 40),
-            xlabel=base.plain(f"{study.difference_unit} more than {baseline}", 45 if len(scenarios) == 1 else 30),
-        )
-        rows += [(cells.scenario_text(scenario), method, *bar[1:]) for method, bar in bars.items()]
-    title = f"Methods minus {baseline}, {cells.choice_name(study, chosen.choice)}, means with 95 % intervals"
-    return [Drawing("differences", title, figure, ("setting", "method", "mean", "low", "high", "outcome"), rows)]
+        panel.set_xlabel(label)
+        base.set_title(panel, scenario_text(study.scenarios[position]))
+    numbers = shown[columns].set_axis(["method", "mean", "low", "high", "outcome"], axis=1)
+    numbers.insert(0, "setting", [scenario_text(study.scenarios[position]) for position in shown["scenario"]])
+    title = f"Methods minus {baseline}, {study.outcome.choice_name(chosen.choice)}, means with 95 % intervals"
+    return [Drawing("differences", title, figure, numbers)]
 
 
 def draw_bars(axes: Axes, bars: Sequence[Bar]) -> None:

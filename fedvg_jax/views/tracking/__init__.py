@@ -1,4 +1,4 @@
-"""Trackers: a run that reports its settings and metrics to TensorBoard, Weights & Biases or MLflow.
+"""Trackers: a run that reports its settings and metrics to TensorBoard or Weights & Biases.
 
 `run_simulation` stands in for that of `runs.loop`. The package of tracker X is the extra X, and imported, by the module
 `X_run`, only for runs that ask for it. A tracker that fails is left with one line, and the run continues without it.

@@ -1,0 +1,180 @@
+"""Where a run belongs in a study: the name of its method, its scenario, and its seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from fedvg_jax.config import Config, declare, flatten, presets, uses
+from fedvg_jax.config.methods import PERSONAL
+from fedvg_jax.config.options import effective
+from fedvg_jax.config.weighting_grammar import method_of
+from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
+from fedvg_jax.study.sweep_points import HYPER, OBJECTS, PLACES
+
+Scenario = tuple[tuple[str, Any], ...]
+"""(setting, value) of every setting that varies besides the method and the seeds."""
+
+Replicate = tuple[int, int]
+"""(seed, partition seed); runs of two methods are paired by it."""
+
+NO_RESULT = RESUMABLE_CHANGES - {"rounds"}
+NO_RESULT |= {"lanes", "hold", "conv", "validation.data_dir", "record"}
+"""Settings that name a place, an implementation or entries of the history: runs that differ in them are compared. A
+folder of data that is an axis of a sweep names the data."""
+
+METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "departures")
+METHOD_GROUPS += ("train", "lora", "send", "robust")
+"""Groups of settings, and settings, that belong to the name of the method where they vary."""
+
+NAMED_APART = ("seed", "partition_seed", "algorithm", "weighting")
+"""Settings that a replicate and the base of a method's name have."""
+
+FIRST = ("dataset", "model", "partition", "alpha")
+"""Settings that come first in a scenario, in this order."""
+
+
+class Place(NamedTuple):
+    """Where a run belongs in a study."""
+
+    method: str
+    scenario: Scenario
+    replicate: Replicate
+
+
+def settings_of(config: Config, values: Mapping[str, Any] = {}, given: Mapping[str, str] = {}) -> dict[str, Any]:
+    """Returns the settings that affect the results of a run, by dotted name.
+
+    Args:
+        config: its settings.
+        values: of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name.
+        given: what Python passed in place of settings, of those in `PASSED` -> its name; "" for one without.
+    """
+    ignored = NO_RESULT.union(uses.unused(config), ["departures"], uses.replaced_with(given))
+    settings = {name: value for name, value in effective(config).items() if name not in ignored}
+    settings = uses.with_passed(settings | uses.used_departures(config), given)
+    for name, value in values.items():
+        if name.startswith(HYPER) or name in (*PLACES, "fidelity"):
+            settings[name] = value
+        elif name in OBJECTS and name not in given and value != "native":
+            settings[uses.PASSED[name]] = value  # a name that the user gave, or the setting's own
+    return settings
+
+
+def shared_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the settings that all runs use with the same value, by dotted name."""
+    shared = dict(runs[0])
+    for settings in runs[1:]:
+        shared = {name: value for name, value in shared.items() if name in settings and settings[name] == value}
+    return shared
+
+
+def places(runs: Sequence[Mapping[str, Any]], axes: Collection[str] = ()) -> list[Place]:
+    """Returns the place of every run.
+
+    Names and scenarios have the settings that a sweep declares as axes; those of other runs have all settings that
+    vary. A scenario has none that follows from the ones before it, such as a model that goes with its data set.
+
+    Args:
+        runs: settings of all runs of the study, and of those that are missing; see `settings_of`.
+        axes: of the sweep that all runs are from; none for other runs.
+    """
+    all_names = dict.fromkeys(name for run in runs for name in run)
+    names = [name for name in all_names if name not in NAMED_APART and _varies(name, runs)]
+    if axes:
+        declared = {uses.PASSED.get(name, name) for name in axes}
+        names = [name for name in names if declared & {name, _group(name)}]
+    of_method = [name for name in names if _group(name) in METHOD_GROUPS]
+    of_scenario: list[str] = []
+    for name in sorted(names, key=_rank):
+        if name not in of_method and _varies(name, runs, of_scenario):
+            of_scenario.append(name)
+    return [_place(run, of_scenario, of_method) for run in runs]
+
+
+def _group(name: str) -> str:
+    """Returns the group of a dotted setting; the setting itself where it has none."""
+    return name.partition(".")[0]
+
+
+def _rank(name: str) -> int:
+    """Returns the position of a setting among those of a scenario."""
+    return FIRST.index(name) if name in FIRST else len(FIRST)
+
+
+def _varies(name: str, runs: Sequence[Mapping[str, Any]], told_apart_by: Sequence[str] = ()) -> bool:
+    """Returns whether runs that other settings do not tell apart have several values of a setting."""
+    first: dict[tuple, Any] = {}
+    for run in runs:
+        if name in run:
+            others = tuple(run.get(other) for other in told_apart_by)
+            if first.setdefault(others, run[name]) != run[name]:
+                return True
+    return False
+
+
+def _place(run: Mapping[str, Any], of_scenario: Sequence[str], of_method: Sequence[str]) -> Place:
+    """Returns the place of a run; the method's name has its settings that do not go without saying."""
+    base = method_of(run["algorithm"], run["weighting"], run.get("local", ""))
+    words = [base]
+    for name in of_method:
+        if name in run and not _goes_without_saying(name, run[name], base):
+            words.append(f"{_short(name, base)} {value_text(run[name])}")
+    scenario = tuple((name, run[name]) for name in of_scenario if name in run)
+    return Place(", ".join(words), scenario, (run["seed"], run["partition_seed"]))
+
+
+def _goes_without_saying(name: str, value: Any, base: str) -> bool:
+    """Returns whether a setting is the method's own, or a default that stands for nothing, such as no tuning steps.
+
+    >>> _goes_without_saying("tuning.steps", 0, "fedvg"), _goes_without_saying("fedvg.eps", 0.0, "fedvg")
+    (True, False)
+    >>> _goes_without_saying("local", "^classifier/", "fedper+fedvg"), _goes_without_saying("local", "bias", "fedvg")
+    (True, False)
+    """
+    if value in (0, "none", "") and flatten(Config()).get(name) == value:
+        return True
+    part = PERSONAL.get(base.partition("+")[0])
+    of_part = part.settings if part else {}
+    return presets.METHODS.get(base, of_part).get(name) == value
+
+
+def _short(name: str, base: str) -> str:
+    """Returns the name of a setting without its group where that is part of the method's name, or says nothing.
+
+    >>> _short("fedvg.norm", "fedprox+fedvg"), _short("dp.clip", "fedavg"), _short("hyper.T", "fedavg")
+    ('norm', 'dp.clip', 'T')
+    """
+    group, _, rest = name.partition(".")
+    return rest if group in base or group == "hyper" else name
+
+
+# --- in words
+
+
+def scenario_text(scenario: Scenario) -> str:
+    """Returns a scenario for people.
+
+    >>> scenario_text((("dataset", "digits"), ("alpha", 0.05)))
+    'dataset digits, alpha 0.05'
+    """
+    return ", ".join(f"{name} {value_text(value)}" for name, value in scenario)
+
+
+def value_text(value: Any) -> str:
+    """Returns the value of a setting for people: floats without trailing zeros.
+
+    >>> value_text(0.1 + 0.2), value_text(0.12345671)
+    ('0.3', '0.12345671')
+    """
+    return f"{value:.12g}" if isinstance(value, float) else str(value)
+
+
+def replicate_text(replicate: Replicate) -> str:
+    """Returns a replicate for people; a partition seed that equals the seed goes without saying.
+
+    >>> replicate_text((3, 42)), replicate_text((3, 3))
+    ('seed 3, partition seed 42', 'seed 3')
+    """
+    seed, partition_seed = replicate
+    return f"seed {seed}" if seed == partition_seed else f"seed {seed}, partition seed {partition_seed}"

@@ -138,7 +138,7 @@ PAGES = [README, DOCS / "how_to" / "partitions.md", DOCS / "how_to" / "bounds.md
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypatch, tmp_path):
-    """Its programs are traced and not compiled; it may write below the working folder."""
+    """It may write below the working folder."""
     monkeypatch.chdir(tmp_path)
     code = code_of(page.read_text(encoding="utf-8"))
     assert code

@@ -59,7 +59,11 @@ class Axis(NamedTuple):
 
     def as_json(self) -> dict[str, list[Any]]:
         """Returns the values by setting, lists of one length."""
-        return {name: [row[i] for row in self.values] for i, name in enumerate(self.names)}
+        return {name: self.column(position) for position, name in enumerate(self.names)}
+
+    def column(self, position: int) -> list[Any]:
+        """Returns the values of one setting, by its position in `names`."""
+        return [row[position] for row in self.values]
 
 
 class SweepFile(NamedTuple):
@@ -200,7 +204,7 @@ def parse_axes(
             rows = list(values) if isinstance(values, Iterable) else [values]
             if any(not isinstance(row, Sequence) or isinstance(row, str) or len(row) != len(names) for row in rows):
                 raise UsageError(f"axes: the values of {', '.join(names)} must be tuples of {len(names)}")
-            table = {name: [row[i] for row in rows] for i, name in enumerate(names)}
+            table = Axis(names, tuple(map(tuple, rows))).as_json()
             for name in OBJECTS:
                 if not all(isinstance(value, str) for value in table.get(name, ())):
                     raise UsageError(f"axes: objects of {name} cannot be zipped; give them an axis of their own")
@@ -245,7 +249,8 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
         except (TypeError, ValueError):
             raise UsageError(f"axes: {name} must be numbers; got {given!r:.100}") from None
     check_name(name, source)
-    listed = [v for value in (given if many else [given]) for v in seeds(name, registered(name, python_scalar(value)))]
+    scalars = [registered(name, python_scalar(value)) for value in (given if many else [given])]
+    listed = [number for scalar in scalars for number in seeds(name, scalar)]
     if not listed:
         raise UsageError(f"{source}: {name} has no value; give one or more")
     return listed
@@ -344,27 +349,56 @@ def make_points(sweep: Sweep) -> list[Point]:
     >>> [point.name for point in make_points(Sweep(axes))]
     ['method=fedavg', 'method=fedprox,fedprox.mu=0.1', 'method=fedprox,fedprox.mu=1']
     """
-    on_axes = collections.Counter(name for axis in sweep.axes for name in axis.names)
-    if repeated := [name for name, number in on_axes.items() if number > 1]:
-        raise UsageError(f"{repeated[0]} is on two axes; give all its values on one")
+    _refuse_repeated(sweep.axes)
     sweep = sweep._replace(start=check(sweep.start)) if sweep.start else sweep
     labels = label_names(sweep.axes)
-    points: dict[str, Point] = {}
-    for given in combinations(sweep.axes):
-        own = {n: v for n, v in given.items() if n.startswith(HYPER) or v in sweep.objects.get(n, ())}
-        named = {n: v for n, v in given.items() if v in sweep.names.get(n, ())}
-        settings = {name: value for name, value in given.items() if name not in own}
-        settings |= {name: sweep.names[name][value] for name, value in named.items()}
-        config = point_config(sweep, settings, name_of(_only(given, labels)))
-        typed, replaced = {**_typed_values(config, settings), **own, **named}, replaced_with(own)
-        values = {name: typed[name] for name in given if name in labels}
-        used = {name: value for name, value in values.items() if name in own or not _is_unused(config, name, own)}
-        point = Point(name_of(used), used, config)
-        meant = {n: SETTINGS[n].meaning(v) if n in SETTINGS else v for n, v in used_settings(config).items()}
-        meant = {name: value for name, value in meant.items() if name not in replaced}
-        points.setdefault(repr((meant, own, named)), point)
-    _refuse_never_used(sweep, list(points.values()))
-    return list(points.values())
+    resolved = [_resolve(sweep, values, labels) for values in combinations(sweep.axes)]
+    distinct: dict[str, Resolved] = {}
+    for combination in resolved:
+        distinct.setdefault(_key_of(combination), combination)
+    points = [Point(name_of(each.used), each.used, each.config) for each in distinct.values()]
+    _refuse_never_used(sweep, points)
+    return points
+
+
+class Resolved(NamedTuple):
+    """A combination of the axes' values as its run uses them."""
+
+    config: Config
+    """checked"""
+    custom: dict[str, Any]
+    """the values that are no settings: names of objects from Python, and hyperparameters that these declare"""
+    named: dict[str, str]
+    """the names that a caller gave to values of settings"""
+    used: dict[str, Any]
+    """the values that the run uses, typed as its settings"""
+
+
+def _resolve(sweep: Sweep, values: Mapping[str, Any], labels: Sequence[str]) -> Resolved:
+    """Returns a combination of the axes' values, resolved.
+
+    Args:
+        sweep: its layers and objects.
+        values: of all axes, by name.
+        labels: the names of axes that tell points apart.
+    """
+    custom = {n: v for n, v in values.items() if n.startswith(HYPER) or v in sweep.objects.get(n, ())}
+    named = {n: v for n, v in values.items() if v in sweep.names.get(n, ())}
+    settings = {name: value for name, value in values.items() if name not in custom}
+    settings |= {name: sweep.names[name][value] for name, value in named.items()}
+    config = point_config(sweep, settings, name_of(_only(values, labels)))
+    typed = _typed_values(config, settings) | custom | named
+    labelled = {name: typed[name] for name in values if name in labels}
+    unused = [name for name in labelled if name not in custom and _is_unused(config, name, custom)]
+    return Resolved(config, custom, named, {name: value for name, value in labelled.items() if name not in unused})
+
+
+def _key_of(combination: Resolved) -> str:
+    """Returns a text that is equal for combinations with equal results."""
+    replaced = replaced_with(combination.custom)
+    settings = {name: value for name, value in used_settings(combination.config).items() if name not in replaced}
+    meanings = {name: SETTINGS[name].meaning(v) if name in SETTINGS else v for name, v in settings.items()}
+    return repr((meanings, combination.custom, combination.named))
 
 
 def combinations(axes: Sequence[Axis]) -> list[dict[str, Any]]:
@@ -382,11 +416,18 @@ def label_names(axes: Sequence[Axis]) -> list[str]:
     """
     names = []
     for axis in axes:
-        others = [i for i, name in enumerate(axis.names) if name not in PLACES]
-        rows = {tuple(repr(row[i]) for i in others) for row in axis.values}
-        is_enough = len(rows) == len({tuple(map(repr, row)) for row in axis.values})
+        others = [_without_places(axis.names, row) for row in axis.values]
+        is_enough = _num_distinct(others) == _num_distinct(axis.values)
         names += [name for name in axis.names if not is_enough or name not in PLACES]
     return names
+
+
+def _without_places(names: Sequence[str], row: Sequence[Any]) -> list[Any]:
+    return [value for name, value in zip(names, row, strict=True) if name not in PLACES]
+
+
+def _num_distinct(rows: Iterable[Any]) -> int:
+    return len(set(map(repr, rows)))
 
 
 def point_config(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
@@ -407,12 +448,16 @@ def point_config(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Con
             check_name(setting, layer.source)
     if sweep.start is not None:
         _refuse_contradiction(sweep.start, layers[-1].settings)
-    unset = [{name: None for name in PATHS if layer.settings.get(name) == ""} for layer in layers]
-    meant = [({**layer.settings, **none}, layer.source) for layer, none in zip(layers, unset, strict=True)]
     try:
-        return check(layered(meant, sweep.start))
+        return check(layered([(_with_unset_paths(layer.settings), layer.source) for layer in layers], sweep.start))
     except UsageError as error:
         raise UsageError(f"point {name}: {error}" if name != ONLY else str(error)) from None
+
+
+def _with_unset_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings in which empty paths are None."""
+    unset = [name for name in PATHS if settings.get(name) == ""]
+    return {**settings, **dict.fromkeys(unset)}
 
 
 def name_of(values: Mapping[str, Any]) -> str:
@@ -449,9 +494,16 @@ def _typed_values(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: kept.get(name, flat.get(name)) for name in values}
 
 
-def _is_unused(config: Config, name: str, own: Mapping[str, Any]) -> bool:
-    """Returns whether a point does not use a setting, beside its own objects and hyperparameters."""
-    return name not in presets.SHORTHANDS and (unmet(config, name) is not None or name in replaced_with(own))
+def _is_unused(config: Config, name: str, custom: Mapping[str, Any]) -> bool:
+    """Returns whether a point does not use a setting, beside objects from Python and their hyperparameters."""
+    return name not in presets.SHORTHANDS and (unmet(config, name) is not None or name in replaced_with(custom))
+
+
+def _refuse_repeated(axes: Sequence[Axis]) -> None:
+    """Raises UsageError for a setting on two axes."""
+    on_axes = collections.Counter(name for axis in axes for name in axis.names)
+    if repeated := [name for name, number in on_axes.items() if number > 1]:
+        raise UsageError(f"{repeated[0]} is on two axes; give all its values on one")
 
 
 def _refuse_contradiction(config: Config, settings: Mapping[str, Any]) -> None:
@@ -468,7 +520,12 @@ def _refuse_contradiction(config: Config, settings: Mapping[str, Any]) -> None:
 def _refuse_never_used(sweep: Sweep, points: Sequence[Point]) -> None:
     """Raises UsageError for a setting of the last layer, or of an axis, that no point uses."""
     last = sweep.layers[-1].settings if sweep.layers and sweep.start is None else {}
-    for name in (*last, *(name for axis in sweep.axes for name in axis.names)):
-        own = [{n: v for n, v in point.values.items() if v in sweep.objects.get(n, ())} for point in points]
-        if all(_is_unused(point.config, name, objects) for point, objects in zip(points, own, strict=True)):
+    names = [*last, *(name for axis in sweep.axes for name in axis.names)]
+
+    def is_unused_in(point: Point, name: str) -> bool:
+        objects = {n: v for n, v in point.values.items() if v in sweep.objects.get(n, ())}
+        return _is_unused(point.config, name, objects)
+
+    for name in names:
+        if all(is_unused_in(point, name) for point in points):
             refuse_unused(points[0].config, [name])

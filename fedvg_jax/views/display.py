@@ -113,9 +113,10 @@ def _model_text(sim: simulation.Simulation) -> str:
         size += f", of which {100 * trained / total:.2g} % are trained"
     if "task" in sim.given:
         return f"given, {size}"
-    init = sim.config.init
-    source = f", from {init}{'' if digests.is_run(init) else ' except the head'}" if init else ""
-    return f"{sim.config.model}, {size}{source}"
+    text, init = f"{sim.config.model}, {size}", sim.config.init
+    if init:
+        text += f", from {init}" if digests.is_run(init) else f", from {init} except the head"
+    return text
 
 
 def data_text(arrays: Arrays) -> str:

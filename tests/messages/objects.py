@@ -182,6 +182,7 @@ CASES = [
     ("no file to start from", run({"init": Path("nothing.safetensors")}), "nothing.safetensors"),
     ("an export to nowhere", run({"export": Path("none") / "m.safetensors"}), "export none/m.safetensors"),
     ("axes as a list", sweep(axes=["seed"]), "axes"),
+    ("an axis without objects", sweep(axes={"weighting": {}}), "weighting"),
     ("values of two settings as a number", sweep(axes={("lr", "seed"): 3}), "lr, seed"),
     ("an empty folder", sweep(out=""), "out"),
     # parts of a research script

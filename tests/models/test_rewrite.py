@@ -191,6 +191,30 @@ def test_nested_functions_are_evaluated_by_the_rules(x64):
         jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), actual, expected)
 
 
+@pytest.mark.parametrize("conv", ["auto", "planes", "lax"])
+def test_every_rule_returns_arrays_or_laid_arrays_of_the_shapes_of_its_operation(monkeypatch, conv):
+    used = set()
+
+    def checked(name, rule):
+        def evaluate(operation, operands):
+            results = rule(operation, operands)
+            for result, variable in zip(results, operation.eqn.outvars, strict=True):
+                assert (result.shape, result.dtype) == (variable.aval.shape, variable.aval.dtype), name
+            used.add(name)
+            return results
+
+        return evaluate
+
+    for name, rule in rewrite._RULES.items():
+        monkeypatch.setitem(rewrite._RULES, name, checked(name, rule))
+    x, kernel = jnp.ones((2, 5, 5, 2)), jnp.ones((3, 3, 2, 2))
+    operands = x, kernel, kernel, jnp.ones(2)
+    layers = jax.jit(functools.partial(layered, features_last=True))
+    jax.make_jaxpr(rewrite.fast_convolutions(jax.checkpoint(layers), conv))(*operands)
+    jax.make_jaxpr(rewrite.fast_convolutions(layers, conv))(*operands)
+    assert used >= {"conv_general_dilated", "reduce_window_max", "reduce_sum", "jit", "add", "max"}
+
+
 def test_a_run_rewrites_an_own_network():
     class Convolution(nn.Module):
         @nn.compact

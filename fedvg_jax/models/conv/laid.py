@@ -40,7 +40,11 @@ class Laid(NamedTuple):
     @property
     def shape(self) -> tuple[int, ...]:
         """Of the array."""
-        return tuple(math.prod(self.memory.shape[axis] for axis in group) for group in self.groups)
+
+        def size(group: Sequence[int]) -> int:
+            return math.prod(self.memory.shape[axis] for axis in group)
+
+        return tuple(map(size, self.groups))
 
     @property
     def dtype(self):
@@ -85,29 +89,37 @@ def convolve(
 
 def max_pool(x: Laid, window: Sequence[int], strides: Sequence[int], padding: Sequence[tuple[int, int]]) -> Laid | None:
     """Returns the laid 2 x 2 maxima, stride 2; None for other windows."""
-    expected = [1 + any(axis - x.memory.ndim in (-3, -2) for axis in group) for group in x.groups]
+    space = {x.memory.ndim - 3, x.memory.ndim - 2}
+    expected = [1 if space.isdisjoint(group) else 2 for group in x.groups]
     if list(window) != expected or list(strides) != expected or any(map(any, padding)):
         return None
     memory = x.memory.reshape(4, *x.memory.shape[2:]) if x.memory.ndim == 8 else x.memory
     return Laid(planes.max_pool(memory), [(group[0] - x.memory.ndim + 4,) for group in x.groups])
 
 
-def apply(eqn: core.JaxprEqn, operands: Sequence[Any], evaluate: Callable) -> list[Any] | None:
-    """Returns the results of an elementwise operation, laid as its first laid operand is, or a sum; None for others.
+def total(x: Laid, axes: Sequence[int]) -> Array:
+    """Returns the sum over some axes."""
+    summed = [axis for position in axes for axis in x.groups[position]]
+    sums = Laid(x.memory.sum(summed, x.dtype, keepdims=True), x.groups)
+    return sums.array().squeeze(axes)
 
-    Some operands are laid; `evaluate` takes arrays and returns the results, of the shapes that `eqn` states.
+
+def elementwise(eqn: core.JaxprEqn, operands: Sequence[Any], evaluate: Callable) -> list[Any] | None:
+    """Returns the results of an elementwise operation, laid as its first laid operand is; None without one, for others.
+
+    `evaluate` takes a list of arrays and returns the results, of the shapes that `eqn` states.
     """
-    first = next(x for x in operands if isinstance(x, Laid))
-    if eqn.primitive.name == "reduce_sum":
-        axes = [axis for summed in eqn.params["axes"] for axis in first.groups[summed]]
-        total = Laid(first.memory.sum(axes, first.dtype, keepdims=True), first.groups)
-        return [total.array().squeeze(eqn.params["axes"])]
-    if not _is_elementwise(eqn) or any(getattr(out.aval, "shape", ()) != first.shape for out in eqn.outvars):
+    first = next((x for x in operands if isinstance(x, Laid)), None)
+    if first is None or not _is_elementwise(eqn):
+        return None
+    if any(getattr(out.aval, "shape", ()) != first.shape for out in eqn.outvars):
         return None
 
     def memory(x) -> Any:
         is_alike = isinstance(x, Laid) and (x.groups, x.memory.shape) == (first.groups, first.memory.shape)
-        return x.memory if is_alike else first.lay(array(x)) if jnp.shape(x) else x
+        if is_alike:
+            return x.memory
+        return first.lay(array(x)) if jnp.shape(x) else x
 
     memories = [memory(x) for x in operands]
     if eqn.primitive.name in ELEMENTWISE:
@@ -115,7 +127,7 @@ def apply(eqn: core.JaxprEqn, operands: Sequence[Any], evaluate: Callable) -> li
     # a traced function takes the entries in memory order, as arrays of the shape that it was traced for
     if any(jnp.ndim(x) and x.size != first.memory.size for x in memories):
         return None
-    results = evaluate(*[x.reshape(first.shape) if jnp.ndim(x) else x for x in memories])
+    results = evaluate([x.reshape(first.shape) if jnp.ndim(x) else x for x in memories])
     return [Laid(y.reshape(first.memory.shape), first.groups) for y in results]
 
 

@@ -2,6 +2,10 @@
 
 Orbax renames a folder into place when it is complete. It does not check the bytes of arrays, so what is read is
 compared with the digests: a crash or a bad disk can cost rounds, but no wrong value is restored.
+
+A run removes its old checkpoints itself. `orbax.checkpoint.CheckpointManager` takes every folder whose name is a number
+for a step, so it would remove a user's copy, count it among those to keep, and refuse to write a step a second time
+(`test_files_of_a_user_beside_checkpoints_stay_and_change_no_run`, `test_saving_keeps_the_newest_checkpoints_only`).
 """
 
 from __future__ import annotations
@@ -255,7 +259,8 @@ def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:
 
 def _in_structure(template: Tree, leaves: Mapping[str, np.ndarray]) -> Any:
     """Returns the leaves as a pytree like the template; ValueError with the first of another shape or dtype."""
-    expected, shapes = ({key: _shape(x) for key, x in named.items()} for named in (_leaves_by_path(template), leaves))
+    expected = {key: _shape(leaf) for key, leaf in _leaves_by_path(template).items()}
+    shapes = {key: _shape(leaf) for key, leaf in leaves.items()}
     if expected != shapes:
         other = min(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))
         raise ValueError(f"other shapes: {other} is {shapes.get(other)}, not {expected.get(other)}")

@@ -267,7 +267,8 @@ def refuse_other_sources(
         code: their digests, and those of metrics.
     """
     objects = ("algorithm", "selection", "task", "weighting")
-    ran, passed = ([name for name in objects if name in names] for names in (manifest.get("given", {}), given))
+    before = manifest.get("given", {})
+    ran, passed = [name for name in objects if name in before], [name for name in objects if name in given]
     if ran != passed:
         raise UsageError(
             f"{folder} ran with these objects from Python: {', '.join(ran) or 'none'}; this run has"

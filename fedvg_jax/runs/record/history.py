@@ -205,14 +205,22 @@ class DivergedError(UsageError):
 
 def by_round(records: Sequence[Record]) -> list[Record]:
     """Returns the numbers of every round."""
-    return [{name: value for name, value in r.items() if not isinstance(value, list)} for r in records]
+    return [_without_lists(record) for record in records]
+
+
+def _without_lists(record: Record) -> Record:
+    return {name: value for name, value in record.items() if not isinstance(value, list)}
 
 
 def by_client(records: Sequence[Record]) -> list[Record]:
     """Returns the numbers of every client in every round."""
     names = {"clients": "client", "weights": "weight", "scores": "score", "num_samples": "num_samples"}
-    columns = ([(r["round"], *row) for row in zip(*(r[name] for name in names), strict=True)] for r in records)
-    return [dict(zip(("round", *names.values()), row, strict=True)) for rows in columns for row in rows]
+    rows = []
+    for record in records:
+        columns = [record[name] for name in names]
+        for numbers in zip(*columns, strict=True):
+            rows.append({"round": record["round"], **dict(zip(names.values(), numbers, strict=True))})
+    return rows
 
 
 _TABLES = {"round": by_round, "client": by_client}
@@ -280,7 +288,11 @@ def bytes_sent(records: Sequence[Record]) -> dict[str, int]:
     >>> bytes_sent([{"bytes_down": 4, "bytes_up": 2}, {"bytes_down": 4, "bytes_up": 1}])
     {'bytes_down': 8, 'bytes_up': 3}
     """
-    return {name: sum(record.get(name, 0) for record in records) for name in SENT}
+    totals = dict.fromkeys(SENT, 0)
+    for record in records:
+        for name in SENT:
+            totals[name] += record.get(name, 0)
+    return totals
 
 
 def primary_metric(record: Record) -> str:

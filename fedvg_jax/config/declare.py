@@ -277,12 +277,12 @@ def flatten(config: Any) -> dict[str, Any]:
 
 @functools.cache
 def groups(config: type) -> dict[str, type]:
-    """Returns group of settings -> its dataclass."""
+    """Returns a dict from group name to dataclass."""
     return {f.name: f.default_factory for f in dataclasses.fields(config) if isinstance(f.default_factory, type)}
 
 
 def method_groups(config: type) -> list[str]:
-    """Returns the groups of a dataclass whose settings a report names with the method, where they vary."""
+    """Returns the groups that are part of a method's name in a report, if their settings vary."""
     return [field.name for field in dataclasses.fields(config) if field.metadata["facts"].names_method]
 
 

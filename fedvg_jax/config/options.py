@@ -165,7 +165,7 @@ if TYPE_CHECKING:  # arguments of `Config`; they are no fields, because `datacla
         fidelity: InitVar[str | None] = None
 
         def __getattr__(self, group: str) -> Any:
-            """Returns the settings of a method, whose groups are made of what algorithms and weightings declare."""
+            """Returns a group of settings; algorithms and weightings declare them."""
 else:
     Shorthands = Methods
 
@@ -189,8 +189,8 @@ class Config(Shorthands):
     """Aggregation weights of the clients. samples is n_k / sum_j n_j; native is what the algorithm's own paper uses;
     beside a method, the method's own. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
     departures: str = setting("", form=canonical, word="NAME,...")
-    """Behaviours of the published code in place of the papers', NAME,... official names those of --fidelity official,
-    and no-NAME takes one out. By default a run has external-copies and truck."""
+    """Behaviours of the published code that replace the papers', NAME,... official stands for all behaviours of
+    --fidelity official, and no-NAME takes one out. By default a run has external-copies and truck."""
     dataset: str = setting("digits", kind="data", form=as_name, topic="Data set", word="NAME", is_common=True)
     """Name of the data set. digits is built in; npz reads arrays, folder one sub-folder per class; tfds:NAME is a set
     of tensorflow-datasets; hf:FOLDER one of Hugging Face datasets, of save_to_disk or of parquet files."""
@@ -201,7 +201,7 @@ class Config(Shorthands):
     size of the set."""
     splits: str = setting("all", kind="data", used=(_SPLIT,), word="NAME,...")
     """Official splits that are pooled. all; official: DermaMNIST without its validation split (the published code);
-    NAME,...: those of a set folder or hf:FOLDER, such as train,val."""
+    NAME,...: only these splits of a set folder or hf:FOLDER, such as train,val."""
     max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data")
     """Largest number of rows of the data set that are used, at equal distances in its order. 0: all."""
     max_rows_seed: int | None = setting(None, declare.SEED, "data", used=(_SOME_ROWS,))
@@ -220,8 +220,8 @@ class Config(Shorthands):
     """Network. tinycnn is for 8x8 images. The first convolution of a ResNet is 7x7 with stride 2 and max-pooling
     (published), and 3x3 in those named _cifar."""
     init: Path | None = setting(None, kind="data", word="FILE|RUN")
-    """Initial weights: a run folder, one of its checkpoints, such as RUN/checkpoints/000040, or a safetensors file,
-    as those of the Hugging Face hub. A file has the names of torchvision, timm, efficientnet-lite-pytorch or
+    """Initial weights: a run folder, one of its checkpoints, such as RUN/checkpoints/000040, or a safetensors file
+    such as the Hugging Face hub has. A file has the names of torchvision, timm, efficientnet-lite-pytorch or
     --export, by model; the head is then initialised at random."""
     norm_layers: str = setting("batch", ("batch", "frozen", "group"), used=(_NORMS,))
     """Normalisation layers of a ResNet or an EfficientNet. batch is published; frozen: BatchNorm that keeps the running
@@ -324,10 +324,10 @@ class Config(Shorthands):
     lanes: str = setting("auto", word="INT|auto|all")
     """Clients that train side by side on a device. auto, a number, or all: one vmap over the cohort."""
     hold: int = setting(0, declare.FROM_0)
-    """Clients whose models are held at a time, which limits the memory of a round. 0 holds the whole cohort."""
+    """Most clients with models in memory at a time, which limits the memory of a round. 0 holds the whole cohort."""
     placement: str = setting("auto", ("auto", "device", "host"), "data")
-    """Memory that holds the rows of the data set and what is remembered of clients. device: every device has all rows,
-    and its part of the memories; host: each device gets those of the next rounds' clients; auto: for each of both, host
+    """Where the rows of the data set and the clients' memories are. device: every device has all rows, and its part of
+    the memories; host: each device gets the rows and memories of the next rounds' clients; auto: for each of both, host
     where it takes too much of a device."""
     conv: str = setting("auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,))
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
@@ -393,7 +393,7 @@ def registered(name: str, value: Any) -> Any:
 
 
 def layered(layers: Sequence[tuple[Mapping[str, Any], str]], start: Config | None = None) -> Config:
-    """Returns the settings of layers, each of which overrides those before it.
+    """Returns the settings of layers; each layer overrides the layers before it.
 
     Args:
         layers: settings by dotted name, with shorthands, and where they come from.

@@ -65,7 +65,7 @@ def spectral_l2(x: Array) -> Array:
 
 
 def largest(x: Array) -> Array:
-    """Returns max x for x >= 0: the spectral norm of a block-diagonal matrix, from those of its blocks.
+    """Returns max x for x >= 0: the spectral norm of a block-diagonal matrix, from the norms of its blocks.
 
     The first of equal values takes the gradient. By its index: the gradient of `jnp.max` is 0 / 0 where a compiler
     computes x again in the backward pass and rounds it otherwise, so that no entry equals the maximum.
@@ -131,7 +131,7 @@ def _top(a: Array) -> tuple[Array, Array, Array]:
     if a.shape[0] < a.shape[1]:
         sigma, v, u = _top(a.T)
         return sigma, u, v
-    # the Gram matrix squares the entries, whose squares must not underflow
+    # the Gram matrix squares the entries, and the squares must not underflow
     scale = lax.stop_gradient(jnp.max(jnp.abs(a)))  # cancels in the results, and so in their derivatives
     b = a / jnp.where(scale > 0, scale, 1)
     v = jnp.linalg.eigh(jnp.matmul(b.T, b, precision=lax.Precision.HIGHEST))[1][:, -1]

@@ -180,7 +180,7 @@ class Outputs(NamedTuple):
 class Task(NamedTuple):
     """A model and its loss, as pure functions.
 
-    A `batch` is any pytree whose leaves begin with axis B; neither images nor classes are assumed. `mask`, bool [B], is
+    A `batch` is any pytree with leading axis B; neither images nor classes are assumed. `mask`, bool [B], is
     False for padded rows, which must not affect any result.
     """
 
@@ -189,7 +189,7 @@ class Task(NamedTuple):
     loss: Callable[..., tuple[Array, Tree]]
     """(params, stats, batch, mask, train) -> (mean loss over the real rows [], 0 without any; new stats)
 
-    `train` is a Python bool: whether BatchNorm uses, and updates its running statistics with, those of the batch.
+    `train` is a Python bool: whether BatchNorm uses the statistics of the batch, and moves its running ones by them.
 
     A random loss, e.g. of a model with Dropout, has a sixth parameter `key=None`. In local training it gets a key made
     of (seed, round, client id, step). Everywhere else, as in scoring D_val with `train`, it gets no key and must be
@@ -207,8 +207,8 @@ class Task(NamedTuple):
     takes_groups: bool = False
     """Whether `loss` also takes several groups of B rows at once: a mask bool [G, B], and a batch of G B rows.
 
-    Batch statistics are then those of each group, the loss is the mean over the real rows of all groups, and the
-    statistics are returned unchanged."""
+    Each group then has its own batch statistics, the loss is the mean over the real rows of all groups, and the
+    running statistics are returned unchanged."""
     forward: Callable[..., tuple[Outputs, Tree]] | None = None
     """(params, stats, batch, mask, train, key=None) -> (`Outputs`, new stats), in one pass and equal to `loss`.
 
@@ -244,7 +244,7 @@ class Data(NamedTuple):
     val: Vector
     """[.., B] D_val, in the batches in which it is evaluated."""
     test: Vector
-    """[.., B] the test rows of all clients; None in a round whose pool is on the host, unless something reads them."""
+    """[.., B] the test rows of all clients; None in a round with the pool on the host, unless something reads them."""
     selection: Vector | None = None
     """[.., B] rows apart from `scoring` and `val` that choose the best round; None if D_val chooses it."""
     training: Tree = None
@@ -288,7 +288,7 @@ class Schedule(NamedTuple):
     start: Vector
     """int32 [K] index in `rows` of a client's first minibatch."""
     probe_steps: Vector
-    """int32 [K] minibatches of the algorithm's probe, which follow those of training; 0 without a probe."""
+    """int32 [K] minibatches of the algorithm's probe, which follow the training minibatches; 0 without a probe."""
     heard: Vector
     """bool [K] False for a client that drops out: it is not averaged, and its memory is unchanged."""
     shuffle: Vector
@@ -323,7 +323,7 @@ class Selection(NamedTuple):
     choose: Callable[[Population], Vector]
     """population -> ids of K different clients"""
     num_candidates: int = 0
-    """Most clients whose losses `choose` asks for in a round; with 0 it may ask for none, and rounds run in chunks."""
+    """Most losses that `choose` asks for in a round; with 0 it may ask for none, and rounds run in chunks."""
 
 
 # --- a federated algorithm: a few pure functions ----------------------------------------------------------------------
@@ -489,7 +489,7 @@ Weigh = Callable[[Hyper, Tree, ServerView], Variables]
 
 
 class Term(NamedTuple):
-    """A rule whose weights keep their ratios when clients are left out: s_j / s_k depends on signals j and k only.
+    """A rule with weights that keep their ratios when clients are left out: s_j / s_k depends on signals j and k only.
 
     The weights sum to 1, are finite for finite signals, and use neither `clients` nor `shuffle` of the view.
     """
@@ -584,8 +584,8 @@ class Executor(NamedTuple):
     clients: Any = None
     """Sharding of the trained clients over axis K; None where a device holds all of them."""
     rows: Any = None
-    """Sharding of the rows of clients' memories over axis M, whose length is a multiple of the devices; None where each
-    device holds all rows."""
+    """Sharding of the rows of clients' memories over axis M, a multiple of the devices; None where each device holds
+    all rows."""
 
 
 class SimState(NamedTuple):

@@ -113,8 +113,8 @@ def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dic
     """Returns the reader of a data set and the options that differ from their defaults; reads nothing.
 
     Args:
-        name, data_dir: as those of `load`.
-        options: size, splits and columns, as those of `load`.
+        name, data_dir: as in `load`.
+        options: size, splits and columns, as in `load`.
 
     Raises:
         UsageError: unknown name, missing folder, or an option the data set does not have.

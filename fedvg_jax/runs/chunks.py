@@ -75,9 +75,9 @@ def run_chunks(
 ) -> Iterator[tuple[SimState, list[Record]]]:
     """Yields the state and the new records after every chunk, up to the last round.
 
-    Where memories stay on the host, the state holds those of all clients sampled so far, as views that the next chunk
-    changes. The next chunk takes over the arrays of the state, so callbacks get copies, except of clients' memories,
-    which may be large.
+    If memories stay on the host, the state holds the memories of all clients sampled so far, as views that the next
+    chunk changes. The next chunk takes over the arrays of the state, so callbacks get copies, except of clients'
+    memories, which may be large.
 
     Args:
         compiled: the programs of `sim`.
@@ -132,7 +132,7 @@ class Chunk(NamedTuple):
     """the same, stacked"""
     data: Data
     clients: np.ndarray
-    """int32 [n], whose memories are copied to the devices; none unless memories stay on the host"""
+    """int32 [n], the clients with memories that are copied to the devices; none unless memories stay on the host"""
 
 
 def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, single: bool, round_seconds: float) -> int:
@@ -150,7 +150,7 @@ def plan_chunk(
     From a pool on the host, it starts to copy their rows to the devices.
 
     Args:
-        drawn: schedules of the next rounds that are drawn already; those of the chunk are taken out.
+        drawn: schedules of the next rounds that are drawn already; the chunk removes its own.
         state: after `num_done` rounds.
     """
     if not num_rounds:

@@ -61,7 +61,7 @@ def make_study(
 
     Args:
         read: the runs.
-        lost: lines on runs whose settings are lost.
+        lost: lines on runs that lost their settings.
         sweeps: of the runs.
         sources: where they are from, for messages.
         partial, metric: see `collect`.

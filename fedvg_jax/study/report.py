@@ -256,7 +256,7 @@ def compare(
     choice: Choice = "final",
     partial: bool = False,
 ) -> Compared:
-    """Returns the tables and the findings of a report on results or folders; numbers equal those of `fedvg report`.
+    """Returns the tables and the findings of a report on results or folders, with the numbers of `fedvg report`.
 
     Args:
         results: what `run_sweep` returns, or histories, or folders of sweeps or runs; one or several.

@@ -247,7 +247,7 @@ def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
 
 
 def _settle_changed(out: Path, stored: Stored, objects: Mapping[str, Identity], changed: Changed | None) -> None:
-    """Refuses, removes or keeps the points that were computed with other objects than those of a call.
+    """Refuses, removes or keeps the points that were computed with other objects than this call has.
 
     An object of an axis belongs to the points that have its name; the others belong to all.
     """

@@ -252,7 +252,7 @@ def _validation_rows(study: Study) -> list[str]:
 
 
 MODELS = dict(zip(CLIENT_ACCURACIES, ("global", "own", "fine-tuned"), strict=True))
-"""Accuracies of clients in a record -> the model whose accuracies they are."""
+"""Accuracies of clients in a record -> the model that they were measured on."""
 
 
 def clients(study: Study) -> Table | None:

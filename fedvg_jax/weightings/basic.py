@@ -182,7 +182,7 @@ def reciprocal(score: Array) -> Array:
     """
     least = jnp.asarray(1e-30, score.dtype)
     is_below = score < least  # False for NaN, which stays NaN
-    # not a maximum, whose gradient of 0 would be multiplied by the infinite one of the inverse
+    # not a maximum: its gradient of 0 would be multiplied by the infinite gradient of the inverse
     return jnp.where(is_below, 1 / least, 1 / jnp.where(is_below, 1, score))
 
 

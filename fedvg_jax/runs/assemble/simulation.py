@@ -97,7 +97,7 @@ class Simulation(NamedTuple):
     """what the caller passed in place of the config's (data, partition, task, algorithm, weighting, selection) -> its
     name; "" for one without"""
     host_rows: pool_rows.HostRows | None
-    """for a run whose rows stay on the host (`--placement`), what the devices hold of them"""
+    """the rows that the devices hold, if the run keeps its rows on the host (`--placement`)"""
     memories: client_memories.Placement
     """where the clients' memories are (`--placement`)"""
     metrics: Mapping[str, Metric] = {}
@@ -142,11 +142,11 @@ class Simulation(NamedTuple):
         return self.data.base
 
     def whole(self, variables: Variables, run: Path | None = None) -> Variables:
-        """Returns the variables of the whole model, from those of its trained part.
+        """Returns the variables of the whole model, from the variables of its trained part.
 
         Args:
             variables: of a state of this simulation, or of a checkpoint; whole ones are returned as they are.
-            run: the folder of the checkpoint's run, whose frozen tensors are compared with these.
+            run: the folder of the checkpoint's run; its frozen tensors are compared with these.
 
         Raises:
             UsageError: the run had other frozen tensors, or none is named.
@@ -193,7 +193,7 @@ def simulation(
         config: settings; they are checked.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
-        data, partition, task, algorithm, weighting, selection, hyper, initial: as those of `fedvg_jax.run`.
+        data, partition, task, algorithm, weighting, selection, hyper, initial: as in `fedvg_jax.run`.
 
     Raises:
         UsageError: a setting or a file cannot work, or a task or weighting breaks its contract.
@@ -216,7 +216,7 @@ def assemble(
     """Returns a `simulation`.
 
     Args:
-        config, progress, reading: as those of `simulation`.
+        config, progress, reading: as in `simulation`.
         given: what the caller passed, with functions of this call; see `given.traced_anew`.
         keep: keeps the programs of what is given, for all simulations of the call.
     """

@@ -26,8 +26,8 @@ CLIENT_ACCURACIES = {
     "personal_accuracy": ("personal_accuracy_mean", "personal_worst_decile", "personal_spread"),
     "finetuned_accuracy": ("finetuned_accuracy_mean", "finetuned_worst_decile", "finetuned_spread"),
 }
-"""Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; in the summary,
-those of the final round."""
+"""Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; the summary has the
+values of the final round."""
 
 BETTER = {"loss": "lower", "accuracy": "higher", "balanced_accuracy": "higher", "macro_f1": "higher"}
 """Metric of the package -> which of its values are better; those over clients are added below."""
@@ -43,7 +43,7 @@ RESERVED_NAMES += ("dropped", "untrained", "diverged", "unweighed", "misweighed"
 RESERVED_NAMES += (*CLIENT_ACCURACIES, *itertools.chain(*CLIENT_ACCURACIES.values()))
 
 OF_GLOBAL_MODEL = (
-    "where tensors stay with the clients, accuracies are those of the global model, whose local tensors keep their"
+    "where tensors stay with the clients, accuracies are of the global model, and its local tensors keep their"
     " initial values; --record personal_accuracy has the clients' own"
 )
 """What a run and a report say of accuracies where the clients' own are not recorded."""
@@ -350,7 +350,7 @@ def _mean_train_loss(schedule, metrics) -> float | None:
 def _exceptions(schedule, metrics) -> Record:
     """Returns the ids of clients under "dropped", "untrained" and "diverged", without names that have no client.
 
-    "unweighed" are those of "diverged" whose model and loss are finite, and not their score, weight or probe.
+    "unweighed" are the ids in "diverged" with a finite model and loss, but without a finite score, weight or probe.
     "misweighed" has the sum and the least of wrong weights, see `Metrics.extremes`.
     """
     absent = {"dropped": ~schedule.heard, "untrained": schedule.num_steps == 0, "diverged": ~metrics.finite}

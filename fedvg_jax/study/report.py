@@ -238,7 +238,7 @@ class Compared(NamedTuple):
 
     Attributes:
         tables: Name of a table of the report -> its values; "runs" has a row per run.
-        finding: The findings of the report, a sentence a line.
+        finding: The findings of the report, line by line.
         page: The page that was written, or None.
     """
 
@@ -262,9 +262,9 @@ def compare(
         results: what `run_sweep` returns, or histories, or folders of sweeps or runs; one or several.
         baseline: method that the others are compared with, or "all" for every pair; None for fedavg, or the first.
         metric: outcome, such as "loss", "macro_f1", "personal_accuracy_mean", or the name of a metric of your own;
-            "min:NAME" and "max:NAME" say that lower or higher values are better, where no `fv.Metric` does. None for
-            test accuracy, or the loss of a task without it; for that of the clients' own models where a method has
-            such models and all runs record it.
+            "min:NAME" and "max:NAME" say that lower or higher values are better, if no `fv.Metric` does. None for
+            test accuracy, or the loss of a task without it; or for the accuracy of the clients' own models, if a method
+            has such models and all runs record it.
         out: folder to write the report to, with its page; None for none.
         choice: evaluation that stands for a run: final, at_best_val or max.
         partial: compare the runs that are finished.

@@ -46,7 +46,7 @@ OF_GLOBAL_MODEL = (
     "where tensors stay with the clients, accuracies are of the global model, and its local tensors keep their"
     " initial values; --record personal_accuracy has the clients' own"
 )
-"""What a run and a report say of accuracies where the clients' own are not recorded."""
+"""What a run and a report say of accuracies if the clients' own are not recorded."""
 
 
 def is_reserved(name: str) -> bool:
@@ -73,13 +73,13 @@ class History(_Results):
             `seconds`, and at evaluations `val_*` and `test_*`: loss and the task's other metrics, for classes accuracy,
             balanced_accuracy and macro_f1. `val_*` are measured on D_val, which FedVG's weights also use, or with
             `best_on` "held_out" on the half of it that the weights do not use.
-        summary: The content of summary.json. `*_at_best_val` are of the round best on `val_*`; `best_on` names
-            those rows.
+        summary: The content of summary.json. `*_at_best_val` are the values of the round best on `val_*`; `best_on`
+            names those rows.
         variables: The final global model. In a loaded history, the model of the newest intact checkpoint; with `train`
             the trained part, which is all that checkpoints keep.
         folder: The run folder; None for a run without one.
         best_variables: The global model of the round best on validation, on the host: by accuracy, or by loss for a
-            task without one. None before the first evaluation, and where a resumed run has no checkpoint of it.
+            task without one. None before the first evaluation, and if a resumed run has no checkpoint of it.
         config: The settings of the run.
     """
 
@@ -96,7 +96,7 @@ class History(_Results):
 
         Raises:
             UsageError: it is not a run folder, or config.json, history.jsonl or summary.json is damaged. Reading a
-                model raises it where no checkpoint holds one.
+                model raises it if no checkpoint holds one.
 
         >>> History.load("nowhere")
         Traceback (most recent call last):

@@ -43,7 +43,7 @@ RESERVED_NAMES += ("dropped", "untrained", "diverged", "unweighed", "misweighed"
 RESERVED_NAMES += (*CLIENT_ACCURACIES, *itertools.chain(*CLIENT_ACCURACIES.values()))
 
 OF_GLOBAL_MODEL = (
-    "where tensors stay with the clients, accuracies are of the global model, and its local tensors keep their"
+    "where tensors stay with the clients, accuracies are of the global model, whose local tensors keep their"
     " initial values; --record personal_accuracy has the clients' own"
 )
 """What a run and a report say of accuracies if the clients' own are not recorded."""

@@ -44,8 +44,8 @@ def main(argv: Sequence[str]) -> int:
 
 METRIC = (
     "outcome to compare: accuracy, loss, macro_f1, a metric of your own, personal_accuracy_mean, worst_decile, ...;"
-    " min:NAME or max:NAME says that lower or higher values of your own are better; default: accuracy, that of the"
-    " clients' own models where methods have such models and all runs record it"
+    " min:NAME or max:NAME says that lower or higher values of your own are better; default: accuracy, of the clients'"
+    " own models if methods have such models and all runs record it"
 )
 
 CHOICE = (

@@ -90,7 +90,7 @@ class Facts(NamedTuple):
     word: str = ""
     """Word for its value in help, where the type says too little."""
     topic: str = ""
-    """Heading in help; by default that of the field before it."""
+    """Heading in help; by default the heading of the field before it."""
     is_common: bool = False
     """Whether `--help` shows it; `--help-all` shows all."""
     names_method: bool = False
@@ -155,7 +155,7 @@ class Setting(NamedTuple):
         return self.choices[name].made(value)
 
     def split(self, text: str) -> tuple[str, Any]:
-        """Returns the name in a text NAME or NAME:VALUE, and the value, by default that of the name.
+        """Returns the name in a text NAME or NAME:VALUE, and the value, by default the name's own.
 
         Raises:
             ValueError: the value has another type, or is out of range.

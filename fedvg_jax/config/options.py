@@ -108,7 +108,7 @@ class Privacy:
     delta: float = setting(1e-5, declare.BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
     """Delta at which epsilon is recorded; below 1 / clients."""
     noise_seed: int = setting(0, Range(0, 2**63, excludes_high=True, text="in [0, 2**63)"), "host", used=(_PRIVATE,))
-    """Seed of what is drawn on the device; 0: that of seed. It is written nowhere: to resume the run, give it again."""
+    """Seed of draws on the device; 0: the run's seed. It is written nowhere: to resume the run, give it again."""
 
 
 @dataclass(frozen=True)

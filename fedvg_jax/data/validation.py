@@ -255,7 +255,7 @@ def refuse_other_network(path: Path, own: Path) -> None:
 
     Args:
         path: .npz file of D_val, or its folder; of a file without a manifest nothing is known.
-        own: that of the clients' data.
+        own: the file of the clients' data.
     """
     theirs, ours = _manifest(path), _manifest(own)
     for name in MANIFEST:

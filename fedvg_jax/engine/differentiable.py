@@ -172,7 +172,7 @@ def _as_float(number: Any) -> Array:
 def stack_schedules(schedules: Sequence[Schedule]) -> Schedule:
     """Returns the schedules of several rounds as one with a leading axis [R], for `over_rounds`.
 
-    Tables of minibatches are as long as that of the longest round.
+    Tables of minibatches are as long as the table of the longest round.
 
     Raises:
         UsageError: for schedules of other shapes.

@@ -252,8 +252,8 @@ def pack(
 def stack(rounds: Sequence[Schedule], max_rounds: int) -> Schedule:
     """Returns the schedules of a chunk as one, padded to `max_rounds` with copies of the first.
 
-    All leaves have a leading axis [R], except `rows`, a single table with every round's minibatches, as long as that of
-    the first round.
+    All leaves have a leading axis [R], except `rows`, a single table with every round's minibatches, as long as the
+    first round's table.
 
     Args:
         rounds: the schedules, in order.

@@ -73,7 +73,7 @@ class Choices(NamedTuple):
     large_image_conv: str
     """Convolution of larger images. On an accelerator the memory traffic of patches outweighs what the matmul gains."""
     scoring_conv: str | None
-    """Convolution of scoring passes, one client after the other, and of evaluations (`--conv auto`); None: that of
+    """Convolution of scoring passes, one client after the other, and of evaluations (`--conv auto`); None: as in
     training, for as many clients as there are lanes.
 
     Alone, a client's convolution is not grouped, and "lax" writes no patches: the patches of 1,024 images bound
@@ -318,7 +318,7 @@ def _of_this_process() -> Hardware:
 
 
 def without_jax() -> Hardware | None:
-    """Returns the hardware as far as it is known without jax: that of a CPU; None where jax may find an accelerator."""
+    """Returns a CPU's hardware, which is known without jax; None if jax may find an accelerator."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     has_plugin = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
     if platforms != "cpu" and (platforms or has_plugin):

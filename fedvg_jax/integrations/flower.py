@@ -84,7 +84,7 @@ class FedVG(Strategy):
         self.config = check(Config() if config is None else config)
         if self.config.algorithm != "fedavg":
             raise UsageError(
-                f"FedVG got algorithm {self.config.algorithm}; the algorithm is that of the Flower strategy: leave it"
+                f"FedVG got algorithm {self.config.algorithm}; the Flower strategy has its own algorithm: leave it"
                 " at fedavg and give server, such as flwr.serverapp.strategy.FedAvgM(...)"
             )
         self.server = _server(server, options)

@@ -87,7 +87,7 @@ def uniform(fan_in: int) -> Callable:
 
 
 class BatchNorm(nn.Module):
-    """y = scale (x - mean) / sqrt(var + eps) + bias, with statistics over all axes except that of the channels.
+    """y = scale (x - mean) / sqrt(var + eps) + bias, with statistics over all axes except the channels.
 
     In training, mean and (biased) variance are computed over the batch's real rows, and they move the running ones:
 

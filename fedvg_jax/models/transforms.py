@@ -136,7 +136,7 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]] | None] = {
     "columns": None,
 }
 """Name -> mean and standard deviation of each channel of pixels in [0, 1]. imagenet: torchvision's, for its ImageNet
-weights; half: that of timm's ViTs; none: the published code does not normalise; columns: scaled before,
+weights; half: timm's, for its ViTs; none: the published code does not normalise; columns: scaled before,
 by `data.scaling`."""
 
 

@@ -320,7 +320,7 @@ def _source(folder: Path) -> Path:
 
 
 def _is_stored(each: SweepResult, in_folders: Collection[str]) -> bool:
-    """Returns whether a folder holds a result: that of its history, or for a failure that of a sweep."""
+    """Returns whether a folder holds a result: a history's, or a failure's of a sweep."""
     if isinstance(each.result, History):
         return each.result.folder is not None
     return each.name in in_folders

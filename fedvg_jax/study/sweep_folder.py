@@ -280,7 +280,7 @@ def _change(name: str, stored: Stored, objects: Mapping[str, Identity]) -> str:
     if name not in stored.objects:
         return "was not given when"
     if objects[name].unseen:
-        return f"holds a {objects[name].unseen[0]}, which cannot be compared with that of the call in which"
+        return f"holds a {objects[name].unseen[0]}, which cannot be compared with the one in the call in which"
     return "has changed since"
 
 

@@ -161,7 +161,7 @@ def finite_clients(norms: Tree) -> tuple[Tree, Array]:
     norms = jax.tree.map(lambda norm: jnp.where(present, norm, 1), norms)
     for path, norm in tree.by_path(norms).items():
         if not isinstance(norm, Tracer) and (least := norm.min()) < 0:
-            raise UsageError(f"norms leaf '{path}' has {float(least):g}; expected norms >= 0, as of gradient_norms")
+            raise UsageError(f"norms leaf '{path}' has {float(least):g}; expected norms >= 0, see gradient_norms")
     return norms, present
 
 

@@ -207,5 +207,5 @@ def _entries(config: Config, algorithm: Algorithm) -> list[NamedWeighting]:
 
 
 def _weighting(config: Config, algorithm: Algorithm) -> str:
-    """Returns the weighting, of "native" that of the algorithm."""
+    """Returns the weighting; "native" stands for the algorithm's own."""
     return config.weighting.replace("native", str(algorithm.native_weighting))

@@ -101,7 +101,7 @@ def scoring_task(config: Config, *arguments: Any) -> Task | None:
 
 
 def _scoring_conv(config: Config) -> str | None:
-    """Returns the convolution of scoring passes; None where it is that of training."""
+    """Returns the convolution of scoring passes; None if it is the same as in training."""
     is_chosen = config.conv == "auto" and config.lanes != "all" and MODELS[config.model].has_convolutions
     return hw.choices().scoring_conv if is_chosen else None
 

@@ -58,10 +58,6 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    from fedvg_jax.host import hardware
-
-    # programs that run once, such as draws of a model, compile with the options of XLA_FLAGS: in half the time
-    hardware.CPU = hardware.CPU._replace(options_of_once={})
     gc.freeze()
 
 
@@ -72,59 +68,6 @@ def frozen_garbage_collection():
     yield
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture
-def traced(monkeypatch):
-    """Runs of one test whose programs are traced and not compiled, from a model of ones, without pictures."""
-    from support import programs
-
-    from fedvg_jax.runs import chunks
-    from fedvg_jax.runs.assemble import registry
-    from fedvg_jax.study import figures
-
-    monkeypatch.setattr(chunks, "compile_programs", programs.trace_only)
-    monkeypatch.setattr(registry, "make_variables", programs.variables_of_ones)
-    monkeypatch.setattr(figures, "draw_run", lambda *_: [])
-
-
-CALLS_APART = ("test_own_functions", "test_programs", "test_python_sweep")
-"""Files whose runs share no program of what they are given."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_call(request):
-    """Runs of a file share programs as the points of a sweep do: the same objects that they are given are traced once.
-
-    Their functions read no value that changes."""
-    if request.module.__name__.rpartition(".")[2] in CALLS_APART:
-        yield
-        return
-    from fedvg_jax import api
-    from fedvg_jax.core import reuse
-    from fedvg_jax.core.types import Task
-    from fedvg_jax.runs.assemble import programs, simulation
-
-    names = ("task", "algorithm", "weighting", "selection")
-    traced_anew, make_program, known, keeps = api.traced_anew, programs.make_program, {}, {}
-
-    def of_the_file(given):
-        objects = tuple(getattr(given, name) for name in names)
-        key = tuple(map(id, objects))
-        if key not in known:
-            known[key] = objects, traced_anew(given)  # with the objects, whose numbers stay theirs
-        return given._replace(**{name: getattr(known[key][1], name) for name in names})
-
-    def shared(config, model, algorithm=None, weighting=None, devices=None, keep=None):
-        key = id(model) if isinstance(model, Task) else None, id(algorithm), id(weighting)
-        keep = keeps.setdefault(key, ((model, algorithm, weighting), reuse.keeper()))[1]
-        return make_program(config, model, algorithm, weighting, devices, keep)
-
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (api, simulation):
-            patch.setattr(module, "traced_anew", of_the_file)
-        patch.setattr(programs, "make_program", shared)
-        yield
 
 
 @pytest.fixture

@@ -137,9 +137,8 @@ PAGES = [README, DOCS / "how_to" / "partitions.md", DOCS / "how_to" / "bounds.md
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-@pytest.mark.usefixtures("traced")
 def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypatch, tmp_path):
-    """Its programs are traced and not compiled; it may write below the working folder."""
+    """It may write below the working folder."""
     monkeypatch.chdir(tmp_path)
     code = code_of(page.read_text(encoding="utf-8"))
     assert code
@@ -163,7 +162,6 @@ def test_the_readme_s_comparison_ends_with_the_answer_that_it_shows(monkeypatch,
     assert all(abs(ours - theirs) < 1 for ours, theirs in zip(*values, strict=True))
 
 
-@pytest.mark.usefixtures("traced")
 def test_every_key_of_a_run_folder_is_described(tmp_path):
     page = (DOCS / "reference" / "run_folder.md").read_text(encoding="utf-8")
     described = {key for cell in re.findall(r"^\| (`[^|]*)\|", page, re.M) for key in re.findall(r"`([^`]+)`", cell)}

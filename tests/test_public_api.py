@@ -14,7 +14,6 @@ from support import linear, worlds
 from support.programs import compilations
 
 import fedvg_jax as fv
-from fedvg_jax.study import sweeps
 
 SMALL = fv.Config(rounds=2, local_epochs=1)
 
@@ -134,7 +133,6 @@ def test_models_that_callbacks_and_metrics_keep_outlive_the_round():
     assert all(np.isfinite(leaf).all() for state in states for leaf in jax.tree.leaves(state.server))
 
 
-@pytest.mark.usefixtures("traced")
 def test_a_metric_that_is_not_finite_is_null_in_the_history():
     """JSON has no other value for it."""
     settings = fv.Config(rounds=1, clients=4)
@@ -170,13 +168,19 @@ def test_runs_of_a_sweep_start_at_a_given_model(tmp_path):
         fv.run_sweep(config, {"lr": [0.05]}, tmp_path, **linear.GIVEN)
 
 
-def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a_signal(monkeypatch):
+def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a_signal():
     received = []
+
+    def stop(variables, data):
+        signal.raise_signal(signal.SIGTERM)
+        return 0.0
+
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
-    monkeypatch.setattr(sweeps, "compute", lambda _, work: work.results.update({"seed=0": "a history"}) or "SIGTERM")
+    axes = {"seed": [0, 1]}
     try:
-        results = fv.run_sweep(SMALL, {"seed": [0, 1]})
+        results = fv.run_sweep(replace(SMALL, model="linear", rounds=1), axes, metrics={"mine": stop})
     finally:
         signal.signal(signal.SIGTERM, before)
     assert received == [signal.SIGTERM]
-    assert [result[:3] for result in results] == [("seed=0", {"seed": 0}, "a history")]
+    assert [(name, values) for name, values, *_ in results] == [("seed=0", {"seed": 0})]
+    assert len(results[0].result.records) == 1  # its last round was under way

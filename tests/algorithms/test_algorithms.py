@@ -274,7 +274,6 @@ def test_a_run_uses_the_given_value_of_a_declared_hyperparameter():
     assert small["train_loss"] != large["train_loss"]
 
 
-@pytest.mark.usefixtures("traced")
 def test_a_run_gives_probe_minibatches_to_any_algorithm_with_a_probe_and_to_no_other():
     """`elastic` as an object has the schedule of the setting; without probes its sensitivities are all 0."""
 
@@ -375,7 +374,6 @@ def test_a_diverged_personal_model_marks_its_client_and_is_not_kept(x64):
 # --- runs
 
 
-@pytest.mark.usefixtures("traced")
 def test_a_run_sends_the_global_model_only():
     settings = config.Config(algorithm="ditto", clients=4, rounds=1, local_epochs=1, lanes="1", alpha=10.0)
     history = fv.run(settings, data=worlds.images(120))

@@ -19,7 +19,6 @@ from fedvg_jax.runs.assemble import registry
 from fedvg_jax.runs.assemble.contracts import check_features
 
 WORLD = worlds.small()
-pytestmark = pytest.mark.usefixtures("traced")  # of runs, only messages matter here
 
 SETTINGS = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", partition="iid", lanes="1")
 WEIGHTS = {"moon": "moon.mu", "fedntd": "fedntd.beta", "feddecorr": "feddecorr.beta"}

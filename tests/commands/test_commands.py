@@ -99,7 +99,6 @@ def test_the_command_of_the_manifest_for_kubernetes_is_parsed():
     assert commands.parse(words).resume == "auto"
 
 
-@pytest.mark.usefixtures("traced")
 def test_documented_resumes_work(folder):
     lines = [re.sub(r" --(config|data-dir|track) \S+", "", line) for line in documented("sim")]
     first, again = (arguments(next(x for x in lines if f"--resume {name}" in x)) for name in ("auto", "runs/first"))

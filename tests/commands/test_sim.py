@@ -42,7 +42,7 @@ def test_taken_run_folder_is_refused_and_unchanged(folder, capsys):
     assert (folder / "history.jsonl").read_bytes() == before
 
 
-def test_closed_output_does_not_end_the_run(traced, tmp_path, monkeypatch):
+def test_closed_output_does_not_end_the_run(tmp_path, monkeypatch):
     """As in `sim ... | head -1`."""
     reading, writing = os.pipe()
     os.close(reading)
@@ -100,7 +100,7 @@ def test_command_line_overrides_the_file_which_overrides_the_preset(tmp_path):
     assert commands.parse([]) == Config(cache_dir=commands.parse([]).cache_dir)
 
 
-def test_arrays_in_a_file_train(traced, tmp_path, capsys):
+def test_arrays_in_a_file_train(tmp_path, capsys):
     import numpy as np
 
     rng = np.random.default_rng(0)

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
+from support.files import write_stl
 
 from fedvg_jax.data import validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import draw
-from fedvg_jax.data.readers.cifar_stl10 import CLASS_NAMES
+from fedvg_jax.data.readers.cifar_stl10 import CLASS_NAMES, CLASS_NAMES_100, STL_NAMES
 
 RNG = np.random.default_rng(0)
 ARRAYS = Arrays("ten", RNG.integers(0, 256, (600, 4, 4, 3), np.uint8), np.repeat(np.arange(10, dtype=np.int32), 60),
@@ -61,61 +62,63 @@ def test_official_order_has_the_published_counts():
     assert len(validation.order(np.zeros(20, int), True, np.random.default_rng(0))) == 40
 
 
-FINE = ("bus", "fox", "leopard", "lion", "motorcycle", "pickup_truck", "tiger", "tractor", "wolf")
-STL = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
-
-
 SEVEN = {"bus": 1, "motorcycle": 1, "leopard": 3, "lion": 3, "tiger": 3, "wolf": 5, "fox": 5}
 NINE = {"airplane": 0, "car": 1, "bird": 2, "cat": 3, "deer": 4, "dog": 5, "horse": 7, "ship": 8, "truck": 9}
 """Labels of CIFAR-10: automobile is 1, cat 3, dog 5."""
 
 
-def replace_external(monkeypatch, names, size=4, channels=3, test_rows=5):
-    """Replaces the reader by an external set of three training images per class and some test images."""
-    y = np.repeat(np.arange(len(names), dtype=np.int32), 3)
-    x = RNG.integers(0, 256, (len(y) + test_rows, size, size, channels), np.uint8)
-    result = Arrays("external", x, np.concatenate([y, np.zeros(test_rows, np.int32)]), tuple(names), len(y))
-    monkeypatch.setattr(validation.datasets, "load", lambda *arguments: result)
-    return result
+def write_external(folder, source, count, size=4):
+    """Writes an external set of three training images per class and some test images; returns its folder and rows."""
+    if source == "stl10":
+        x, y = write_stl(folder)
+        return folder, x[:3], y[:3]
+    y = np.repeat(np.arange(count, dtype=np.int32), 3)
+    x = RNG.integers(0, 256, (len(y) + 5, size, size, 3), np.uint8)
+    names = ("train_images", "train_labels", "test_images", "test_labels")
+    arrays = (x[: len(y)], y, x[len(y) :], np.zeros(5, np.int32))
+    np.savez(folder / f"{source}.npz", **dict(zip(names, arrays, strict=True)))
+    return folder, x[: len(y)], y
 
 
 @pytest.mark.parametrize(
     ("source", "names", "all_classes", "expected"),
     [
-        ("cifar100", FINE, False, SEVEN),
-        ("cifar100", FINE, True, SEVEN | {"pickup_truck": 9}),
-        ("stl10", STL, False, NINE),
+        ("cifar100", CLASS_NAMES_100, False, SEVEN),
+        ("cifar100", CLASS_NAMES_100, True, SEVEN | {"pickup_truck": 9}),
+        ("stl10", STL_NAMES, False, NINE),
         ("npz", ("0", "1", "2"), False, {"0": 0, "1": 1, "2": 2}),
     ],
     ids=["cifar100", "cifar100 all", "stl10", "by number"],
 )
-def test_classes_are_mapped_by_name_and_unmapped_ones_are_left_out(monkeypatch, source, names, all_classes, expected):
-    result = replace_external(monkeypatch, names)
-    x, y = validation.outside_images(source, "dir", ARRAYS, all_classes)
-    kept = [i for i in range(result.num_train) if names[result.y[i]] in expected]
-    np.testing.assert_array_equal(y, [expected[names[result.y[i]]] for i in kept])
-    np.testing.assert_array_equal(x, result.x[kept])
+def test_classes_are_mapped_by_name_and_unmapped_ones_are_left_out(tmp_path, source, names, all_classes, expected):
+    folder, outside_x, outside_y = write_external(tmp_path, source, len(names))
+    size = outside_x.shape[1]
+    target = ARRAYS._replace(x=np.zeros((600, size, size, 3), np.uint8))
+    x, y = validation.outside_images(source, folder, target, all_classes)
+    kept = [i for i in range(len(outside_y)) if names[outside_y[i]] in expected]
+    assert kept
+    np.testing.assert_array_equal(y, [expected[names[outside_y[i]]] for i in kept])
+    np.testing.assert_array_equal(x, outside_x[kept])
 
 
-def test_numbers_that_are_names_of_classes_are_names(monkeypatch):
+def test_numbers_that_are_names_of_classes_are_names(tmp_path):
     """Class folders 0 to 11 are read in the order of their names: 0, 1, 10, 11, 2, ..."""
     names = sorted(map(str, range(12)))
     target = ARRAYS._replace(class_names=tuple(names))
-    outside = replace_external(monkeypatch, [str(c) for c in range(12)])
-    _, y = validation.outside_images("npz", "dir", target, "paper")
-    assert [names[c] for c in y] == [outside.class_names[c] for c in outside.y[: outside.num_train]]
+    folder, _, outside_y = write_external(tmp_path, "npz", 12)
+    _, y = validation.outside_images("npz", folder, target, "paper")
+    assert [names[c] for c in y] == [str(c) for c in outside_y]
 
 
-def test_larger_images_are_averaged_and_grey_images_become_rgb(monkeypatch):
+def test_larger_images_are_averaged_and_grey_images_become_rgb(tmp_path):
     """Pillow's bilinear filter is a triangle two target pixels wide.
 
     It does not change constant images, and preserves the mean of a ramp's interior."""
-    result = replace_external(monkeypatch, STL, size=12, channels=1)
-    result.x[:] = np.arange(len(result.x), dtype=np.uint8)[:, None, None, None]
-    x, y = validation.outside_images("stl10", "dir", ARRAYS)
-    assert x.shape == (27, 4, 4, 3) and len(y) == 27
-    kept = [i for i in range(30) if STL[result.y[i]] != "monkey"]
-    np.testing.assert_array_equal(x, np.broadcast_to(np.array(kept)[:, None, None, None], x.shape))
+    shades = np.arange(30, dtype=np.uint8)
+    np.savez(tmp_path / "grey.npz", x=np.broadcast_to(shades[:, None, None], (30, 12, 12)), y=shades % 10)
+    x, y = validation.outside_images("npz", tmp_path, ARRAYS)
+    np.testing.assert_array_equal(y, shades % 10)
+    np.testing.assert_array_equal(x, np.broadcast_to(shades[:, None, None, None], (30, 4, 4, 3)))
     ramp = np.broadcast_to(np.arange(0, 240, 20, dtype=np.uint8)[None, None, :, None], (1, 12, 12, 3))
     small = validation.resized(ramp, (4, 4, 3), "here")
     np.testing.assert_allclose(small[0, 0, 1:3, 0], [80, 140], atol=1)  # means of 60, 80, 100 and 120, 140, 160

@@ -256,6 +256,21 @@ def test_server_steps_change_no_tensor_that_stays_with_clients():
     assert state.variables.params["body"]["w"] == plain.variables.params["body"]["w"] + 1
 
 
+def test_the_update_that_a_weighting_reads_is_0_in_the_local_part():
+    """Though clients have trained it, and come back with it from the second round on."""
+
+    def measure(hyper, client, data):
+        changes = {path: jnp.abs(leaf).sum() for path, leaf in tree.by_path(client.delta).items()}
+        of_local = [changes.pop(path) for path in list(changes) if HEAD.is_local(path)]
+        assert of_local
+        return jnp.where(sum(changes.values()) > 0, 1 + sum(of_local), 0)
+
+    rule = fv.weightings.by_scalar(measure)
+    played = worlds.play(WORLD, plan_of(), worlds.algorithm("fedavg"), rule, worlds.TASK, local=HEAD)
+    for _, metrics in played:
+        assert (metrics.scores[metrics.weights > 0] == 1).all()
+
+
 # --- rounds whose clients compress their updates
 
 

@@ -13,7 +13,6 @@ from support.oracle import Scoring
 
 import fedvg_jax as fv
 from fedvg_jax import config
-from fedvg_jax.config import MODELS
 from fedvg_jax.core import groups, norms
 from fedvg_jax.core.types import Batch
 from fedvg_jax.engine import evaluate, executors
@@ -246,13 +245,11 @@ def test_gru_equals_its_equations_in_numpy(x64):
     np.testing.assert_allclose(predicted, np.stack(outputs, 1), rtol=1e-12, atol=1e-12)
 
 
-def test_a_run_on_texts_records_accuracy_per_character(tmp_path, monkeypatch):
+def test_a_run_on_texts_records_accuracy_per_character(tmp_path):
     """Of two short texts with 21 rows each, of which 5 are for test."""
     rng = np.random.default_rng(0)
     for author in ("first", "second"):
         (tmp_path / f"{author}.txt").write_text("".join(rng.choice(list("abc \n"), 1400)), encoding="utf-8")
-    small = functools.partial(gru.GRU, width=2, hidden=3)
-    monkeypatch.setitem(MODELS, "gru", MODELS["gru"]._replace(make=small))
     settings = {"dataset": "text", "data_dir": tmp_path, "model": "gru", "partition": "group", "rounds": 1}
     settings |= {"clients": 2, "join_ratio": 1.0, "local_epochs": 1, "weighting": "val_accuracy"}
     settings |= {"corrupt": {"kind": "label_noise", "clients": 0.5}, "validation": {"label_noise": 0.5}}

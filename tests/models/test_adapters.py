@@ -165,7 +165,6 @@ class WithLora(nnx.Module):
         return self.out(nnx.tanh(self.hidden(x)))
 
 
-@pytest.mark.usefixtures("traced")
 def test_adapters_of_nnx_are_parameters():
     x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
     task = fv.nnx_task(WithLora, lambda output, y: (output[0] - y) ** 2, x[:1])

@@ -298,11 +298,13 @@ def test_best_model_of_a_task_without_accuracy_has_the_least_loss():
     assert (best.quality, best.variables["w"][0]) == (-1.0, 2)
 
 
-def test_other_data_are_refused(run, monkeypatch):
-    manifest = json.loads((run / "manifest.json").read_text())
+def test_other_data_are_refused(run):
+    """The manifest is not among the files of a checkpoint, and tells what the run was computed from."""
+    left_at(run, 6)
+    path = run / "manifest.json"
+    manifest = json.loads(path.read_text())
     for source, message in (("data", "on other data"), ("partition", "on another partition")):
-        others = {name: manifest[name] for name in ("data", "partition")} | {source: "0" * 32}
-        monkeypatch.setattr(loop.provenance, "sources", lambda *_, others=others: others)
+        path.write_text(json.dumps(manifest | {source: "0" * 32}))
         assert_refused(run, message, rounds=7)
 
 
@@ -347,10 +349,9 @@ def test_a_callback_ends_a_run_that_is_then_finished(tmp_path):
     assert len(simulate(tmp_path / "run", resume=str(tmp_path / "run"), eval_every=2, rounds=7).records) == 7
 
 
-def test_ctrl_c_raises_from_run_after_a_checkpoint(tmp_path, monkeypatch):
+def test_ctrl_c_raises_from_run_after_a_checkpoint(tmp_path):
     """So a loop over runs ends."""
-    settings = replace(tiny().config, out=tmp_path / "run")
-    monkeypatch.setattr(simulation, "simulation", lambda config, **given: tiny()._replace(config=config))
+    settings = replace(SMALL, model="linear", out=tmp_path / "run")
     stop = functools.partial(signal.raise_signal, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match="after round 2"):
         fedvg_jax.run(settings, callbacks=[at(2, stop)])

@@ -16,6 +16,7 @@ pytest.importorskip("matplotlib", reason="reports need the report extra")
 pytest.importorskip("scipy", reason="reports need the report extra")
 
 from matplotlib import font_manager
+from matplotlib.figure import Figure
 from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 from support.drawn_figures import draw_one, make_study, rows
@@ -152,7 +153,7 @@ def test_pictures_of_a_run_name_its_own_weighting(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", method="fedvg")
     write_manifest(run, json.loads((run / "manifest.json").read_text()) | {"given": {"weighting": "root"}})
     shown = []
-    monkeypatch.setattr(base, "save", lambda drawn, *rest: shown.append(texts(drawn.figure) | {drawn.title}) or [])
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *file, **options: shown.append(texts(figure)))
     draw_run(run, History.load(run))
     assert len(shown) == 2 and all(any("root" in text for text in each) for each in shown)
     assert not any("FedVG" in text for each in shown for text in each)

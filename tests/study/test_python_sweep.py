@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import json
+import os
+import subprocess
 import sys
 
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
 from fedvg_jax.runs.assemble.given import Given, identities
-from fedvg_jax.study import sweep_folder, sweep_points, sweeps, workers
+from fedvg_jax.study import sweep_points
 from fedvg_jax.study.collect import collect
 from fedvg_jax.views import tracking
 
@@ -28,22 +30,28 @@ def tempered(task):
     return rule._replace(hyperparameters=(Hyperparameter("T", 1.0, 0.0, 4.0),))
 
 
-def test_processes_of_a_call_compute_the_results_of_runs_alone(tmp_path, monkeypatch):
-    """Here this process waits for the other one, which computes all; both tune."""
-    monkeypatch.setattr(sweeps, "_compute_or_skip", lambda work, point: sweep_folder.is_done(work.out, point))
+def test_processes_of_a_call_compute_the_results_of_runs_alone(tmp_path):
+    """Both tune."""
     given = {"tune": {"lr": [0.1, 0.2]}, "tune_seeds": [7], "data": arrays()}
     results = fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "s", jobs=2, **given)
-    monkeypatch.undo()
     alone = fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "alone", **given)
     assert [timeless(r.result.records) for r in results] == [timeless(r.result.records) for r in alone]
 
 
 def test_processes_are_started_for_unfinished_points_only(tmp_path, monkeypatch):
-    fv.run_sweep(CONFIG, {"lr": [0.1, 0.2]}, tmp_path / "s")
-    counted = []
-    monkeypatch.setattr(workers, "num_processes", lambda jobs, points, machine: counted.append(len(points)) or 1)
-    fv.run_sweep(CONFIG, {"lr": [0.1, 0.2, 0.3]}, tmp_path / "s", jobs="auto")
-    assert counted == [1]
+    """On four cores, `auto` shares many unfinished points, and computes a single one in this process."""
+
+    def refuse(*arguments, **options):
+        raise OSError("started")
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    lr = [0.1, 0.11, 0.12, 0.13, 0.14, 0.15, 0.16, 0.17, 0.18]
+    small = dataclasses.replace(CONFIG, devices="1")
+    with pytest.raises(OSError, match="started"):
+        fv.run_sweep(small, {"lr": lr}, tmp_path / "other", jobs="auto")
+    fv.run_sweep(small, {"lr": lr[:-1]}, tmp_path / "s")
+    assert len(fv.run_sweep(small, {"lr": lr}, tmp_path / "s", jobs="auto")) == len(lr)
 
 
 def arrays(factor=1):
@@ -206,7 +214,6 @@ def test_failed_trackers_are_logged_with_the_names_of_their_points(monkeypatch, 
     assert all("tracker wandb failed, and the run continues without it" in line for line in lines)
 
 
-@pytest.mark.usefixtures("traced")
 def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):
     """Their manifests name no given data; with two of them the report would refuse the runs as one study."""
     pytest.importorskip("scipy", reason="reports need the report extra")

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -19,7 +21,6 @@ from fedvg_jax.config import Config, flatten
 from fedvg_jax.config.uses import HOST, plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
-from fedvg_jax.runs import loop
 from fedvg_jax.runs.record import digests, folder as run_folder
 from fedvg_jax.study import report, sweep_folder, sweep_points, sweeps
 from fedvg_jax.study.sweep_folder import Failure
@@ -28,6 +29,7 @@ from fedvg_jax.study.sweep_points import Point
 AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
 
 CONFIG = dataclasses.replace(BASE, model="linear")
+ONE_ROUND = dataclasses.replace(CONFIG, rounds=1)
 
 
 def open_sweep(out, swept=AXES, config=CONFIG):
@@ -70,9 +72,14 @@ def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(
         assert alone != timeless(fedvg_jax.run(dataclasses.replace(short, seed=1)).records)
 
 
-def test_finished_points_are_listed_verify_and_are_not_computed_again(whole, monkeypatch):
-    monkeypatch.setattr(loop, "run_simulation", None)
+def written(out):
+    """History or failure of a point -> when it was written."""
+    return {path: path.stat().st_mtime_ns for name in ("history.jsonl", "failure.json") for path in out.rglob(name)}
+
+
+def test_finished_points_are_listed_verify_and_are_not_computed_again(whole):
     out, results = whole
+    before = written(out)
     content = json.loads((out / "sweep.json").read_text())
     assert content["axes"] == [{"alpha": [0.5, 5.0], "seed": [0, 1]}]
     assert [(p["name"], p["values"]) for p in content["points"]] == [(r.name, r.values) for r in results]
@@ -82,6 +89,7 @@ def test_finished_points_are_listed_verify_and_are_not_computed_again(whole, mon
     for result in results:
         assert not digests.check(out / "points" / result.name)
     assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out)) == histories(results)
+    assert written(out) == before
 
 
 class Killed(BaseException):
@@ -134,18 +142,18 @@ def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(who
 
 def test_waiting_process_takes_over_the_point_of_one_that_ends(tmp_path, monkeypatch):
     out = tmp_path / "out"
-    points = open_sweep(out)
+    points = open_sweep(out, config=ONE_ROUND)
     folder = sweep_folder.point_folder(out, points[0].name)
     folder.mkdir()
     other = files.claimed(folder / sweep_folder.CLAIM)
     other.__enter__()
-    monkeypatch.setattr(sweeps.time, "sleep", lambda seconds: other.__exit__(None, None, None))
+    monkeypatch.setattr(time, "sleep", lambda seconds: other.__exit__(None, None, None))
     work = sweeps.Work(out)
     assert sweeps.compute(points, work) is None
     assert list(work.results) == [points[1].name, points[0].name]
 
 
-def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(tmp_path, monkeypatch):
+def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(tmp_path):
     out, changed = tmp_path / "out", {"lr": [1e30, 0.2]}
     results = fedvg_jax.run_sweep(CONFIG, changed, out)
     kinds = [r.result.kind if isinstance(r.result, Failure) else "" for r in results]
@@ -155,47 +163,45 @@ def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(tmp_pat
     assert "use a smaller --lr" in failure.reason and "\n" not in failure.reason
     assert json.loads((folder / "failure.json").read_text()) == failure._asdict()
     assert len(fedvg_jax.History.load(folder).records) == failure.round
-    monkeypatch.setattr(loop, "run_simulation", None)
-    assert fedvg_jax.run_sweep(CONFIG, changed, out)[0].result.kind == "diverged"
+    before = written(out)
+    assert fedvg_jax.run_sweep(CONFIG, changed, out)[0].result.kind == "diverged" and written(out) == before
 
 
-def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(whole, tmp_path, monkeypatch):
-    out, run = tmp_path / "out", loop.run_simulation
+def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(tmp_path):
+    """A metric of the user's own fails in the first evaluation of all, and never again."""
+    out, marker = tmp_path / "out", str(tmp_path / "marker")
 
-    def fail_once(sim, **arguments):
-        if sim.config.seed:
+    def fail_once(variables, data):
+        if not os.path.exists(marker):
+            Path(marker).touch()
             raise OSError(28, "No space left on device")
-        return run(sim, **arguments)
+        return 0.5
 
-    monkeypatch.setattr(loop, "run_simulation", fail_once)
-    results = fedvg_jax.run_sweep(CONFIG, AXES, out)
-    assert [isinstance(r.result, Failure) for r in results] == [False, True]
-    folder = out / "points" / results[1].name
+    given = {"metrics": {"mine": fail_once}}
+    results = fedvg_jax.run_sweep(CONFIG, AXES, out, **given)
+    assert [isinstance(r.result, Failure) for r in results] == [True, False]
+    folder = out / "points" / results[0].name
     assert (folder / "config.json").exists()
-    for failure in (results[1].result, sweep_folder.read_failure(folder)):
-        assert failure[:3] == ("failed", 0, "[Errno 28] No space left on device")
+    for failure in (results[0].result, sweep_folder.read_failure(folder)):
+        assert failure[0] == "failed" and "No space left on device" in failure[2]
         assert "in fail_once" in failure.traceback, "where an own function failed"
-    monkeypatch.undo()
-    assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out)) == histories(whole[1])
+    assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out, **given)) == histories(
+        fedvg_jax.run_sweep(CONFIG, AXES, **given)
+    )
     assert not (folder / "failure.json").exists()
 
 
-def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_again(tmp_path, monkeypatch):
+def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_again(tmp_path):
     """Also a process that waits for the point while another one computes it."""
     out, tried = tmp_path / "out", []
     points = open_sweep(out)
-
-    def fail(work, point):
-        tried.append(point.name)
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(sweeps, "simulation_of", fail)
-    sweep_folder.clear_failures(out, points)  # as the command does before it starts workers
+    for point in points:  # a folder where a file is to be written
+        (sweep_folder.point_folder(out, point.name) / "history.jsonl").mkdir(parents=True)
     for number in range(1, 3):
+        sweep_folder.clear_failures(out, points)  # as the command does before it starts workers
         for _ in range(2):  # workers, of which the second finds what the first has recorded
-            sweeps.compute(points, sweeps.Work(out))
-        assert sorted(tried) == sorted([point.name for point in points] * number)
-        sweep_folder.clear_failures(out, points)
+            sweeps.compute(points, sweeps.Work(out, on_end=lambda point, failure: tried.append(failure.kind)))
+        assert tried == ["failed"] * len(points) * number
 
 
 def test_folder_of_another_sweep_is_refused_and_stays_as_it_is(whole, tmp_path):
@@ -212,23 +218,20 @@ def test_folder_of_another_sweep_is_refused_and_stays_as_it_is(whole, tmp_path):
         fedvg_jax.run_sweep(CONFIG, AXES, tmp_path)
 
 
-def test_processes_take_the_programs_that_no_process_has_begun_first(tmp_path, monkeypatch):
+def test_processes_take_the_programs_that_no_process_has_begun_first(tmp_path):
     """So that few programs are compiled twice; and the points of others where they are free."""
     out, computed = tmp_path / "out", []
-    points = open_sweep(out, {"weighting": ["uniform", "samples"], "seed": [0, 1]})
+    points = open_sweep(out, {"weighting": ["uniform", "samples"], "seed": [0, 1]}, ONE_ROUND)
     sweep_folder.point_folder(out, points[0].name).mkdir()
-    monkeypatch.setattr(
-        sweeps, "_compute_point", lambda work, point: computed.append(point) or Failure("failed", 0, "")
-    )
-    sweeps.compute(points, sweeps.Work(out))
-    assert [p.name for p in computed] == [points[i].name for i in (2, 3, 0, 1)]
+    sweeps.compute(points, sweeps.Work(out, on_end=lambda point, result: computed.append(point.name)))
+    assert computed == [points[i].name for i in (2, 3, 0, 1)]
 
 
 def test_a_kill_while_a_folder_is_made_leaves_one_that_opens(tmp_path, monkeypatch):
     def kill(*arguments):
         raise Killed
 
-    monkeypatch.setattr(files, "replace_bytes", kill)
+    monkeypatch.setattr(os, "replace", kill)
     with pytest.raises(Killed):
         open_sweep(tmp_path / "out")
     monkeypatch.undo()
@@ -239,14 +242,14 @@ def test_a_kill_while_a_folder_is_made_leaves_one_that_opens(tmp_path, monkeypat
 @pytest.mark.parametrize("swept", [AXES, {"seed": [7]}], ids=["the same", "another"])
 def test_sweeps_that_start_in_one_new_folder_at_once_share_it_or_are_told_apart(tmp_path, monkeypatch, swept):
     """The second one finds the folder in the state just before sweep.json is written."""
-    replace, is_writing = files.replace_bytes, threading.Event()
+    replace, is_writing = os.replace, threading.Event()
 
     def slow_replace(*arguments):
         is_writing.set()
         time.sleep(0.2)
         replace(*arguments)
 
-    monkeypatch.setattr(files, "replace_bytes", slow_replace)
+    monkeypatch.setattr(os, "replace", slow_replace)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(open_sweep, tmp_path / "out")
         is_writing.wait()
@@ -268,13 +271,18 @@ def test_the_folder_of_a_sweep_is_named_as_such(tmp_path):
 def test_time_left_is_that_of_the_points_left_at_the_pace_of_those_that_ended_here_and_elsewhere(tmp_path, monkeypatch):
     """Eight points, of which one was done before; two end in 100 s, and so the other five in 250 s."""
     now, text = [0.0], io.StringIO()
-    monkeypatch.setattr(sweeps.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     points = [Point(f"seed={i}", {"seed": i}, Config(seed=i, rounds=10)) for i in range(8)]
-    done = {points[0].name}
-    monkeypatch.setattr(sweep_folder, "is_done", lambda out, point: point.name in done)
+
+    def end_elsewhere(point):
+        folder = sweep_folder.point_folder(tmp_path, point.name)
+        folder.mkdir(parents=True)
+        sweep_folder.write_failure(folder, point.config, Failure("diverged", 3, "not finite"))
+
+    end_elsewhere(points[0])
     with sweeps.sweep_progress(Console(file=text, width=200), points, sweeps.Work(tmp_path)) as work:
         now[0] = 100.0
-        done.add(points[2].name)
+        end_elsewhere(points[2])
         work.on_end(points[1], Failure("diverged", 3, "not finite"))
     assert text.getvalue() == "3/8  seed=1: diverged in round 3 (not finite), about 4 min left\n"
 

@@ -1,6 +1,6 @@
 """The plan of a run predicts what the run takes."""
 
-import pytest
+import re
 
 from fedvg_jax import config, sim
 from fedvg_jax.runs.assemble import simulation
@@ -10,13 +10,16 @@ FLAGS = "--rounds 5 --local-epochs 2 --alpha 1 --eval-every 2 --model linear --d
 SETTINGS = config.Config(rounds=5, local_epochs=2, alpha=1.0, eval_every=2, model="linear")
 
 
-def test_dry_run_predicts_seconds_and_memory_and_writes_only_the_cache(tmp_path, monkeypatch):
-    plans, plan_table = [], display.plan_table
+def test_dry_run_shows_seconds_and_memory_and_writes_only_the_cache(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(display, "plan_table", lambda plan: plans.append(plan) or plan_table(plan))
     assert sim.main([*FLAGS.split(), "--cache-dir", str(tmp_path / "cache")]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
-    (plan,) = plans
+    shown = capsys.readouterr().out
+    assert all(re.search(rf"{name} .*\d", shown) for name in ("compiling", "one round", "5 rounds", "memory"))
+
+
+def test_the_plan_of_a_run_adds_up():
+    plan = display.predict(simulation.simulation(SETTINGS))
     assert plan.rounds == 5
     evaluation = (plan.seconds - 5 * plan.seconds_per_round) / 3  # after rounds 2, 4 and 5
     assert plan.seconds_per_round > 0 and evaluation > 0 and plan.compile_seconds > 0
@@ -24,7 +27,6 @@ def test_dry_run_predicts_seconds_and_memory_and_writes_only_the_cache(tmp_path,
     assert plan.memory_bytes > pixels + 10 * model, "the images, and the models of a cohort of ten"
 
 
-@pytest.mark.usefixtures("traced")
 def test_two_rounds_are_timed():
     made = simulation.simulation(SETTINGS)
     drawn = []

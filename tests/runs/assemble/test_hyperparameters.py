@@ -71,7 +71,6 @@ def test_what_a_round_reads_beside_them_is_not_declared_by_an_algorithm_or_a_wei
             merge_hyperparameters(config.Config(), algorithm, weighting)
 
 
-@pytest.mark.usefixtures("traced")
 def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_path):
     own = algorithms.fedavg()._replace(hyperparameters=(Hyperparameter("boost", 2.0),))
     settings = config.Config(clients=4, rounds=1, out=tmp_path / "run")

@@ -18,7 +18,6 @@ import fedvg_jax
 from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.config.fidelity import departs
-from fedvg_jax.core import reuse
 from fedvg_jax.engine import federated_round, schedule as schedules
 from fedvg_jax.runs.assemble import programs, registry, simulation, tables
 from fedvg_jax.weightings import basic
@@ -92,14 +91,13 @@ def test_every_default_device_computes_its_own_runs():
         assert {leaf.device for leaf in jax.tree.leaves(model)} == {device}
 
 
-def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_of_their_own(monkeypatch):
+def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_of_their_own():
     fedvg_jax.run(SMALL)
     other = replace(SMALL, seed=5, alpha=0.5, lr=0.05, partition_seed=3, rounds=3)
     with compilations() as compiled:
         shared = fedvg_jax.run(other)
     assert compiled == []
-    monkeypatch.setattr(programs, "_of_settings", reuse.keeper())
-    alone = fedvg_jax.run(other)
+    alone = fedvg_jax.run(other, algorithm=fedvg_jax.algorithms.fedavg())  # whose program is of this call
     assert_equal_runs(shared, alone)
 
 
@@ -117,7 +115,7 @@ def test_runs_of_one_call_share_the_programs_of_what_it_is_given():
 
 
 @pytest.mark.parametrize("configured", [None, "/elsewhere"])
-def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tmp_path, traced, configured):
+def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tmp_path, configured):
     before = {name: jax.config.values[name] for name in jax.config.values if "cache_dir" in name or "cache_min" in name}
     jax.config.update("jax_compilation_cache_dir", configured)
     try:

@@ -31,7 +31,7 @@ IsTrained = Callable[[str], bool]
 def trained_part(task: Task, variables: Variables, pattern: str | IsTrained = "") -> tuple[Task, Variables]:
     r"""Returns a task with the trained tensors of a model as its parameters, and their values.
 
-    The other values are constants of what is computed with the task; in a run they are an argument of its program.
+    The other values are constants in programs that use the task; in a run they are an argument of its program.
 
     Args:
         task: a model and its loss.

@@ -49,7 +49,7 @@ class Carry(NamedTuple):
     loss: Array
     """[] sum of the minibatch losses over the steps, in at least float32."""
     personal: Tree = ()
-    """`Variables` of the client's personal model, with which `optimiser` is of both; () without one."""
+    """`Variables` of the client's personal model; `optimiser` then has the states of both models. () without one."""
 
 
 def sgd(hyper: Hyper, round: Array) -> optax.GradientTransformation:

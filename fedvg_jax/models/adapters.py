@@ -49,7 +49,7 @@ class _Layer(NamedTuple):
 
 
 def lora(task: Task, variables: Variables, rank: int, include: str = "", train: str = "") -> tuple[Task, Variables]:
-    """Returns a task with adapters that a run trains, and its variables, from which the run has to start.
+    """Returns a task with adapters that a run trains, and the variables that the run has to start from.
 
     The layers are Linen's `Dense`, `DenseGeneral` and `Conv` with kernels of one pixel. Their outputs are unchanged
     until B moves.

@@ -84,7 +84,7 @@ def run_chunks(
         compiled: the programs of `sim`.
         state: the state after `num_done` rounds.
         num_done: rounds that precede the first chunk.
-        is_ended: (records, state) of a chunk -> whether the run ends with it, whose last round is then evaluated.
+        is_ended: (records, state) of a chunk -> whether the run ends with it; its last round is then evaluated.
         is_single: whether every chunk is a single round.
     """
     store, storage = client_memories.open_store(sim.memories, sim.config, state), sim.memories.storage

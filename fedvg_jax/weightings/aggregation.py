@@ -17,8 +17,8 @@ from fedvg_jax.core.types import Hyper, ServerView, Term, Tree, Variables, Weigh
 def aggregate(params: Tree, client_params: Tree, weights: Tree, *, sharding: NamedSharding | None = None) -> Tree:
     """Returns the clients' weighted mean, as a step from the global model: theta_g - sum_k s_k (theta_g - theta_k).
 
-    The weights need not sum to 1: c times the weights is c times the step, as a server's learning rate is, and a
-    gradient may be taken in each of them. The weights of a run are checked.
+    The weights need not sum to 1: c times the weights is c times the step, like a server's learning rate, and the mean
+    is differentiable by each weight. A run checks its weights.
 
     A client's non-finite entries count as theta_g where its weight is 0.
 

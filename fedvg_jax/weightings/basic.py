@@ -152,8 +152,8 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
         present: bool [K]. Absent clients get 0.
 
     Raises:
-        UsageError: a number is negative. Traced numbers cannot be checked: a negative one gets a negative weight, of
-            which a run complains.
+        UsageError: a number is negative. Traced numbers cannot be checked: a negative one gets a negative weight, and
+            a run reports it.
 
     >>> shares(jnp.array([1.0, 3.0, 5.0]), jnp.array([True, True, False])).tolist()
     [0.25, 0.75, 0.0]

@@ -244,30 +244,30 @@ def run_sweep(
 
     Args:
         config: settings that all runs share; defaults to the digits demonstration.
-        axes: setting, "method" or "fidelity" -> its values, which are crossed with those of the other axes; a tuple of
-            settings -> tuples of their values. Seeds may be a range "0:5". As in `run`, a seed is that of the
-            partition, too, unless the config or an axis has a `partition_seed`. "hyper.NAME" is a hyperparameter that
+        axes: setting, "method" or "fidelity" -> its values, which are crossed with the values of other axes; a tuple of
+            settings -> tuples of their values. Seeds may be a range "0:5". As in `run`, a seed also draws the
+            partition, unless the config or an axis has a `partition_seed`. "hyper.NAME" is a hyperparameter that
             `algorithm` or `weighting` declares. Values of "weighting", "algorithm", "task" and "selection" may be
             objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a function has its own name. Tables, figures
             and folders have these names.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
-        metrics: as those of `run`, for all runs; a report compares them by name.
-        tune: setting -> values; the value of every cell, a combination of the axes without seeds, is the best on D_val
-            in runs of their own, in the folder `tuning` of `out`, as with `--tune`. sweep.json has the choices.
-        tune_seeds: of these runs; None for "1000:1002".
-        jobs: processes that share the runs of `out`, this one included, or "auto": one per core, where runs use one
-            core each. They cannot receive functions; scripts that are started with one `out` share its runs, too.
+        metrics: as in `run`, for all runs; a report compares them by name.
+        tune: setting -> values. Separate runs, in the folder `tuning` of `out`, choose the value with the best result
+            on D_val for every combination of the axes without seeds, as with `--tune`. sweep.json has the choices.
+        tune_seeds: seeds of these runs; None for "1000:1002".
+        jobs: processes that share the runs of `out`, this one included, or "auto": one per core, if runs use one core
+            each. They cannot receive functions; scripts that are started with one `out` share its runs, too.
         changed: what happens to runs of `out` that were computed with another object, or without a metric, of this
             call: "recompute" computes them again, "keep" keeps those that are finished. None refuses them. Functions
             are compared by their code and the values that they hold, not by comments and docstrings.
         progress: whether to print a line for every run, or bars on a terminal; None as in `run`.
-        track: as that of `run`; every combination is a tracked run, grouped by the folder of the sweep.
-        data, partition, task, algorithm, weighting, selection, hyper, initial: as those of `run`, for all runs.
+        track: as in `run`; every combination is a tracked run, grouped by the folder of the sweep.
+        data, partition, task, algorithm, weighting, selection, hyper, initial: as in `run`, for all runs.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
-        not use are one. A run that diverged or failed has a `Failure` in place of its history. Where a signal stopped
-        the sweep and the caller's own handler returned, only those that are finished.
+        not use are one. A run that diverged or failed has a `Failure` in place of its history. If a signal stopped the
+        sweep and the caller's own handler returned, only the finished ones.
 
     Raises:
         UsageError: the settings of some combination cannot work, before the first run; or `out` holds something else.
@@ -366,11 +366,11 @@ def evaluate(
     Every call traces a task anew, with the values that its functions read, and compiles it. A simulation compiles once.
 
     Args:
-        model: a task, or a simulation, whose task is used.
+        model: a task, or a simulation that has one.
         variables: e.g. `history.variables` or `state.variables`.
-        data: a pair (x, y), `Batch(x, y)`, or a pytree of arrays [T, ...] as the task's `measure` takes it, of which
-            all rows are evaluated; or the `Data` of a simulation. Defaults to the data of the simulation. Rows for a
-            simulation with `normalise` columns are those of the data set; their columns are scaled as its own.
+        data: a pair (x, y), `Batch(x, y)`, or a pytree of arrays [T, ...] as the task's `measure` takes it; all rows
+            are evaluated. Or the `Data` of a simulation. Defaults to the data of the simulation. For a simulation with
+            `normalise` columns give rows as in its data set; the function scales their columns in the same way.
         batch_size: rows of one step; the result does not depend on it.
 
     Returns:

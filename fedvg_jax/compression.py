@@ -4,8 +4,8 @@ QSGD: every entry of a tensor is rounded at random to one of s levels of the ten
 
     Q(v_i) = ||v||_2 sgn(v_i) (l_i + b_i) / s,   l_i = floor(a_i),   P(b_i = 1) = a_i - l_i,   a_i = s |v_i| / ||v||_2
 
-An entry takes a sign and one of s + 1 levels, of fixed width; a tensor its norm. Derivatives are those of the mean of
-Q(v), which is v.
+An entry takes a sign and one of s + 1 levels, of fixed width; a tensor takes its norm. The derivative is the derivative
+of the mean of Q(v), which is v.
 
 Source: Alistarh, Grubic, Li, Tomioka and Vojnovic, "QSGD: Communication-Efficient SGD via Gradient Quantization and
 Encoding", NeurIPS 2017, without its Elias code.

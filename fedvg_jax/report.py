@@ -7,7 +7,7 @@ methods are compared seed by seed. Nothing is trained.
 line for everything that does not fit, and draws curves.png and weights.png into RUN. It detects accidental changes, not
 tampering. A run that is still going may be drawn, too.
 
-Exit code 0; 1 for a run whose files are not as it wrote them; or 2 for an error, described in one line: runs that are
+Exit code 0; 1 if the files of a run are not as it wrote them; or 2 for an error, described in one line: runs that are
 missing, or settings that cannot be compared.
 """
 
@@ -44,8 +44,8 @@ def main(argv: Sequence[str]) -> int:
 
 METRIC = (
     "outcome to compare: accuracy, loss, macro_f1, a metric of your own, personal_accuracy_mean, worst_decile, ...;"
-    " min:NAME or max:NAME says that lower or higher values of your own are better; default: accuracy, that of the"
-    " clients' own models where methods have such models and all runs record it"
+    " min:NAME or max:NAME says that lower or higher values of your own are better; default: accuracy, of the clients'"
+    " own models if methods have such models and all runs record it"
 )
 
 CHOICE = (

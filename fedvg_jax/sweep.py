@@ -20,7 +20,7 @@ several values it is an axis, and all axes are crossed:
 Options of the sweep:
   --out DIR              folder of the sweep; the same command continues it
   --config FILE          TOML file of settings, with tables [axes] and [[zip]]
-  --tune NAME VALUE...   settings whose values are chosen on D_val, for every
+  --tune NAME VALUE...   chooses the value of a setting on D_val, for every
                          method and alpha; may be given several times
   --tune-seeds A:B       seeds of the tuning runs (1000:1002)
   --jobs N               processes that share the points, each with its cores;

@@ -1,4 +1,4 @@
-"""Federated algorithms: a module for each, with a factory that returns an `Algorithm`; parts for one's own."""
+"""Federated algorithms: a module for each, with a factory that returns an `Algorithm`; parts for your own."""
 
 from fedvg_jax.algorithms.base import (
     features_of as features_of,

@@ -58,7 +58,7 @@ def sends_messages(algorithm: Algorithm) -> bool:
     return bool(jax.tree.leaves(jax.eval_shape(messages)))
 
 
-# --- an algorithm whose clients keep the models that they trained
+# --- an algorithm with clients that keep the models that they trained
 
 
 class WithModel(NamedTuple):
@@ -71,7 +71,7 @@ class WithModel(NamedTuple):
 
 
 def keeping_models(base: Algorithm) -> Algorithm:
-    """Returns an algorithm with the rounds of `base` whose clients also remember their trained models."""
+    """Returns an algorithm with the rounds of `base`; its clients also remember their trained models."""
 
     def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
         server, memory = base.init(hyper, params)

@@ -23,7 +23,7 @@ LAM = Hyperparameter(
 
 
 def ditto(base: Algorithm = PLAIN) -> Algorithm:
-    """Returns Ditto, which reads `ditto.lam`; at 0 clients also train alone. Its global model is that of `base`."""
+    """Returns Ditto, which reads `ditto.lam`; at 0 clients also train alone. Its global model is the one of `base`."""
     return base._replace(personal=personal, hyperparameters=(*base.hyperparameters, LAM))
 
 

@@ -54,13 +54,13 @@ OPEN_CHOICES = {
 """Option -> its names, where no setting declares them."""
 
 PRECEDENCE = (
-    "Defaults are those of the digits demonstration; each data set has its own preset. A TOML file overrides the"
+    "Defaults belong to the digits demonstration; each data set has its own preset. A TOML file overrides the"
     " preset, --method and --fidelity override the file, and other options override them all."
 )
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser without abbreviations, whose refusals are UsageErrors."""
+    """A parser without abbreviations that raises UsageError where it refuses."""
 
     def __init__(self, prog: str, **texts: Any):
         super().__init__(

@@ -90,7 +90,7 @@ class Facts(NamedTuple):
     word: str = ""
     """Word for its value in help, where the type says too little."""
     topic: str = ""
-    """Heading in help; by default that of the field before it."""
+    """Heading in help; by default the heading of the field before it."""
     is_common: bool = False
     """Whether `--help` shows it; `--help-all` shows all."""
     names_method: bool = False
@@ -156,7 +156,7 @@ class Setting:
         return self.choices[name].made(value)
 
     def split(self, text: str) -> tuple[str, Any]:
-        """Returns the name in a text NAME or NAME:VALUE, and the value, by default that of the name.
+        """Returns the name in a text NAME or NAME:VALUE, and the value, by default the name's own.
 
         Raises:
             ValueError: the value has another type, or is out of range.
@@ -285,12 +285,12 @@ def flatten(config: Any) -> dict[str, Any]:
 
 @functools.cache
 def groups(config: type) -> dict[str, type]:
-    """Returns group of settings -> its dataclass."""
+    """Returns a dict from group name to dataclass."""
     return {f.name: f.default_factory for f in dataclasses.fields(config) if isinstance(f.default_factory, type)}
 
 
 def method_groups(config: type) -> list[str]:
-    """Returns the groups of a dataclass whose settings a report names with the method, where they vary."""
+    """Returns the groups that are part of a method's name in a report, if their settings vary."""
     return [field.name for field in dataclasses.fields(config) if field.metadata["facts"].names_method]
 
 

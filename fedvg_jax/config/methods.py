@@ -109,7 +109,7 @@ def _field(parameter: Hyperparameter | Option, *used: Condition) -> tuple[str, t
 
 
 def _groups() -> Iterator[tuple[str, type, Any]]:
-    """Yields a field for each group of settings: those of an algorithm or a weighting, or of several."""
+    """Yields a field for each group of settings. One or several algorithms and weightings declare a group."""
     fields: dict[str, list] = {}
     for parameter, used in _declared():
         fields.setdefault(parameter.name.partition(".")[0], []).append(_field(parameter, used))

@@ -108,7 +108,7 @@ class Privacy:
     delta: float = setting(1e-5, declare.BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
     """Delta at which epsilon is recorded; below 1 / clients."""
     noise_seed: int = setting(0, Range(0, 2**63, excludes_high=True, text="in [0, 2**63)"), "host", used=(_PRIVATE,))
-    """Seed of what is drawn on the device; 0: that of seed. It is written nowhere: to resume the run, give it again."""
+    """Seed of draws on the device; 0: the run's seed. It is written nowhere: to resume the run, give it again."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ if TYPE_CHECKING:  # arguments of `Config`; they are no fields, because `datacla
         fidelity: InitVar[str | None] = None
 
         def __getattr__(self, group: str) -> Any:
-            """Returns the settings of a method, whose groups are made of what algorithms and weightings declare."""
+            """Returns a group of settings; algorithms and weightings declare them."""
 else:
     Shorthands = Methods
 
@@ -186,30 +186,30 @@ class Config(Shorthands):
     algorithm: str = setting("fedavg", ALGORITHMS, topic="Method", is_common=True)
     """Federated algorithm."""
     weighting: str = setting("fedvg", form=as_name, word="NAME", is_common=True)
-    """Aggregation weights of the clients. samples is n_k / sum_j n_j; native is what the algorithm's own paper uses;
-    beside a method, the method's own. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
+    """Aggregation weights of the clients. samples is n_k / sum_j n_j; native takes the weights of the algorithm's own
+    paper. A method sets its own. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
     departures: str = setting("", form=canonical, word="NAME,...")
-    """Behaviours of the published code in place of the papers', NAME,... official names those of --fidelity official,
-    and no-NAME takes one out. By default a run has external-copies and truck."""
+    """Behaviours of the published code that replace the papers', NAME,... official stands for all behaviours of
+    --fidelity official, and no-NAME takes one out. By default a run has external-copies and truck."""
     dataset: str = setting("digits", kind="data", form=as_name, topic="Data set", word="NAME", is_common=True)
-    """Name of the data set. digits is built in; npz reads arrays, folder one sub-folder per class; tfds:NAME is a set
-    of tensorflow-datasets; hf:FOLDER one of Hugging Face datasets, of save_to_disk or of parquet files."""
+    """Name of the data set. digits is built in; npz reads arrays; folder reads one sub-folder per class; tfds:NAME is a
+    set of tensorflow-datasets; hf:FOLDER is a set of Hugging Face datasets, from save_to_disk or parquet files."""
     data_dir: Path | None = setting(None, kind="data", used=(_FROM_FILES,), word="DIR", is_common=True)
     """Folder or file with the raw data set."""
     image_size: str = setting("", kind="data", used=(_OF_SEVERAL_SIZES,), word="S|HxW")
-    """Size of the images in pixels, S or HxW: of a MedMNIST file, or to which image files are resized. Default: the
-    size of the set."""
+    """Size of the images in pixels, S or HxW. It chooses a MedMNIST file, or resizes image files. Default: the size of
+    the set."""
     splits: str = setting("all", kind="data", used=(_SPLIT,), word="NAME,...")
     """Official splits that are pooled. all; official: DermaMNIST without its validation split (the published code);
-    NAME,...: those of a set folder or hf:FOLDER, such as train,val."""
+    NAME,...: only these splits of a set folder or hf:FOLDER, such as train,val."""
     max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data")
     """Largest number of rows of the data set that are used, at equal distances in its order. 0: all."""
     max_rows_seed: int | None = setting(None, declare.SEED, "data", used=(_SOME_ROWS,))
-    """Seed with which the rows of max_rows are drawn. Default: they are at equal distances, which is refused where a
-    class or a group would be lost, as in a set of alternating labels."""
+    """Seed that draws the rows of max_rows. Default: they are at equal distances, which is refused if a class or a
+    group would be lost, as in a set of alternating labels."""
     columns: str = setting("", kind="data", used=(_HUB_SET,), word="ROLE=NAME,...")
     """Columns of a set hf:FOLDER by their roles, such as image=img,label=fine_label,group=writer. Default: the only
-    columns of images and of class labels, or those with usual names."""
+    columns of images and of class labels, or columns with usual names."""
     normalise: str = setting("none", ("none", "imagenet", "half", "columns"))
     """Normalisation of pixels after division by 255. none is published; imagenet: mean and deviation of ImageNet; half:
     mean and deviation 1/2; columns, for tables and float images: mean and deviation of each column, or channel, over
@@ -218,10 +218,10 @@ class Config(Shorthands):
     """Augmentation of training images. none is published; crop pads by 4 pixels."""
     model: str = setting("mlp", MODELS, topic="Model", is_common=True)
     """Network. tinycnn is for 8x8 images. The first convolution of a ResNet is 7x7 with stride 2 and max-pooling
-    (published), and 3x3 in those named _cifar."""
+    (published), and 3x3 in ResNets named _cifar."""
     init: Path | None = setting(None, kind="data", word="FILE|RUN")
-    """Initial weights: a run folder, one of its checkpoints, such as RUN/checkpoints/000040, or a safetensors file,
-    as those of the Hugging Face hub. A file has the names of torchvision, timm, efficientnet-lite-pytorch or
+    """Initial weights: a run folder, one of its checkpoints, such as RUN/checkpoints/000040, or a safetensors file
+    such as the Hugging Face hub has. A file has the names of torchvision, timm, efficientnet-lite-pytorch or
     --export, by model; the head is then initialised at random."""
     norm_layers: str = setting("batch", ("batch", "frozen", "group"), used=(_NORMS,))
     """Normalisation layers of a ResNet or an EfficientNet. batch is published; frozen: BatchNorm that keeps the running
@@ -231,8 +231,8 @@ class Config(Shorthands):
     join_ratio: float = setting(0.5, declare.FRACTION, is_common=True)
     """Fraction of the clients sampled each round."""
     selection: str = setting("uniform", selections.BY_NAME, "data")
-    """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice:D, of D clients
-    drawn so, twice the cohort by default, those with the largest loss."""
+    """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice:D draws D clients
+    in this way, twice the cohort by default, and takes the clients with the largest loss."""
     dropout: float = setting(0.0, declare.BELOW_1, "data")
     """Probability that a client of the cohort drops out of the round."""
     nonfinite: str = setting("raise", ("raise", "skip"), "data")
@@ -253,7 +253,7 @@ class Config(Shorthands):
     """Dirichlet concentration of the clients' labels; small is skewed. With quantity it is the concentration of client
     sizes."""
     partition_seed: int | None = setting(None, declare.SEED, "data")
-    """Seed of the partition. Default: that of the run."""
+    """Seed of the partition. Default: the seed of the run."""
     export_partition: Path | None = setting(None, kind="host", word="FILE")
     """File .npz for the rows of every client, which partition file:FILE reads."""
     min_samples: int = setting(10, declare.COUNT, "data")
@@ -263,8 +263,8 @@ class Config(Shorthands):
     largest client."""
     holdout: str = setting("client", ("client", "global", "stratified", "group"), "data")
     """Where validation and test rows are held out. client: from every client (published); global: from the whole set
-    before it is partitioned (the text of the paper); stratified: so too, in proportion to the classes; group: so too,
-    whole groups, such as patients."""
+    before it is partitioned (the text of the paper); stratified: as global, in proportion to the classes; group: as
+    global, by whole groups, such as patients."""
     test_ratio: float = setting(0.25, declare.BETWEEN_0_AND_1, "data")
     """Fraction of every client's rows that joins the test set."""
     val_ratio: float = setting(
@@ -286,12 +286,12 @@ class Config(Shorthands):
     the layers by their paths, as in 8:^block_11/. Without train, the adapters and the head are trained."""
     local: str = setting("", word="REGEX|SHARE:REGEX")
     """Regular expression of the paths of the tensors that stay with each client, such as ^classifier/: neither sent,
-    nor averaged, nor scored. With a SHARE below 1 of a client's local steps, as in 0.5:^classifier/, the first ones
-    train only the local tensors, the others the rest; a client's only step trains all."""
+    nor averaged, nor scored. With a SHARE below 1, as in 0.5:^classifier/, that share of a client's local steps comes
+    first and trains only the local tensors, and the other steps train the rest; a client's only step trains all."""
     send: str = setting("none", compression.BY_NAME)
-    """Compression of the updates that clients send; the server scores and averages what arrives. topk:F, the largest
-    entries, a fraction F of all, 0.01 by default, with error feedback; qsgd:S, random rounding to S levels of each
-    tensor's norm, 4 by default."""
+    """Compression of the updates that clients send; the server scores and averages what arrives. topk:F sends the
+    largest entries, a fraction F of all, 0.01 by default, with error feedback; qsgd:S rounds at random to S levels of
+    each tensor's norm, 4 by default."""
     batch_size: int = setting(32, declare.COUNT, is_common=True)
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
     lr: float = setting(0.1, declare.ABOVE_0, is_traced=True, is_common=True)
@@ -310,12 +310,12 @@ class Config(Shorthands):
     eval_every: int = setting(5, declare.COUNT, "data")
     """Rounds between two evaluations. The last round is always evaluated."""
     record: str = setting("", form=as_name, word="NAME,...")
-    """Further entries of the history, NAME,... Of every client in every round: client_accuracy, its model's accuracy on
-    the test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update; client_joint_fisher, the
-    trace of its empirical Fisher information on D_val, by tensor. At
-    evaluations: confusion, the confusion matrix of the test set; accuracy_by_client, the global model's accuracy on
-    each client's own test rows; personal_accuracy, that of its own model where a method has them; finetuned_accuracy,
-    that after finetune_epochs on its training rows. In checkpoints: client_models, for History.client_variables."""
+    """Further entries of the history, NAME,... For every client in every round: client_accuracy, its model's accuracy
+    on the test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update; client_joint_fisher,
+    the trace of its empirical Fisher information on D_val, by tensor. At evaluations: confusion, the confusion matrix
+    of the test set; accuracy_by_client, the global model's accuracy on each client's own test rows; personal_accuracy,
+    the accuracy of the client's own model, if a method has such models; finetuned_accuracy, the accuracy after
+    finetune_epochs on its training rows. In checkpoints: client_models, for History.client_variables."""
     finetune_epochs: int = setting(1, declare.COUNT, "data", used=(_FINETUNED,))
     """Local epochs of fine-tuning before a client's finetuned_accuracy is measured."""
     devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True)
@@ -324,15 +324,15 @@ class Config(Shorthands):
     lanes: str = setting("auto", word="INT|auto|all")
     """Clients that train side by side on a device. auto, a number, or all: one vmap over the cohort."""
     hold: int = setting(0, declare.FROM_0)
-    """Clients whose models are held at a time, which limits the memory of a round. 0 holds the whole cohort."""
+    """Most clients with models in memory at a time, which limits the memory of a round. 0 holds the whole cohort."""
     placement: str = setting("auto", ("auto", "device", "host"), "data")
-    """Memory that holds the rows of the data set and what is remembered of clients. device: every device has all rows,
-    and its part of the memories; host: each device gets those of the next rounds' clients; auto: for each of both, host
+    """Where the rows of the data set and the clients' memories are. device: every device has all rows, and its part of
+    the memories; host: each device gets the rows and memories of the next rounds' clients; auto: for each of both, host
     where it takes too much of a device."""
     conv: str = setting("auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,))
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
     and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: images of a minibatch
-    innermost where the stride is 1, else gemm."""
+    innermost if the stride is 1, else gemm."""
     precision: str = setting("default", ("default", "highest", "bfloat16"))
     """Arithmetic of the model. default: float32, with products as the device rounds them (TF32 on a GPU); highest:
     float32 throughout; bfloat16: parameters, norms and averages stay float32."""
@@ -353,10 +353,10 @@ class Config(Shorthands):
     robust: str = setting("mean", robust.BY_NAME, topic="Corrupt updates")
     """Aggregation of the clients' models. mean, and clipped_mean:C, which shortens updates to the norm C, 10 by
     default, use the weights of --weighting. trimmed_mean:F leaves out a fraction F of the clients at each end, 0.1 by
-    default; krum:F,M tolerates F corrupt clients, of 2 F + 3 or more, and averages M models, 1,1 by default."""
+    default; krum:F,M tolerates F corrupt clients among 2 F + 3 or more, and averages M models, 1,1 by default."""
     attack: str = setting("none", attacks.BY_NAME)
-    """Corruption of the updates of the corrupt clients, the same in every round, NAME or NAME:SCALE, 1 by default.
-    sign_flip: times -SCALE; scaling: times SCALE; noise: replaced by noise of SCALE times their norm."""
+    """Corruption of the corrupt clients' updates, the same in every round, NAME or NAME:SCALE, 1 by default. sign_flip
+    multiplies by -SCALE; scaling multiplies by SCALE; noise replaces them by noise of SCALE times their norm."""
     dp: Privacy = group(Privacy, "Client-level differential privacy")
     tuning: Tuning = group(Tuning, "Server steps on the validation set")
     validation: Validation = group(Validation, "Validation set", names_method=False)
@@ -393,7 +393,7 @@ def registered(name: str, value: Any) -> Any:
 
 
 def layered(layers: Sequence[tuple[Mapping[str, Any], str]], start: Config | None = None) -> Config:
-    """Returns the settings of layers, each of which overrides those before it.
+    """Returns the settings of layers; each layer overrides the layers before it.
 
     Args:
         layers: settings by dotted name, with shorthands, and where they come from.
@@ -411,7 +411,7 @@ def layered(layers: Sequence[tuple[Mapping[str, Any], str]], start: Config | Non
 
 
 def partition_seed(config: Config) -> int:
-    """Returns the seed that the partition is drawn with: that of the run, unless it is set.
+    """Returns the seed that the partition is drawn with: the seed of the run, unless it is set.
 
     >>> partition_seed(Config(seed=3)), partition_seed(Config(seed=3, partition_seed=42))
     (3, 42)

@@ -40,7 +40,7 @@ _TEXT: dict = {
     "optimiser": "adam",
     "lr": 0.005,
 }
-"""Settings for texts, whose clients are their authors."""
+"""Settings for texts; each author is a client."""
 
 DATASETS: dict[str, dict] = {
     "digits": {},

@@ -78,7 +78,7 @@ def streams(text: str) -> bool:
 
 
 def method_of(algorithm: str, weighting: str, local: str = "") -> str:
-    """Returns the name of a method, which `--method` takes: that of the paper, else WEIGHTING or ALGORITHM+WEIGHTING.
+    """Returns the name that `--method` takes: the paper's name, else WEIGHTING or ALGORITHM+WEIGHTING.
 
     >>> method_of("fedavg", "samples+fedvg"), method_of("fedavg", "uniform"), method_of("fedprox", "uniform")
     ('fedavg+fedvg', 'uniform', 'fedprox+uniform')

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.dtype, Path)
-"""Types whose values count by their text."""
+"""Types that are compared by the text of their values."""
 
 POSITIONS = ("__doc__", "__firstlineno__", "__qualname__")
 """Names that the body of a class stores, and that say where or how it is written."""
@@ -64,7 +64,7 @@ class _Walk(NamedTuple):
     done: dict[int, bytes]
     """id of a part -> its digest"""
     alive: list[Any]
-    """parts with a digest, whose ids stay theirs"""
+    """parts with a digest; they are kept so that no other object gets their id"""
     unseen: list[str]
 
     def digest(self, value: Any) -> bytes:

@@ -50,7 +50,7 @@ def spectral(x: Array) -> Array:
     A kernel [h, w, in, out] has the singular values of torch's [out, in h w]. The computation is exact, from the
     eigenvectors of the smaller Gram matrix. For [4608, 512] it takes 25 ms on a CPU core, an SVD 50 ms. Power iteration
     takes 3 to 15 ms, but needs a tolerance and slows down for close singular values. The gradient is u v'; if the
-    largest singular value is repeated, that of one of its pairs of vectors.
+    largest singular value is repeated, u and v are one of its pairs of vectors.
 
     >>> float(spectral(jnp.array([[3.0, 0.0], [0.0, -4.0], [0.0, 0.0]])))
     4.0
@@ -65,7 +65,7 @@ def spectral_l2(x: Array) -> Array:
 
 
 def largest(x: Array) -> Array:
-    """Returns max x for x >= 0: the spectral norm of a block-diagonal matrix, from those of its blocks.
+    """Returns max x for x >= 0: the spectral norm of a block-diagonal matrix, from the norms of its blocks.
 
     The first of equal values takes the gradient. By its index: the gradient of `jnp.max` is 0 / 0 where a compiler
     computes x again in the backward pass and rounds it otherwise, so that no entry equals the maximum.
@@ -131,7 +131,7 @@ def _top(a: Array) -> tuple[Array, Array, Array]:
     if a.shape[0] < a.shape[1]:
         sigma, v, u = _top(a.T)
         return sigma, u, v
-    # the Gram matrix squares the entries, whose squares must not underflow
+    # the Gram matrix squares the entries, and the squares must not underflow
     scale = lax.stop_gradient(jnp.max(jnp.abs(a)))  # cancels in the results, and so in their derivatives
     b = a / jnp.where(scale > 0, scale, 1)
     v = jnp.linalg.eigh(jnp.matmul(b.T, b, precision=lax.Precision.HIGHEST))[1][:, -1]

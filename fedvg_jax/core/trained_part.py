@@ -29,9 +29,9 @@ IsTrained = Callable[[str], bool]
 
 
 def trained_part(task: Task, variables: Variables, pattern: str | IsTrained = "") -> tuple[Task, Variables]:
-    r"""Returns the task whose parameters are the trained tensors of a model, and their values.
+    r"""Returns a task with the trained tensors of a model as its parameters, and their values.
 
-    The other values are constants of what is computed with the task; in a run they are an argument of its program.
+    The other values are constants in programs that use the task; in a run they are an argument of its program.
 
     Args:
         task: a model and its loss.
@@ -198,7 +198,7 @@ NOTHING = LocalPart()
 
 
 def local_part(pattern: str | Callable[[str], bool], first: float = 0.0) -> LocalPart:
-    r"""Returns the local part of the tensors whose path has the regular expression, or for which a function is true.
+    r"""Returns the local part: the tensors with a path that a regular expression or a function matches.
 
     Args:
         pattern: found anywhere in a path "a/b/kernel"; or a function of the path.

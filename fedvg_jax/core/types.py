@@ -67,12 +67,12 @@ class Range(NamedTuple):
 class Hyperparameter(NamedTuple):
     """A continuous hyperparameter that an algorithm or a weighting declares.
 
-    Its functions read it as `hyper[name]`, a traced float32 scalar: changing it compiles nothing, and a round can be
+    Its functions read it as `hyper[name]`, a traced float32 scalar: new values do not recompile, and a round can be
     differentiated by it.
     """
 
     name: str
-    """of one that a setting sets, the name of the setting, such as scaffold.eta_g"""
+    """the name of its setting, if there is one, such as scaffold.eta_g"""
     value: float
     """default"""
     low: float = float("-inf")
@@ -90,20 +90,20 @@ class Hyperparameter(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """What may stand behind a name and a colon in a setting, as 0.01 in topk:0.01."""
+    """A value behind a name and a colon in a setting, such as 0.01 in topk:0.01."""
 
     default: Any
-    """Of the type of the value, or a tuple for several numbers, as 1,2; "" where a text must be given."""
+    """It has the type of the value; a tuple stands for several numbers, such as 1,2, and "" for a required text."""
     range: Range | None = None
     hyper: str = ""
-    """Name of the traced scalar of a round that has this value, which the functions then read."""
+    """Name of the traced scalar that has this value; the functions of a round then read it."""
 
 
 class Choice(NamedTuple):
     """What a name in a setting stands for."""
 
     make: Callable[..., Any] | None = None
-    """Makes it from the argument, unless that is traced; None where the name itself says what to do."""
+    """Makes the object from the argument, unless that is traced; None if the name itself says what to do."""
     argument: Argument | None = None
 
     def made(self, value: Any) -> Any:
@@ -119,37 +119,37 @@ class Choice(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A metric of your own for `metrics=` of `run` and `run_sweep`, and which of its values are better.
+    """A metric of your own for `metrics=` of `run` and `run_sweep`. It says which of its values are better.
 
     >>> Metric(lambda model, data: 0.0, better="lower").better
     'lower'
     """
 
     function: Callable[..., Any]
-    """(global model, data) -> one number; of a task's own metric (output, y) of one example -> number"""
+    """(global model, data) -> one number; a metric of a task takes (output, y) of one example"""
     better: Literal["higher", "lower"] | None = None
     """which values are better; None leaves it to `--metric min:NAME` or `max:NAME` of a report"""
 
 
 class Option(NamedTuple):
-    """An argument of a factory that a setting sets: a choice that is compiled, and no traced number."""
+    """An argument of a factory that a setting sets: a choice that is compiled, not a traced number."""
 
     name: str
-    """of the setting, such as fedvg.norm"""
+    """name of the setting, such as fedvg.norm"""
     value: Any
     """default"""
     allowed: tuple[str, ...] | Range | None = None
     doc: str = ""
     used: Mapping[str, tuple[str, ...]] = {}
-    """other option -> its values beside which this one is used"""
+    """other option -> its values with which this one is used"""
     word: str = ""
-    """word for its value in help, where the type says too little"""
+    """word for its value in help, if the type says too little"""
     is_compiled: bool = True
     """whether another value is another program"""
 
 
 def compiled(pattern: str, name: str) -> re.Pattern[str]:
-    """Returns a regular expression; raises UsageError where it is none, or one that is nested or repeats too often."""
+    """Returns a regular expression; raises UsageError if it is invalid, too deeply nested or repeats too often."""
     try:
         return re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
@@ -167,7 +167,7 @@ class Variables(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What a model computes of a minibatch, for losses that see more than the task's own loss."""
+    """What a model computes from a minibatch, for losses that see more than the task's own loss."""
 
     loss: Array
     """[] the task's mean loss over the real rows."""
@@ -180,7 +180,7 @@ class Outputs(NamedTuple):
 class Task(NamedTuple):
     """A model and its loss, as pure functions.
 
-    A `batch` is any pytree whose leaves begin with axis B; neither images nor classes are assumed. `mask`, bool [B], is
+    A `batch` is any pytree with leading axis B; neither images nor classes are assumed. `mask`, bool [B], is
     False for padded rows, which must not affect any result.
     """
 
@@ -189,7 +189,7 @@ class Task(NamedTuple):
     loss: Callable[..., tuple[Array, Tree]]
     """(params, stats, batch, mask, train) -> (mean loss over the real rows [], 0 without any; new stats)
 
-    `train` is a Python bool: whether BatchNorm uses, and updates its running statistics with, those of the batch.
+    `train` is a Python bool: whether BatchNorm uses the statistics of the batch, and moves its running ones by them.
 
     A random loss, e.g. of a model with Dropout, has a sixth parameter `key=None`. In local training it gets a key made
     of (seed, round, client id, step). Everywhere else, as in scoring D_val with `train`, it gets no key and must be
@@ -207,8 +207,8 @@ class Task(NamedTuple):
     takes_groups: bool = False
     """Whether `loss` also takes several groups of B rows at once: a mask bool [G, B], and a batch of G B rows.
 
-    Batch statistics are then those of each group, the loss is the mean over the real rows of all groups, and the
-    statistics are returned unchanged."""
+    Each group then has its own batch statistics, the loss is the mean over the real rows of all groups, and the
+    running statistics are returned unchanged."""
     forward: Callable[..., tuple[Outputs, Tree]] | None = None
     """(params, stats, batch, mask, train, key=None) -> (`Outputs`, new stats), in one pass and equal to `loss`.
 
@@ -244,14 +244,14 @@ class Data(NamedTuple):
     val: Vector
     """[.., B] D_val, in the batches in which it is evaluated."""
     test: Vector
-    """[.., B] the test rows of all clients; None in a round whose pool is on the host, unless something reads them."""
+    """[.., B] the test rows of all clients; None in a round with the pool on the host, unless something reads them."""
     selection: Vector | None = None
     """[.., B] rows apart from `scoring` and `val` that choose the best round; None if D_val chooses it."""
     training: Tree = None
-    """The rows that `Schedule.rows` numbers, where `pool` does not hold them: like `pool`, leaves [C, ...]. None:
+    """The rows that `Schedule.rows` numbers, if `pool` does not hold them: like `pool`, leaves [C, ...]. None if
     `Schedule.rows` numbers `pool`."""
     base: Tree = None
-    """The frozen tensors of the model, where only a part is trained, see `core.trained_part`."""
+    """The frozen tensors of the model, if only a part is trained, see `core.trained_part`."""
 
 
 # --- the schedule: all randomness of a round, as a value -------------------------------------------------------------
@@ -288,7 +288,7 @@ class Schedule(NamedTuple):
     start: Vector
     """int32 [K] index in `rows` of a client's first minibatch."""
     probe_steps: Vector
-    """int32 [K] minibatches of the algorithm's probe, which follow those of training; 0 without a probe."""
+    """int32 [K] minibatches of the algorithm's probe, which follow the training minibatches; 0 without a probe."""
     heard: Vector
     """bool [K] False for a client that drops out: it is not averaged, and its memory is unchanged."""
     shuffle: Vector
@@ -299,11 +299,11 @@ class Schedule(NamedTuple):
     rows: Vector
     """int32 [F, B] the minibatches of all clients, one client after the other: rows of the pool, -1 for padding."""
     memory_rows: Vector = None
-    """int32 [K] rows of the clients' memories in the state; None where row k is client k's, for all N clients."""
+    """int32 [K] rows of the clients' memories in the state; None if row k is client k's, for all N clients."""
 
 
 class Population(NamedTuple):
-    """What a selection knows before a round. NumPy, on the host."""
+    """What a selection gets before a round. NumPy, on the host."""
 
     round: int
     """from 0"""
@@ -318,12 +318,12 @@ class Population(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Which clients train in a round: the cohort as a function of (round, what is known)."""
+    """Which clients train in a round: the cohort as a function of a `Population`."""
 
     choose: Callable[[Population], Vector]
     """population -> ids of K different clients"""
     num_candidates: int = 0
-    """Most clients whose losses `choose` asks for in a round; with 0 it may ask for none, and rounds run in chunks."""
+    """Most losses that `choose` asks for in a round; with 0 it may ask for none, and rounds run in chunks."""
 
 
 # --- a federated algorithm: a few pure functions ----------------------------------------------------------------------
@@ -406,22 +406,22 @@ class Algorithm(NamedTuple):
     residual: Callable[[Hyper, Tree, Tree, Cohort], tuple[Tree, Tree]]
     """(hyper, the server's memory, theta_g, cohort) -> (R, the server's memory)"""
     probe: Callable[[Hyper, Probe], Tree]
-    """(hyper, probe) -> what one client measures of the global model before it trains"""
+    """(hyper, probe) -> what one client measures on the global model before it trains"""
     native_weighting: str
     """Name of the weighting in the algorithm's own paper."""
     hyperparameters: tuple[Hyperparameter, ...] = ()
-    """those that its functions read, except `lr`"""
+    """the hyperparameters that its functions read, except `lr`"""
     loss: Callable[[Hyper, Task, Tree, Tree, Tree, Array, Array, Anchor], tuple[Array, Tree]] | None = None
     """(hyper, task, params, stats, batch, mask, key, anchor) -> (loss of a local step [], new stats)
 
-    None for `task.loss`. The key is one of the step."""
+    None for `task.loss`. The key belongs to the step."""
     personal: Callable[[Hyper, Tree, Tree, Anchor], Tree] | None = None
     """(hyper, gradients, params, anchor) -> gradients of a local step of the client's personal model; None without one
 
     It starts from the initial model, takes its own step by `task.loss` on every minibatch that the client trains on,
     and stays with the client from round to round."""
     send: Send | None = None
-    """how theta_k is sent; `report` gets what arrives of it. None: as it is"""
+    """how theta_k is sent; `report` gets what arrives. None sends it unchanged"""
     single_batches: bool = False
     """whether a local epoch is one minibatch, as in the published code's Scaffold"""
 
@@ -430,9 +430,9 @@ class Published(NamedTuple):
     """A behaviour of the published code that an algorithm can have."""
 
     arguments: Mapping[str, Any] = {}
-    """of the algorithm's factory, for this behaviour"""
+    """arguments of the algorithm's factory for this behaviour"""
     weighting: str = ""
-    """name of the weighting beside which a run has it; "" for all"""
+    """name of the only weighting that a run has it with; "" for all"""
 
 
 class NamedAlgorithm(NamedTuple):
@@ -448,7 +448,7 @@ class NamedAlgorithm(NamedTuple):
 
 # --- a weighting: a signal and a rule ---------------------------------------------------------------------------------
 class ClientReturn(NamedTuple):
-    """What one client returns, from which a signal is computed."""
+    """What one client returns; signals are computed from it."""
 
     variables: Variables
     """theta_k and running statistics."""
@@ -489,7 +489,7 @@ Weigh = Callable[[Hyper, Tree, ServerView], Variables]
 
 
 class Term(NamedTuple):
-    """A rule whose weights keep their ratios when clients are left out: s_j / s_k depends on signals j and k only.
+    """A rule with weights that keep their ratios when clients are left out: s_j / s_k depends on signals j and k only.
 
     The weights sum to 1, are finite for finite signals, and use neither `clients` nor `shuffle` of the view.
     """
@@ -501,14 +501,14 @@ class Term(NamedTuple):
 
 
 class WeightingMemory(NamedTuple):
-    """What a weighting remembers of every client and for the server, from round to round, such as moving averages."""
+    """What a weighting keeps for every client and for the server from round to round, such as moving averages."""
 
     init: Callable[[Hyper, Tree], tuple[Tree, Tree]]
     """(hyper, params) -> (the server's memory, the memory of one client)"""
     recall: Callable[[Hyper, Tree, Tree, Tree], tuple[Tree, Tree]]
     """(hyper, one client's signals, its memory, the server's memory) -> (the signals to weigh it by, its memory)
 
-    An absent client keeps the memory that it had."""
+    An absent client keeps its old memory."""
     update: Callable[[Hyper, Tree, Tree, ServerView], Tree] = lambda hyper, memory, signals, view: memory
     """(hyper, the server's memory, signals of `recall` with leaves [K], view) -> the server's memory"""
 
@@ -527,11 +527,11 @@ class Weighting(NamedTuple):
     terms: tuple[Term, ...] = ()
     """Terms with s_k = sum_t c_t s_k^t, for cohorts in several blocks; () for a rule that needs all models at once."""
     hyperparameters: tuple[Hyperparameter, ...] = ()
-    """those that its functions read, except `lr`"""
+    """the hyperparameters that its functions read, except `lr`"""
     decisive: Callable[[Tree], Tree] = lambda measured: measured
-    """signals -> those that must be finite: a client with another one is absent from the round"""
+    """signals -> the signals that must be finite; otherwise the client is absent from the round"""
     memory: WeightingMemory | None = None
-    """what it remembers; `weigh`, `score` and `detail` then get the signals that `recall` returns"""
+    """what it keeps; `weigh`, `score` and `detail` then get the signals that `recall` returns"""
     num_clients: int | None = None
     """N of the only federation that it fits; None for any"""
 
@@ -541,7 +541,7 @@ class NamedWeighting(NamedTuple):
 
     make: Callable[..., Weighting]
     label: str = ""
-    """its spelling in papers, where that is not the name"""
+    """its spelling in papers, if that is not the name"""
     hyperparameters: tuple[Hyperparameter, ...] = ()
     options: tuple[Option, ...] = ()
     reads_rows: bool = True
@@ -564,9 +564,9 @@ MakeClient = Callable[[Tree, Schedule], Client]
 
 
 class Executor(NamedTuple):
-    """How the K clients are run; every executor gives the same result.
+    """How the K clients are run; every executor gives the same result, up to rounding.
 
-    What clients share is an argument, so that it can be placed on every device.
+    The values that clients share are an argument, so that they can be placed on every device.
     """
 
     num_lanes: int
@@ -578,14 +578,14 @@ class Executor(NamedTuple):
     placement: Any = None
     """Sharding of the state and the data; None for one device."""
     loop: Loop | None = None
-    """Loop over minibatches of probes and steps of displacements; None for `local_training.counted`."""
+    """Loop over minibatches of probes, and over steps of displacements; None for `local_training.counted`."""
     lanes_together: int = 1
-    """Lanes of one device, between which a client may change."""
+    """Lanes of one device; a client may move between them."""
     clients: Any = None
-    """Sharding of the trained clients over axis K; None where a device holds all of them."""
+    """Sharding of the trained clients over axis K; None if a device holds all of them."""
     rows: Any = None
-    """Sharding of the rows of clients' memories over axis M, whose length is a multiple of the devices; None where each
-    device holds all rows."""
+    """Sharding of the rows of clients' memories over axis M, a multiple of the devices; None if each device holds all
+    rows."""
 
 
 class SimState(NamedTuple):
@@ -598,10 +598,10 @@ class SimState(NamedTuple):
     server: Tree
     """The algorithm's memory of the server."""
     clients: Tree
-    """The algorithm's memories of the clients, leaves [M, ...]. Several devices have M / D rows each; rows that make M
-    a multiple of D are the last ones, and no client's."""
+    """The algorithm's memories of the clients, leaves [M, ...]. Several devices have M / D rows each. The last rows,
+    which pad M to a multiple of D, belong to no client."""
     memory_clients: Tree = ()
-    """int32 [M] the client of each row of `clients`, where the host holds them; () where row k is client k's, for all N
+    """int32 [M] the client of each row of `clients`, if the host holds them; () if row k is client k's, for all N
     clients."""
     weighting: Tree = ()
     """The server's memory of the weighting, see `WeightingMemory`."""
@@ -615,15 +615,14 @@ class Metrics(NamedTuple):
     scores: Array
     """[K] see `Weighting.score`."""
     train_loss: Array
-    """[K] mean loss over the client's steps: 0 without a step, NaN where the loss or the client's model is not
-    finite."""
+    """[K] mean loss over the client's steps: 0 without a step, NaN if the loss or the client's model is not finite."""
     finite: Array
     """bool [K] whether the client's model, loss, signals, weights and probe are finite."""
     detail: dict[str, Array]
     """[K, ...] see `Weighting.detail`."""
     extremes: Tree = ()
     """[2] over the tensors' weights of present clients, as the weighting returns them: the sum that is furthest from 1,
-    and the least weight. () unless the round checks weights; NaN where a weight is not finite."""
+    and the least weight. () unless the round checks weights; NaN if a weight is not finite."""
 
 
 RoundStep = Callable[[SimState, Schedule, Data, Hyper], tuple[SimState, Metrics]]

@@ -268,7 +268,7 @@ def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:
     """Returns `arrays` with numbered groups.
 
     Args:
-        arrays: a data set whose groups are replaced.
+        arrays: a data set; the result has other groups.
         groups: [T] or [T, 1], integers or strings, also as objects.
         source: the file they came from, named in errors.
 

@@ -45,7 +45,7 @@ def cached(
         cache_dir: folder of the entries, created if missing; None keeps nothing.
 
     Returns:
-        Arrays whose `x` is a read-only memory map if there is an entry.
+        Arrays; their `x` is a read-only memory map if there is an entry.
 
     Raises:
         OSError: a source file cannot be read.

@@ -78,11 +78,11 @@ def load(
     """Returns the data set called `name`.
 
     Args:
-        name: one of `NAMES`, "tfds:NAME" or "hf:FOLDER". Those of `BUILT_IN` need no folder.
+        name: one of `NAMES`, "tfds:NAME" or "hf:FOLDER". Names in `BUILT_IN` need no folder.
         data_dir: the folder (or file) of the data; for "hf:FOLDER" the folder that FOLDER starts from.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         size: (H, W) of the images, for data sets that exist in several sizes or are resized.
-        splits: "all"; "official": those that the published code pools; or names of a folder's or a set hf:FOLDER's.
+        splits: "all"; "official": the published code's; or names of a folder's or a set hf:FOLDER's.
         columns: of images, labels and groups, for "hf:FOLDER".
         progress: called with (decoded images, all images) if there are files to decode.
 
@@ -113,8 +113,8 @@ def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dic
     """Returns the reader of a data set and the options that differ from their defaults; reads nothing.
 
     Args:
-        name, data_dir: as those of `load`.
-        options: size, splits and columns, as those of `load`.
+        name, data_dir: as in `load`.
+        options: size, splits and columns, as in `load`.
 
     Raises:
         UsageError: unknown name, missing folder, or an option the data set does not have.

@@ -107,7 +107,7 @@ def stack(
         uint8 [num, H, W, channels]
 
     Raises:
-        UsageError: for the first image (in order) that `decode` refuses or whose size differs.
+        UsageError: for the first image (in order) that `decode` refuses or that has another size.
     """
     data, first = read(0)
     shape = decode(data, first, size, channels).shape

@@ -42,7 +42,7 @@ def class_labels(arrays: Arrays, consumer: str, instead: str, of_rows: bool = Tr
         arrays: the data set.
         consumer: what needs the labels, for the error.
         instead: what to use without labels, for the error.
-        of_rows: whether labels must be one for each row, [T], and not [T, L] as those of sequences.
+        of_rows: whether labels must be one for each row, [T], and not [T, L] as sequences have.
 
     Raises:
         UsageError: y has no such integers, or there are no names of classes.
@@ -110,7 +110,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
         raise UsageError(f"data: {name} has masked rows; fill them with {name}.filled(...), or remove them")
     if hasattr(values, "toarray"):
         raise UsageError(f"data: {name} is a sparse matrix; use {name}.toarray()")
-    if hasattr(values, "columns") and hasattr(values, "items"):  # a DataFrame, whose columns have dtypes of their own
+    if hasattr(values, "columns") and hasattr(values, "items"):  # a DataFrame: its columns have different dtypes
         columns = [_as_numbers(column, name, f", column {label!r}") for label, column in values.items()]
         return np.stack(columns, 1) if columns else np.asarray(values)
     return _as_numbers(values, name)
@@ -121,7 +121,7 @@ NUMBERS = "biuf"
 
 
 def _as_numbers(values: Any, name: str, column: str = "") -> np.ndarray:
-    """Returns an array of numbers; arguments and errors as those of `as_array`.
+    """Returns an array of numbers; arguments and errors as in `as_array`.
 
     Args:
         column: of a DataFrame, as the message names it.

@@ -221,7 +221,7 @@ def outside_images(
     Args:
         source: "cifar100", "stl10" or "npz". An npz has the target's class names, or no names and the target's numbers.
         data_dir: folder or file of the external set.
-        target: data set whose labels and image size are used.
+        target: data set that gives labels and image size.
         all_classes: whether `PICKUP_TRUCK` is mapped, too.
         cache_dir: folder of the decoded data sets.
 
@@ -243,7 +243,7 @@ def outside_images(
     if is_features(x) or is_features(target.x):
         if x.shape[1:] != shape or x.dtype.kind != target.x.dtype.kind:
             raise UsageError(
-                f"{data_dir}: rows are {x.dtype} {list(x.shape[1:])}, those of {target.name} {target.x.dtype}"
+                f"{data_dir}: rows are {x.dtype} {list(x.shape[1:])}, and rows of {target.name} are {target.x.dtype}"
                 f" {list(shape)}; features of D_val and of the clients must come from one network"
             )
         return x, mapped[rows]
@@ -251,17 +251,17 @@ def outside_images(
 
 
 def refuse_other_network(path: Path, own: Path) -> None:
-    """Raises UsageError for features made otherwise than those of the clients, by the manifests of both files.
+    """Raises UsageError for features made otherwise than the clients' features, by the manifests of both files.
 
     Args:
         path: .npz file of D_val, or its folder; of a file without a manifest nothing is known.
-        own: that of the clients' data.
+        own: the file of the clients' data.
     """
     theirs, ours = _manifest(path), _manifest(own)
     for name in MANIFEST:
         if name in theirs and name in ours and theirs[name] != ours[name]:
             raise UsageError(
-                f"{path}: features of {name} {theirs[name]}, those of {own} of {ours[name]}; features of D_val and of"
+                f"{path}: features of {name} {theirs[name]}, and {own} has {ours[name]}; features of D_val and of"
                 " the clients must come from one network and size"
             )
 
@@ -306,7 +306,7 @@ def resized(x: np.ndarray, shape: tuple[int, ...], source: object) -> np.ndarray
     """
     height, width, depth = shape
     if x.shape[-1] not in (1, depth):
-        raise UsageError(f"{source}: images have {x.shape[-1]} channels, but those of the training set have {depth}")
+        raise UsageError(f"{source}: images have {x.shape[-1]} channels, but the training set has {depth}")
     if x.shape[1:3] != (height, width):
         x = np.stack([_scaled(image, height, width) for image in x])
     return np.broadcast_to(x, (len(x), *shape))

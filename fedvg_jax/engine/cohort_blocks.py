@@ -11,8 +11,8 @@ mean that is stored is m = theta_g - u, so
 
     m <- theta_g - sum_{k in b} s_k (theta_g - theta_k) - r (theta_g - m)
 
-The weights are computed from a table of a few scalars per client. Those computed after the last cohort block are the
-weights of the round. The steps of a cohort block are those of a cohort that is held whole, see `round_steps`.
+The weights are computed from a table of a few scalars per client. The weights after the last cohort block are the
+weights of the round. A cohort block takes the same steps as a whole cohort, see `round_steps`.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ def _scale_tensors(factors: Tree, means: Tree) -> Tree:
 
 
 def _terms(parts: RoundParts, variables: Variables) -> tuple[Term, ...]:
-    """Returns the terms whose weighted means make up the global model; raises as `run_blocks`."""
+    """Returns the terms; the sum of their weighted means is the global model. Raises as `run_blocks`."""
     dtype = tree.dtype(variables)
     if dtype != tree.wide_dtype(variables):
         raise UsageError(f"--hold needs parameters in float32 or float64; got {dtype}: use --hold 0")

@@ -56,7 +56,7 @@ def put(after: SimState, inputs: RoundInputs, sharding: NamedSharding | None) ->
     """Returns the state after the round with the memories of all clients.
 
     Args:
-        after: its memories are those of the inputs that `take` returned, after the round.
+        after: has the memories that `take` returned, as they are after the round.
         inputs: of the round, as `take` got them.
         sharding: as in `take`.
     """

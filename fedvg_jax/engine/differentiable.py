@@ -29,7 +29,7 @@ Rounds = Callable[[SimState, Schedule, Data, Hyper], tuple[SimState, Metrics]]
 def unrolled(
     num_steps: int, *, epochs: int = 1, horizon: int | None = None, remat: bool = True, num_lanes: int = 1
 ) -> Executor:
-    """Returns an executor whose loops have static length, so that reverse mode differentiates them too.
+    """Returns an executor with loops of static length, so that reverse mode differentiates them too.
 
     A client's last step is the last iteration; the iterations before its first step are skipped. On one lane they cost
     nothing, on several they are computed and masked. A client with more than `num_steps` minibatches returns NaN and
@@ -172,7 +172,7 @@ def _as_float(number: Any) -> Array:
 def stack_schedules(schedules: Sequence[Schedule]) -> Schedule:
     """Returns the schedules of several rounds as one with a leading axis [R], for `over_rounds`.
 
-    Tables of minibatches are as long as that of the longest round.
+    Tables of minibatches are as long as the table of the longest round.
 
     Raises:
         UsageError: for schedules of other shapes.

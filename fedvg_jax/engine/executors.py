@@ -71,7 +71,7 @@ def sharded(
 
     Several processes have equal numbers of the devices; D is then a multiple of their number.
 
-    Where clients have memories, devices exchange those of the cohort before the first client. They communicate next
+    If clients have memories, devices exchange the cohort's memories before the first client. They communicate next
     after the last client. Each then holds an equal part of the cohort's results, summed over the devices, where a
     device contributes zeros for clients that it did not train. Weighted means of clients are sums of each device's,
     added up.
@@ -79,7 +79,7 @@ def sharded(
     Args:
         num_devices: D.
         num_lanes: L.
-        devices: jax's devices, of which the first D are used; defaults to those of this process.
+        devices: jax's devices; the first D are used. Defaults to the devices of this process.
         num_mapped: as in `lanes`, on each device.
     """
     mesh = Mesh(_devices_of_all_processes(num_devices, devices or jax.devices()), (DEVICES,))
@@ -134,7 +134,7 @@ def _on_lanes(client: Client, schedule: Schedule, is_alone: bool = True) -> Tree
 
     Args:
         client: how a client trains.
-        schedule: of the cohort, with the plan of these lanes, which may be others than those of the executor.
+        schedule: of the cohort, with the plan of these lanes, which may differ from the executor's lanes.
         is_alone: whether these are all lanes of the cohort. Clients without steps then have their initial carries.
             Otherwise the carries of clients that are not on these lanes are 0.
     """

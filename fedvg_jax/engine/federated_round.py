@@ -3,8 +3,8 @@
     theta <- theta_g - sum_k s_k (theta_g - theta_k) + R
 
 with the global model theta_g, the clients' trained models theta_k, the aggregation weights s_k and the algorithm's
-residual R. `run_cohort` is the round of a cohort that is held whole, by the steps in `round_steps`. A cohort in several
-cohort blocks takes the same steps in `cohort_blocks`.
+residual R. `run_cohort` is the round of a whole cohort, by the steps in `round_steps`. A cohort in several blocks takes
+the same steps in `cohort_blocks`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metri
 
 
 def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metrics]:
-    """Returns the state after a round of a cohort that is held whole, and the round's metrics."""
+    """Returns the state after the round of a whole cohort, and the round's metrics."""
     theta = inputs.state.variables  # theta_g
     table, arrived, clients, kept = steps.train_and_score(parts, inputs)  # ||g_k^(l)|| of FedVG, theta_k
     table, (weights,), extremes = steps.weigh_clients(parts, [parts.weighting.weigh], inputs, table, clients)  # s_k

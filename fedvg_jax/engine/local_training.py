@@ -49,7 +49,7 @@ class Carry(NamedTuple):
     loss: Array
     """[] sum of the minibatch losses over the steps, in at least float32."""
     personal: Tree = ()
-    """`Variables` of the client's personal model, with which `optimiser` is of both; () without one."""
+    """`Variables` of the client's personal model; `optimiser` then has the states of both models. () without one."""
 
 
 def sgd(hyper: Hyper, round: Array) -> optax.GradientTransformation:
@@ -57,7 +57,7 @@ def sgd(hyper: Hyper, round: Array) -> optax.GradientTransformation:
 
     Args:
         hyper: has "lr".
-        round: number of the round, from 0, for optimisers whose rate depends on it.
+        round: number of the round, from 0, for optimisers with a rate that depends on it.
 
     >>> optimiser = sgd({"lr": 0.5}, jnp.int32(0))
     >>> updates, _ = optimiser.update({"w": jnp.ones(2)}, optimiser.init({"w": jnp.zeros(2)}))
@@ -183,8 +183,8 @@ def make_client(
 
     Args:
         task: the model and its loss.
-        algorithm: its `loss` may replace the task's, its `correct` changes gradients, and `personal` those of a
-            personal model.
+        algorithm: its `loss` may replace the task's, its `correct` changes gradients, and its `personal` changes the
+            gradients of a personal model.
         optimiser: the client's.
         shared: what all clients share: the state, with theta_g and the memories; the data; and the hyperparameters.
         schedule: gives the minibatches.

@@ -170,7 +170,7 @@ def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -
 
 
 def replace_absent(theta: Variables, present: Array, clients: Variables) -> Variables:
-    """Returns the clients' models, leaves [H, ...], with theta_g in place of those of absent clients."""
+    """Returns the clients' models, leaves [H, ...], with theta_g in the place of absent clients."""
     return tree.where(present, clients, tree.repeat(theta, len(present)))
 
 
@@ -212,7 +212,7 @@ def train_and_score(
 
     Returns:
         The table of the clients.
-        What arrives at the server, as of `receive_models`.
+        What arrives at the server, as `receive_models` returns it.
         Their models theta_k, with theta_g for absent clients: a copy of all of them, unless nothing reads it.
         What clients keep.
     """
@@ -250,7 +250,7 @@ def weigh_clients(
     extremes = weight_extremes(table.present, weights) if parts.check_weights else ()
     table = drop_nonfinite(table, weights)
     weights = tuple(basic.renormalise_over_present(table.present, w) for w in weights)
-    if parts.private:  # whose bounds take weights of sum 1; a check of custom ones lets rounding of half precision pass
+    if parts.private:  # its bounds need weights of sum 1; the check of custom ones lets rounding of half precision pass
         weights = jax.tree.map(lambda w: basic.shares(tree.wide(w), table.present), weights)
     return table, weights, extremes
 

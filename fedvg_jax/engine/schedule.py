@@ -1,8 +1,8 @@
 """All randomness of a round as a value: cohort, minibatches, drop-outs and keys; and schedules of several rounds.
 
-Every random stream is seeded with (domain, seed, round, client id) alone; those of a private run that starts from
-another run also with its origin. So a round is the same in any executor, in
-any chunk and after resuming. NumPy only; shapes depend on the settings, never on the partition or the seed.
+Every random stream is seeded with (domain, seed, round, client id) alone. A private run that starts from another run
+also uses its origin. So a round is the same in any executor, in any chunk and after resuming. NumPy only; shapes depend
+on the settings, never on the partition or the seed.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def split_into_minibatches(rows: np.ndarray, batch_size: int, keep_single: bool 
     """Returns int32 [S, B]: the rows in order, the last minibatch padded with -1.
 
     Args:
-        rows: [n], or [E, n] for E epochs, each of which is split separately.
+        rows: [n], or [E, n] for E epochs, each split separately.
         batch_size: B.
         keep_single: whether to keep a last minibatch of a single row. BatchNorm may have undefined statistics there;
             the published code skips it in training for every model.
@@ -252,8 +252,8 @@ def pack(
 def stack(rounds: Sequence[Schedule], max_rounds: int) -> Schedule:
     """Returns the schedules of a chunk as one, padded to `max_rounds` with copies of the first.
 
-    All leaves have a leading axis [R], except `rows`, a single table with every round's minibatches, as long as that of
-    the first round.
+    All leaves have a leading axis [R], except `rows`, a single table with every round's minibatches, as long as the
+    first round's table.
 
     Args:
         rounds: the schedules, in order.

@@ -15,7 +15,7 @@ def by_size() -> Selection:
 
 
 def power_of_choice(num_candidates: int) -> Selection:
-    """Returns the K candidates, drawn as `by_size` does, on whose training rows the global model has the largest loss.
+    """Returns a selection that draws candidates as `by_size` does and takes the K with the largest training loss.
 
     Source: Cho, Wang, Joshi, "Client Selection in Federated Learning: Convergence Analysis and Power-of-Choice
     Selection Strategies", arXiv:2010.01243, 2020, pow-d. Of equal losses the client that is drawn first is chosen.

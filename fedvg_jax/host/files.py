@@ -140,7 +140,7 @@ def marked(path: Path) -> Iterator[None]:
     The file that a killed process leaves is taken over on the same machine.
 
     Args:
-        path: the file, whose folder exists.
+        path: the file, in a folder that exists.
 
     Raises:
         UsageError: the file is of another process.

@@ -73,7 +73,7 @@ class Choices(NamedTuple):
     large_image_conv: str
     """Convolution of larger images. On an accelerator the memory traffic of patches outweighs what the matmul gains."""
     scoring_conv: str | None
-    """Convolution of scoring passes, one client after the other, and of evaluations (`--conv auto`); None: that of
+    """Convolution of scoring passes, one client after the other, and of evaluations (`--conv auto`); None: as in
     training, for as many clients as there are lanes.
 
     Alone, a client's convolution is not grouped, and "lax" writes no patches: the patches of 1,024 images bound
@@ -94,8 +94,8 @@ class Choices(NamedTuple):
     With jax 0.10.2, two CPU devices at work at once gave gradients of ResNet-18 that were off by 1e-3 and differed
     between calls, in float64 only. On a busy machine of two cores the same program gave the same bits in 8 calls of a
     training step and 6 of scoring, and smaller programs in hundreds, so the cause is unknown and may be a race.
-    jax's issue 39741 reports a compiled CPU program whose results differ between calls with more than one thread, in
-    jax 0.11.0. Double precision on a CPU is for comparisons, where one device suffices."""
+    In jax's issue 39741 the results of a compiled CPU program differ between calls with more than one thread, in jax
+    0.11.0. Double precision on a CPU is for comparisons, where one device suffices."""
     rows_per_scoring_pass: int
     """Validation rows that scoring evaluates at once, in whole groups of `batch_size` rows, at least one group, unless
     the model says otherwise. Only batch statistics look at groups, so weights are read once for all of them.
@@ -131,8 +131,8 @@ class Choices(NamedTuple):
     """What a GPU launches as CUDA graphs, by XLA's `xla_gpu_enable_command_buffer`, e.g. "FUSION,CUBLAS,WHILE"; "":
     nothing; None: XLA's default.
 
-    A training step is bound by its launches: 1.24 ms of four lanes of ResNet-18 on an H200, whose bytes need about
-    0.35. `python -m benchmarks.gpu` times three values; no GPU has yet."""
+    A training step is bound by its launches: four lanes of ResNet-18 take 1.24 ms on an H200, and their bytes need
+    about 0.35. `python -m benchmarks.gpu` times three values; no GPU has yet."""
     pool_share: float
     """Largest part of a device's memory that the pool of rows may take there (`--placement auto`).
 
@@ -150,8 +150,8 @@ class Choices(NamedTuple):
     options_of_evaluation: Mapping[str, int]
     """XLA's options for the evaluation of a network without loops, of jax 0.10 only.
 
-    Without fusion emitters those of a CNN, LeNet-5 and ResNet-18 take 0.55, 0.78 and 0.82 times the CPU seconds to
-    compile, run as fast and give the same bits. That of a GRU would take 2.4 times as long to run."""
+    Without fusion emitters the evaluation of a CNN, LeNet-5 and ResNet-18 takes 0.55, 0.78 and 0.82 times the CPU
+    seconds to compile, runs as fast and gives the same bits. A GRU would take 2.4 times as long to run."""
 
 
 CPU = Choices(
@@ -318,7 +318,7 @@ def _of_this_process() -> Hardware:
 
 
 def without_jax() -> Hardware | None:
-    """Returns the hardware as far as it is known without jax: that of a CPU; None where jax may find an accelerator."""
+    """Returns a CPU's hardware, which is known without jax; None if jax may find an accelerator."""
     platforms = os.environ.get("JAX_PLATFORMS", "")
     has_plugin = any(importlib.util.find_spec(name) for name in ("jax_plugins", "libtpu"))
     if platforms != "cpu" and (platforms or has_plugin):

@@ -3,7 +3,7 @@
     strategy = FedVG(gradient=validation_gradient(model, loss, loader))
     strategy.start(grid, ArrayRecord(model.state_dict()), num_rounds=10)
 
-The clients are those of Flower's FedAvg: a reply to a train message has one ArrayRecord, and one MetricRecord with the
+Clients reply as in Flower's FedAvg: a reply to a train message has one ArrayRecord, and one MetricRecord with the
 number of training examples. The server measures every reply on D_val; clients need nothing new.
 """
 
@@ -84,7 +84,7 @@ class FedVG(Strategy):
         self.config = check(Config() if config is None else config)
         if self.config.algorithm != "fedavg":
             raise UsageError(
-                f"FedVG got algorithm {self.config.algorithm}; the algorithm is that of the Flower strategy: leave it"
+                f"FedVG got algorithm {self.config.algorithm}; the Flower strategy has its own algorithm: leave it"
                 " at fedavg and give server, such as flwr.serverapp.strategy.FedAvgM(...)"
             )
         self.server = _server(server, options)
@@ -165,7 +165,7 @@ class FedVG(Strategy):
         record = ArrayRecord({name: Array(array) for name, array in mean.items()})
         if type(self.server).aggregate_train is FedAvg.aggregate_train:
             return record
-        # one reply, whose weight is exactly 1, in place of all; a custom aggregation of metrics finds its own keys
+        # one reply with a weight of exactly 1 replaces all; a custom aggregation of metrics finds its own keys
         metrics = MetricRecord(dict(next(iter(content.metric_records.values()))))
         metrics[self.server.weighted_by_key] = 1
         only = RecordDict({self.server.arrayrecord_key: record, "metrics": metrics})

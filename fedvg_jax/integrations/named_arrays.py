@@ -4,7 +4,7 @@ A model is a mapping name -> NumPy array, such as the values of a PyTorch state 
 tensors, which have a gradient, and running statistics, which have none. Its integer arrays, such as BatchNorm's
 counters, are averaged with the clients' mean weights and rounded.
 
-The weights and the average are those of `engine.federated_round`: a client with anything non-finite is absent.
+The weights and the average are computed as in `engine.federated_round`: a client with anything non-finite is absent.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Scheme(NamedTuple):
     weighting: Weighting
     hyper: Hyper
     to_variables: Callable[[Arrays], Variables]
-    """floating arrays by name -> variables, whose leaves are those arrays"""
+    """floating arrays by name -> variables with these arrays as leaves"""
     to_names: Callable[[Variables], dict[str, np.ndarray]]
     """leaves of variables by name; the inverse of `to_variables`"""
     measure: Callable[[Variables, Variables, int], Tree]
@@ -169,7 +169,7 @@ def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[
     """Returns theta_g - sum_k s_k (theta_g - theta_k) for every array, in the dtypes of the global model.
 
     Args:
-        model: theta_g, whose order of names the result has.
+        model: theta_g; the result has its order of names.
         clients: the models of the K clients; those that are absent are not read.
         weights: of the cohort.
     """
@@ -219,7 +219,7 @@ def weighted_mean(theta: Any, clients: Sequence[Any], weights: np.ndarray) -> ja
 
 
 def _signals(scheme: Scheme, theta: Variables, models: Sequence[Variables], num_samples, present: np.ndarray) -> Tree:
-    """Returns the signals, leaves [K]; those of absent clients are a present client's."""
+    """Returns the signals, leaves [K]; an absent client has the signals of a present one."""
     measured = [
         scheme.measure(theta, variables, count) if is_present else None
         for variables, count, is_present in zip(models, num_samples, present, strict=True)
@@ -258,7 +258,7 @@ def _trained_names(gradient: Gradient, floats: Arrays) -> set[str]:
 
 
 def paths_of(names: Iterable[str]) -> dict[str, str]:
-    """Returns name -> path, whose components are separated by "/" as in the models of jax.
+    """Returns name -> path, with components separated by "/" as in the models of jax.
 
     >>> paths_of(["layer1.weight"])
     {'layer1.weight': 'layer1/weight'}

@@ -202,7 +202,7 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
 
     Args:
         state: the global model's state dict.
-        states: those of the K clients.
+        states: the state dicts of the K clients.
         weights: name of a floating tensor -> [K], >= 0 with sum 1, as `inverse_norm_weights` returns.
 
     Returns:
@@ -239,7 +239,7 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
 
 
 def _expect(tensors: StateDict, like: StateDict, what: str) -> None:
-    """Raises UsageError for the first tensor whose name or shape is not one of `like`."""
+    """Raises UsageError for the first tensor with a name or shape that `like` does not have."""
     got, expected = ({name: list(tensor.shape) for name, tensor in each.items()} for each in (tensors, like))
     for name in expected | got:
         if got.get(name) != expected.get(name):

@@ -2,7 +2,7 @@
 
     task = linen_task(Net(), lambda output, y: (output - y) ** 2, x[:1])
 
-The module is called as `module(x)` with x [B, ...], plus those of the following arguments that its `__call__` has:
+The module is called as `module(x)` with x [B, ...], and with those following arguments that its `__call__` has:
 `mask` [B] bool, the real rows; `train`, `training` or `is_training`; `deterministic` or `use_running_average`, their
 negation.
 
@@ -74,7 +74,7 @@ def linen_task(
     example, kind = _checked_example(example), type(module)
     parameters = _parameters(kind)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not isinstance(module, nn.Sequential):
-        raise UsageError(f"{kind.__name__}.__call__ takes **; name those of {', '.join(_MODES)} that it passes on")
+        raise UsageError(f"{kind.__name__}.__call__ takes **; name what it passes on among {', '.join(_MODES)}")
     call = _caller(parameters)
 
     def init(key: Array) -> Variables:

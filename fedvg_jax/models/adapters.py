@@ -49,13 +49,13 @@ class _Layer(NamedTuple):
 
 
 def lora(task: Task, variables: Variables, rank: int, include: str = "", train: str = "") -> tuple[Task, Variables]:
-    """Returns a task with adapters that a run trains, and its variables, from which the run has to start.
+    """Returns a task with adapters that a run trains, and the variables that the run has to start from.
 
     The layers are Linen's `Dense`, `DenseGeneral` and `Conv` with kernels of one pixel. Their outputs are unchanged
     until B moves.
 
     Args:
-        task: whose parameters are nested dicts, as of `linen_task`.
+        task: has nested dicts of parameters, as `linen_task` makes them.
         variables: of the task; all tensors keep these values, except the adapters and those that `train` names.
         rank: r.
         include: regular expression of the paths of layers, such as "block_0/fc1", that get an adapter; default: all.
@@ -220,7 +220,7 @@ def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context
 
 
 def _contracted(x: Array, w: Array, axes: Sequence[int], precision: Any = None) -> Array:
-    """Returns x with these axes contracted with the first axes of w, whose other axes become its last."""
+    """Returns x with these axes contracted with the first axes of w; the other axes of w become its last."""
     x = jnp.moveaxis(x, sorted(axis % x.ndim for axis in axes), range(-len(axes), 0))  # in the kernel's order
     kept = x.shape[: x.ndim - len(axes)]
     rows = x.reshape(math.prod(kept), -1)  # with more axes, XLA on a CPU transposes a factor of w's gradient in memory

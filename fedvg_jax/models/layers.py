@@ -1,4 +1,4 @@
-"""Layers that several networks share, and normalisation whose statistics exclude padded rows.
+"""Layers that several networks share, and normalisation with statistics that exclude padded rows.
 
 Convolutions and dense layers start with torch's default initialisation, U(-1/sqrt(fan_in), 1/sqrt(fan_in)) for kernel
 and bias, as the published models do.
@@ -65,7 +65,7 @@ def fusion_barrier(x: Array) -> Array:
 
     XLA considers sums cheap. Without a barrier it recomputes the gradient of a residual stream in every network block,
     from the terms of all later blocks, and that of a normalisation for every patch of a convolution.
-    `lax.optimization_barrier` is removed before fusion; a conditional whose branch depends on data is not.
+    `lax.optimization_barrier` is removed before fusion; a conditional branch that depends on data is not.
 
     Args:
         x: any float array.
@@ -87,9 +87,9 @@ def uniform(fan_in: int) -> Callable:
 
 
 class BatchNorm(nn.Module):
-    """y = scale (x - mean) / sqrt(var + eps) + bias, with statistics over all axes except that of the channels.
+    """y = scale (x - mean) / sqrt(var + eps) + bias, with statistics over all axes except the channels.
 
-    In training, mean and (biased) variance are those of the batch's real rows, and they move the running ones:
+    In training, mean and (biased) variance are computed over the batch's real rows, and they move the running ones:
 
         running <- (1 - momentum) running + momentum batch
 
@@ -170,7 +170,7 @@ class GroupNorm(nn.Module):
 
 
 def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
-    """Returns whether one row gives some BatchNorm a single value, whose statistics are undefined in train mode.
+    """Returns whether one row gives some BatchNorm a single value: its statistics are undefined in train mode.
 
     Several positions of an image are several values: a convolution's BatchNorm has a single one only on maps of 1 x 1.
     A frozen one needs no statistics of its batch. Where not all running statistics belong to a Linen BatchNorm, as in

@@ -24,9 +24,9 @@ class Costs(NamedTuple):
     """What the size of a model calls for on a kind of platform, where a setting is `auto` or there is none."""
 
     client_bytes: int | None = None
-    """Bytes of one client in training, 0 where they are negligible, for a model whose cohort is shared by all devices
-    (`--devices auto`); None: it uses one device. The devices of a CPU are its cores, and only for the models that are
-    so marked is one client per core faster than one client on all cores."""
+    """Bytes of one client in training, 0 where they are negligible, for a model with cohorts that all devices share
+    (`--devices auto`); None: it uses one device. The devices of a CPU are its cores. One client per core is faster than
+    one client on all cores only for the models that are so marked."""
     rows_per_scoring_pass: int = 0
     """0: as `hardware.Choices` says. On a CPU 512 rows take ten MLPs 0.76, 0.62 and 0.78 times the seconds of one group
     by one on 64, 784 and 3,072 inputs, and 5,000 rows of 1,280 inputs 0.65 times; 1,024 rows are no faster."""

@@ -89,8 +89,8 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     Args:
         path: a safetensors file.
         variables: the model's variables, for structure, shapes and dtypes.
-        architecture: name of the model. A ViT's file has timm's or torchvision's names, and that of another model than
-            a ResNet or ViT those of `save`.
+        architecture: name of the model. A ViT's file has timm's or torchvision's names. The file of a model that is
+            neither a ResNet nor a ViT has the names that `save` writes.
         head: whether to read the head, `classifier`, too, e.g. from a file of `save`. Otherwise the head of `variables`
             stays, and the head in the file is ignored.
 
@@ -130,7 +130,7 @@ def save(path: Path, variables: Variables, architecture: str | None, columns: Co
     Args:
         path: the file to write.
         variables: the model's variables.
-        architecture: name of the model; None for any other one, whose tensors are written as they are, by path.
+        architecture: name of the model; None for any other one: its tensors are written as they are, by path.
         columns: by which the rows are scaled that the model takes, written to the file's metadata; None for none.
 
     Raises:
@@ -214,7 +214,7 @@ def _renames(architecture: str, names: Container[str]) -> list[tuple[str, str]]:
 
     Args:
         architecture: name of the model.
-        names: of the tensors of a file; those of torchvision's ViT have a class_token.
+        names: of the tensors of a file; torchvision's ViT has a class_token.
     """
     vit = _TORCHVISION if "class_token" in names else _TIMM
     tables = {"resnet": _RESNET, "efficientnet": _EFFICIENTNET, "vit": vit}

@@ -152,7 +152,7 @@ def _cross_entropies(logits: Array, batch: Batch, mask: Array) -> Array:
 
 
 MOST_COUNTED = 1000
-"""Most classes of which the confusion matrix is counted, a cell for each pair of them."""
+"""Most classes that a confusion matrix is counted for; it has a cell for each pair of them."""
 
 
 def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:
@@ -208,7 +208,7 @@ def recorded_features(is_named: bool = False) -> Iterator[Features]:
     """Records the input of the last layer that Linen modules call.
 
     A layer has parameters and no layers of its own, and is called as such or as `Embed.attend`. Scales and offsets of
-    the entries of an array, such as those of a LayerNorm, make no layer.
+    the entries of an array, such as a LayerNorm's, make no layer.
 
     Args:
         is_named: whether every module's input gets a `checkpoint_name`, for `core.checks.dependencies`.

@@ -20,7 +20,7 @@ from fedvg_jax.core.types import Augment, Batch, Outputs, Task, Tree
 def accumulate_gradients(
     task: Task, max_rows: int, base: Tree = (), bind: Callable[[Task, Tree], Task] = lambda task, base: task
 ) -> Task:
-    """Returns `task` with a loss whose gradient is added up over microbatches of at most `max_rows` rows.
+    """Returns `task` with a loss that adds up its gradient over microbatches of at most `max_rows` rows.
 
         grad L = sum_m (n_m / n) grad L_m        n_m, n: real rows of microbatch m and of the minibatch
 
@@ -44,7 +44,7 @@ def accumulate_gradients(
         if size == len(mask) or has_float_inputs:
             return part.loss(params, stats, batch, mask, train)
         mean = _mean_by_microbatches(lambda base: bind(task, base).loss, stats, train, size)
-        # a base from outside of `shard_map` has a type of another mesh, of which the rule could make no zero tangents
+        # a base from outside of `shard_map` has a type of another mesh, and the rule could make no zero tangents of it
         return mean(params, lax.optimization_barrier(base), batch, mask), stats
 
     return part._replace(loss=loss)
@@ -136,7 +136,7 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]] | None] = {
     "columns": None,
 }
 """Name -> mean and standard deviation of each channel of pixels in [0, 1]. imagenet: torchvision's, for its ImageNet
-weights; half: that of timm's ViTs; none: the published code does not normalise; columns: scaled before,
+weights; half: timm's, for its ViTs; none: the published code does not normalise; columns: scaled before,
 by `data.scaling`."""
 
 

@@ -76,15 +76,15 @@ def run_chunks(
 ) -> Iterator[tuple[SimState, list[Record]]]:
     """Yields the state and the new records after every chunk, up to the last round.
 
-    Where memories stay on the host, the state holds those of all clients sampled so far, as views that the next chunk
-    changes. The next chunk takes over the arrays of the state. Where chunks are single rounds, callbacks get copies of
-    them, except of clients' memories, which may be large.
+    If memories stay on the host, the state holds the memories of all clients sampled so far, as views that the next
+    chunk changes. The next chunk takes over the arrays of the state. If chunks are single rounds, callbacks get copies
+    of them, except of clients' memories, which may be large.
 
     Args:
         compiled: the programs of `sim`.
         state: the state after `num_done` rounds.
         num_done: rounds that precede the first chunk.
-        is_ended: (records, state) of a chunk -> whether the run ends with it, whose last round is then evaluated.
+        is_ended: (records, state) of a chunk -> whether the run ends with it; its last round is then evaluated.
         is_single: whether every chunk is a single round.
     """
     store, storage = client_memories.open_store(sim.memories, sim.config, state), sim.memories.storage
@@ -133,7 +133,7 @@ class Chunk(NamedTuple):
     """the same, stacked"""
     data: Data
     clients: np.ndarray
-    """int32 [n], whose memories are copied to the devices; none unless memories stay on the host"""
+    """int32 [n], the clients with memories that are copied to the devices; none unless memories stay on the host"""
 
 
 def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, is_single: bool, round_seconds: float) -> int:
@@ -151,7 +151,7 @@ def plan_chunk(
     From a pool on the host, it starts to copy their rows to the devices.
 
     Args:
-        drawn: schedules of the next rounds that are drawn already; those of the chunk are taken out.
+        drawn: schedules of the next rounds that are drawn already; the chunk removes its own.
         state: after `num_done` rounds.
     """
     if not num_rounds:

@@ -4,8 +4,8 @@ accuracy_by_client    of the global model
 personal_accuracy     of each client's own model: its personal one, or the global one with its local tensors
 finetuned_accuracy    of the global model after local epochs on the client's own training rows
 
-Clients are evaluated in pieces of bounded size, whose rows and memories are copied to the devices. So it is the same
-wherever a run keeps them.
+Clients are evaluated in pieces of bounded size. The rows and memories of a piece are copied to the devices, so it does
+not matter where a run keeps them.
 """
 
 from __future__ import annotations

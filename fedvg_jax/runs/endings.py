@@ -23,8 +23,8 @@ that learn stay below 10, and those that explode pass 10^16 on their way to infi
 def loss_limit(records: Iterable[Record], is_own_task: bool) -> float:
     """Returns the largest training loss that has not exploded: `EXPLOSION`.
 
-    The loss of a caller's own task may have any unit: there it is so many times that of the first round, if that is
-    over 1.
+    The loss of a caller's own task may have any unit: there it is so many times the first round's loss, if that is over
+    1.
 
     Args:
         records: of a run, from its first round on.
@@ -116,7 +116,7 @@ WARNINGS = (no_client_warning, zero_scores_warning)
 
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 ALWAYS_CAUGHT = (signal.SIGINT, signal.SIGTERM)
-"""SIGHUP keeps a handler that is not the default, such as that of nohup."""
+"""SIGHUP keeps a handler that is not the default, such as nohup's."""
 
 
 def exit_code(name: str) -> int:

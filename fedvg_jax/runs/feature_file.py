@@ -117,7 +117,7 @@ def _extractor(task: Task, variables: Variables, shape: tuple[int, ...]) -> Call
 def _manifest(
     config: Config, arrays: Arrays, model: tuple[Tree, Tree, Columns | None], shape, dtype: str
 ) -> dict[str, Any]:
-    """Returns what the features depend on: digests of the weights below the head and of the rows, and settings.
+    """Returns digests of the weights and rows that the features were computed from, and settings.
 
     `model` is parameters, running statistics, and means and deviations of the columns that it takes.
     """

@@ -26,8 +26,8 @@ CONNECTING = 300
 """Seconds that the processes have to start and find each other."""
 
 COLLECTIVE = 24 * 3600
-"""Seconds that a CPU device waits for the others in a collective. XLA's default of 40 ends a process whose devices have
-unequal work."""
+"""Seconds that a CPU device waits for the others in a collective. XLA's default of 40 ends a process if its devices
+have unequal work."""
 
 LOST = 3
 """Exit code when another process was lost."""
@@ -96,7 +96,7 @@ def read(words: Sequence[str]) -> tuple[Launch | None, list[str]]:
 
 
 def join(launch: Launch) -> None:
-    """Connects this process to the others; afterwards `jax.devices()` are those of all processes.
+    """Connects this process to the others; afterwards `jax.devices()` has the devices of all processes.
 
     Raises:
         UsageError: the processes do not find each other, or they have different numbers of devices.

@@ -119,7 +119,7 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
 
 
 def _finished_history(sim: simulation.Simulation, recorder: recording.Recorder) -> History:
-    """Returns the history of a run whose rounds were all done before."""
+    """Returns the history of a run that has no rounds left to compute."""
     start, folder = recorder.start, recorder.folder
     best = sim.whole(recorder.best.variables) if recorder.best else None
     finished = History(start.records, start.summary or {}, sim.whole(start.state.variables), folder, best, sim.config)
@@ -129,7 +129,7 @@ def _finished_history(sim: simulation.Simulation, recorder: recording.Recorder) 
 
 
 class Run(NamedTuple):
-    """A run whose rounds are being computed."""
+    """A run that computes its rounds."""
 
     sim: simulation.Simulation
     recorder: recording.Recorder
@@ -139,7 +139,7 @@ class Run(NamedTuple):
     records: list[Record]
     """of all rounds so far; grows"""
     warnings: list[Callable[[Sequence[Record]], str]]
-    """those of `endings.WARNINGS` that were given"""
+    """the members of `endings.WARNINGS` that were given"""
     endings: list[str]
     """why a callback ended the run, once one has"""
 
@@ -257,7 +257,7 @@ def _loss_limit(run: Run, new: list[Record]) -> float:
 
 
 def _error_of_first_model(sim: simulation.Simulation) -> str:
-    """Returns the error of a model whose loss is not finite before any step; "" for others, and where rows are away."""
+    """Returns the error if the loss of the first model is not finite; "" otherwise, and if rows are elsewhere."""
     if sim.host_rows or processes.count() > 1 or math.isfinite(sim.validation_loss(sim.state)):
         return ""
     num_classes = len(sim.arrays.class_names) if "task" in sim.given else 0

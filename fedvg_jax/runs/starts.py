@@ -194,7 +194,7 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
 
     Args:
         config: settings of this process.
-        choose: settings -> settings with `out` and `resume` as they are used; called by process 0 only.
+        choose: settings -> settings with `out` and `resume` resolved; called by process 0 only.
 
     Raises:
         UsageError: the processes have different settings, or none can be chosen.

@@ -12,10 +12,10 @@ from fedvg_jax.study.places import Replicate, Scenario
 from fedvg_jax.study.run import Run
 
 Frame = Any
-"""A `pandas.DataFrame`, of whose methods type checkers infer too much."""
+"""A `pandas.DataFrame`, because type checkers infer too much of its methods."""
 
 NOT_FINITE = "not finite"
-"""Kind of a run that ended, but whose outcome is not finite in the chosen evaluation."""
+"""Kind of a run that ended, but has no finite outcome in the chosen evaluation."""
 
 
 class Cell(NamedTuple):
@@ -51,7 +51,7 @@ class Cell(NamedTuple):
         return bool(self.runs) and not self.losses(choice) and not self.lines("missing")
 
     def not_finite(self, choice: Choice) -> list[str]:
-        """Returns the names of the finished runs whose outcome is not finite."""
+        """Returns the names of the finished runs without a finite outcome."""
         is_lost = self.rows["run"].notna() & self.rows[choice].isna()
         return list(self.rows.loc[is_lost, "name"])
 
@@ -122,7 +122,7 @@ def settings(study: Study) -> list[str]:
 
 
 def column_setting(study: Study) -> str | None:
-    """Returns the setting whose values are the columns of a table, among those that all scenarios have.
+    """Returns the setting that a table has as columns, among the settings that all scenarios have.
 
     It is the only one that varies, else alpha, else the last one besides data set and model; None where there is none.
     """

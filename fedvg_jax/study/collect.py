@@ -38,8 +38,8 @@ def collect(folders: Sequence[Path | str], partial: bool = False, metric: str | 
         folders: sweep folders (with sweep.json), run folders, or folders of these.
         partial: keep to the runs that are finished and mark the cells that lack some.
         metric: the outcome that is compared, a name of `outcomes.measured`; "min:NAME" and "max:NAME" declare that
-            lower or higher values are better. None for accuracy, that of the clients' own models where a method has
-            such models and all runs record it, or loss where some run has no accuracy.
+            lower or higher values are better. None for the accuracy of the clients' own models if a method has such
+            models and all runs record it, else for the global model's, or loss if some run has no accuracy.
 
     Raises:
         UsageError: there is no run, two runs are the same, data are mixed, or, unless `partial`, runs are missing, as
@@ -61,7 +61,7 @@ def make_study(
 
     Args:
         read: the runs.
-        lost: lines on runs whose settings are lost.
+        lost: lines on runs that lost their settings.
         sweeps: of the runs.
         sources: where they are from, for messages.
         partial, metric: see `collect`.

@@ -138,7 +138,7 @@ def html_table(name: str, titles: Sequence[str], rows: Sequence[Sequence[str]], 
         name: its id.
         titles: of the columns.
         rows: texts that are escaped already.
-        classes: "lead1" to "lead3" for as many columns of texts before those of numbers, or "texts".
+        classes: "lead1" to "lead3" for as many columns of texts before the columns of numbers, or "texts".
     """
     import pandas
 

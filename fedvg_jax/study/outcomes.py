@@ -152,8 +152,8 @@ def choose_outcome(runs: Sequence[Run], are_personal: bool, text: str | None) ->
     Args:
         runs: all finished ones.
         are_personal: whether some method has models of the clients' own.
-        text: the caller's choice, a name that may begin with "min:" or "max:"; None for the default, which is accuracy,
-            that of the clients' own models where `are_personal` and all runs record it, or loss.
+        text: the caller's choice, a name that may begin with "min:" or "max:"; None for the default: the accuracy of
+            the clients' own models if `are_personal` and all runs record it, else the global model's, or loss.
 
     Raises:
         UsageError: some run has not recorded the metric, or nothing says which values are better.

@@ -72,7 +72,7 @@ def shared_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def places(runs: Sequence[Mapping[str, Any]], axes: Collection[str] = ()) -> list[Place]:
     """Returns the place of every run.
 
-    Names and scenarios have the settings that a sweep declares as axes; those of other runs have all settings that
+    Names and scenarios have the settings that a sweep declares as axes. Without a sweep, they have all settings that
     vary. A scenario has none that follows from the ones before it, such as a model that goes with its data set.
 
     Args:
@@ -98,7 +98,7 @@ def _group(name: str) -> str:
 
 
 def _rank(name: str) -> int:
-    """Returns the position of a setting among those of a scenario."""
+    """Returns the position of a setting in a scenario."""
     return FIRST.index(name) if name in FIRST else len(FIRST)
 
 

@@ -35,7 +35,7 @@ class Folder(NamedTuple):
 
 
 def read_all(folders: Sequence[Path]) -> tuple[list[Folder], list[str], list[Stored]]:
-    """Returns every run below the given folders, a line for each whose settings are lost, and their sweeps."""
+    """Returns every run below the given folders, a line for each run that lost its settings, and their sweeps."""
     runs: list[Folder] = []
     lost: list[str] = []
     sweeps: list[Stored] = []

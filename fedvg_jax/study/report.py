@@ -238,7 +238,7 @@ class Compared(NamedTuple):
 
     Attributes:
         tables: Name of a table of the report -> its values; "runs" has a row per run.
-        finding: The findings of the report, a sentence a line.
+        finding: The findings of the report, line by line.
         page: The page that was written, or None.
     """
 
@@ -256,15 +256,15 @@ def compare(
     choice: Choice = "final",
     partial: bool = False,
 ) -> Compared:
-    """Returns the tables and the findings of a report on results or folders; numbers equal those of `fedvg report`.
+    """Returns the tables and the findings of a report on results or folders, with the numbers of `fedvg report`.
 
     Args:
         results: what `run_sweep` returns, or histories, or folders of sweeps or runs; one or several.
         baseline: method that the others are compared with, or "all" for every pair; None for fedavg, or the first.
         metric: outcome, such as "loss", "macro_f1", "personal_accuracy_mean", or the name of a metric of your own;
-            "min:NAME" and "max:NAME" say that lower or higher values are better, where no `fv.Metric` does. None for
-            test accuracy, or the loss of a task without it; for that of the clients' own models where a method has
-            such models and all runs record it.
+            "min:NAME" and "max:NAME" say that lower or higher values are better, if no `fv.Metric` does. None for
+            test accuracy, or the loss of a task without it; or for the accuracy of the clients' own models, if a method
+            has such models and all runs record it.
         out: folder to write the report to, with its page; None for none.
         choice: evaluation that stands for a run: final, at_best_val or max.
         partial: compare the runs that are finished.
@@ -320,7 +320,7 @@ def _source(folder: Path) -> Path:
 
 
 def _is_stored(each: SweepResult, in_folders: Collection[str]) -> bool:
-    """Returns whether a folder holds a result: that of its history, or for a failure that of a sweep."""
+    """Returns whether a folder holds a result: a history's, or a failure's of a sweep."""
     if isinstance(each.result, History):
         return each.result.folder is not None
     return each.name in in_folders

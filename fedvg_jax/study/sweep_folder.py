@@ -38,13 +38,13 @@ ALONE = ".alone"
 
 
 class Failure(NamedTuple):
-    """Why a point did not finish: a value in place of its history.
+    """Why a point did not finish; it takes the place of the point's history.
 
     Attributes:
         kind: "diverged", which the same settings always do, or "failed": an error of settings, files or memory.
         round: The last round that is recorded; 0 if there is none.
         reason: One line.
-        traceback: of an error; "" after a divergence.
+        traceback: Traceback of an error; "" after a divergence.
     """
 
     kind: str
@@ -57,11 +57,11 @@ class SweepResult(NamedTuple):
     """The result of one point of a sweep.
 
     Attributes:
-        name: Of the point's folder.
+        name: Name of the point's folder.
         values: The axes' values that the point uses, by setting.
-        result: The history; or a `Failure` of a point that diverged or failed.
+        result: The history, or a `Failure` if the point diverged or failed.
         config: The settings of the point.
-        given: What Python passed in place of settings -> its name; "" for one without.
+        given: Setting -> name of the object from Python that replaces it; "" for an object without a name.
         sweep: The names of all points of the sweep.
         digests: Digests of the objects from Python that the point uses: "data", "weighting" and so on.
     """
@@ -247,7 +247,7 @@ def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
 
 
 def _settle_changed(out: Path, stored: Stored, objects: Mapping[str, Identity], changed: Changed | None) -> None:
-    """Refuses, removes or keeps the points that were computed with other objects than those of a call.
+    """Refuses, removes or keeps the points that were computed with other objects than this call has.
 
     An object of an axis belongs to the points that have its name; the others belong to all.
     """
@@ -280,7 +280,7 @@ def _change(name: str, stored: Stored, objects: Mapping[str, Identity]) -> str:
     if name not in stored.objects:
         return "was not given when"
     if objects[name].unseen:
-        return f"holds a {objects[name].unseen[0]}, which cannot be compared with that of the call in which"
+        return f"holds a {objects[name].unseen[0]}, which cannot be compared with the one in the call in which"
     return "has changed since"
 
 

@@ -77,7 +77,7 @@ class Work:
     changed: sweep_folder.Changed | None = None
     """see `sweep_folder.open_folder`"""
     on_records: Callable[[Point, list[Record]], None] = lambda point, records: None
-    """gets a point's records of every chunk of rounds; first those of earlier processes"""
+    """gets a point's records of every chunk of rounds; the records of earlier processes come first"""
     on_end: Callable[[Point, History | Failure], None] = lambda point, result: None
     """of every point that this process has computed"""
     log: Callable[[str], None] = _log_warning
@@ -125,7 +125,7 @@ class Work:
 
 
 def compute(points: Sequence[Point], work: Work) -> str | None:
-    """Computes the points that are not finished; waits for those of other processes, and takes over where one dies.
+    """Computes the points that are not finished; waits for other processes' points, and takes over where one dies.
 
     Points that have failed, in whichever process, are not tried again; see `sweep_folder.clear_failures`.
 
@@ -231,7 +231,7 @@ def _compute_or_skip(work: Work, point: Point) -> bool:
 
 
 def _compute_point(work: Work, point: Point) -> History | Failure:
-    """Runs a point to its end, or until a signal stops it; an error becomes a `Failure`, which is recorded."""
+    """Runs a point to its end, or until a signal stops it. Records an error as a `Failure`."""
     num_done = 0
 
     def count(records: list[Record]) -> None:
@@ -296,7 +296,7 @@ OF_TENSORS = ("train", "lora", "local", "fedvg.include", "init")
 """Settings that name tensors or sizes of a model, which only its building can check."""
 
 OF_MODEL = (*OF_TENSORS, "model", "norm_layers")
-"""Settings whose combinations are all built before the first point."""
+"""Settings; all their combinations are built before the first point."""
 
 
 def check(points: Sequence[Point], work: Work) -> None:
@@ -360,7 +360,7 @@ def run_sweep(
 
     Args:
         start: settings that all points share.
-        axes: as those of `fedvg_jax.run_sweep`.
+        axes: as in `fedvg_jax.run_sweep`.
         work: where the results go, and what is given, with functions of this call.
         progress: whether to print a line for every run, or bars on a terminal.
         tuned: settings that are chosen on D_val first; None for none.
@@ -460,7 +460,7 @@ def duration(seconds: float) -> str:
 def sweep_progress(console: Console, points: Sequence[Point], work: Work) -> Iterator[Work]:
     """Shows points and rounds as they finish; yields the work, which reports them.
 
-    In a terminal: two bars. Elsewhere: a line per point of this process, which counts those of other processes, too.
+    In a terminal: two bars. Elsewhere: a line per point of this process, which counts other processes' points, too.
 
     Args:
         console: where to print.

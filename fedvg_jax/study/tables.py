@@ -252,7 +252,7 @@ def _validation_rows(study: Study) -> list[str]:
 
 
 MODELS = dict(zip(CLIENT_ACCURACIES, ("global", "own", "fine-tuned"), strict=True))
-"""Accuracies of clients in a record -> the model whose accuracies they are."""
+"""Accuracies of clients in a record -> the model that they were measured on."""
 
 
 def clients(study: Study) -> Table | None:
@@ -469,7 +469,7 @@ def tuned(study: Study) -> Table | None:
 
 
 def runs(study: Study) -> Table:
-    """Returns one row per run and one column per value, for statistics of one's own."""
+    """Returns one row per run and one column per value, for your own statistics."""
     values_of_runs = []
     for scenario, method in itertools.product(study.scenarios, study.methods):
         rows = study.cell(method, scenario).rows.to_dict("records")

@@ -23,7 +23,7 @@ from fedvg_jax.study.sweep_folder import Stored
 from fedvg_jax.study.sweep_points import RANGED, Axis, Point, Sweep
 
 FOLDER = "tuning"
-"""Folder of the tuning runs inside that of the sweep."""
+"""Folder of the tuning runs in the folder of the sweep."""
 
 SEEDS = "1000:1002"
 """Seeds of the tuning runs, where none are given."""

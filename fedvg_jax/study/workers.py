@@ -29,7 +29,7 @@ POINTS_PER_PROCESS = 4
 
 
 class Stopped(Exception):
-    """A signal has stopped the sweep; `results` are those of the points before it, by name."""
+    """A signal has stopped the sweep; `results` has the results of the points before it, by name."""
 
     def __init__(self, signal: str, results: Mapping[str, Any] = {}) -> None:
         super().__init__(signal)
@@ -39,7 +39,7 @@ class Stopped(Exception):
 def num_processes(jobs: int | str, points: Sequence[Point], machine: hardware.Hardware | None) -> int:
     """Returns the number of processes that share points; "auto" is one per core where every point uses a single device.
 
-    On 2 cores, one process of small networks leaves one core idle. Networks whose cohorts use all cores, and
+    On 2 cores, one process of small networks leaves one core idle. Networks that share a cohort among all cores, and
     accelerators, take one process.
 
     Args:

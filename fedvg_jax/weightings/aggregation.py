@@ -17,8 +17,8 @@ from fedvg_jax.core.types import Hyper, ServerView, Term, Tree, Variables, Weigh
 def aggregate(params: Tree, client_params: Tree, weights: Tree, *, sharding: NamedSharding | None = None) -> Tree:
     """Returns the clients' weighted mean, as a step from the global model: theta_g - sum_k s_k (theta_g - theta_k).
 
-    The weights need not sum to 1: c times the weights is c times the step, as a server's learning rate is, and a
-    gradient may be taken in each of them. The weights of a run are checked.
+    The weights need not sum to 1: c times the weights is c times the step, like a server's learning rate, and the mean
+    is differentiable by each weight. A run checks its weights.
 
     A client's non-finite entries count as theta_g where its weight is 0.
 
@@ -49,7 +49,7 @@ def aggregate(params: Tree, client_params: Tree, weights: Tree, *, sharding: Nam
 
 
 def single_term(weigh: Weigh) -> tuple[Term, ...]:
-    """Returns the term, c = 1, of weights raw_k / sum_j raw_j whose raw_k >= 0 depends on client k's signals only."""
+    """Returns the term, c = 1, of weights raw_k / sum_j raw_j, if raw_k >= 0 depends on client k's signals only."""
 
     def share_of_one(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
         return jax.tree.map(lambda leaf: jnp.ones((), leaf.dtype), view.variables)
@@ -58,7 +58,7 @@ def single_term(weigh: Weigh) -> tuple[Term, ...]:
 
 
 def mean_terms(*rules: tuple[Term, ...]) -> tuple[Term, ...]:
-    """Returns the terms of the mean of two weightings, whose signals are a pair; () if either has no terms."""
+    """Returns the terms of the mean of two weightings with a pair of signals; () if either has no terms."""
 
     def half_of(i: int, term: Term) -> Term:
         share = with_signal(i, term.share)
@@ -68,7 +68,7 @@ def mean_terms(*rules: tuple[Term, ...]) -> tuple[Term, ...]:
 
 
 def with_signal(i: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function (hyper, signals, ...) of a weighting whose signals are entry `i` of a tuple."""
+    """Returns the function (hyper, signals, ...) of a weighting, for a tuple of signals with its own as entry `i`."""
     return functools.wraps(function)(lambda hyper, measured, *rest: function(hyper, measured[i], *rest))
 
 

@@ -100,8 +100,8 @@ def fltrust(task: Task) -> Weighting:
     Dividing by their sum keeps the direction of the update and the defence against long updates. For clients that agree
     in direction, its length is the harmonic mean of their lengths (weights t_k), not ||delta_0||.
 
-    Three more differences from FLTrust: cosines and lengths are those of the trained tensors; running statistics take
-    the same weights; and if no client is trusted, weights are uniform, while FLTrust keeps theta_g.
+    Three more differences from FLTrust: cosines and lengths are computed over the trained tensors; running statistics
+    take the same weights; and if no client is trusted, weights are uniform, while FLTrust keeps theta_g.
 
     Source: Cao et al., "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", NDSS 2021.
     """

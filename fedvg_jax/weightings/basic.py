@@ -152,8 +152,8 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
         present: bool [K]. Absent clients get 0.
 
     Raises:
-        UsageError: a number is negative. Traced numbers cannot be checked: a negative one gets a negative weight, of
-            which a run complains.
+        UsageError: a number is negative. Traced numbers cannot be checked: a negative one gets a negative weight, and
+            a run reports it.
 
     >>> shares(jnp.array([1.0, 3.0, 5.0]), jnp.array([True, True, False])).tolist()
     [0.25, 0.75, 0.0]
@@ -182,7 +182,7 @@ def reciprocal(score: Array) -> Array:
     """
     least = jnp.asarray(1e-30, score.dtype)
     is_below = score < least  # False for NaN, which stays NaN
-    # not a maximum, whose gradient of 0 would be multiplied by the infinite one of the inverse
+    # not a maximum: its gradient of 0 would be multiplied by the infinite gradient of the inverse
     return jnp.where(is_below, 1 / least, 1 / jnp.where(is_below, 1, score))
 
 

@@ -62,7 +62,7 @@ OPTIONS = (
         "fedvg.layer",
         "tensor",
         ("tensor", "module"),
-        "Layer whose norm is taken. tensor: every tensor (published); module: weight and bias together.",
+        "Unit that has one norm. tensor: every tensor (published); module: weight and bias together.",
     ),
     Option(
         "fedvg.include",
@@ -109,8 +109,8 @@ def inverse_norm_weights(
 
         G_k = mean over the group's tensors of their norms,    s_k = (1 / (G_k + eps)) / sum_j (1 / (G_j + eps))
 
-    A group whose norms are all below 1e-6 of the largest holds only rounding noise and takes uniform weights. Biases
-    before a BatchNorm in train mode are such a group.
+    If all norms of a group are below 1e-6 of the largest, they are rounding noise, and the group takes uniform weights.
+    Biases before a BatchNorm in train mode are such a group.
 
     Args:
         norms: pytree of per-tensor norms, leaves [K], as `gradient_norms` returns.
@@ -144,7 +144,7 @@ def weights_of_norms(
 
 
 def finite_clients(norms: Tree) -> tuple[Tree, Array]:
-    """Returns the norms with 1 in place of those of clients that are not finite, and which clients are, bool [K].
+    """Returns the norms, with 1 for clients that are not finite, and which clients are finite, bool [K].
 
     Args:
         norms: leaves [K].
@@ -161,7 +161,7 @@ def finite_clients(norms: Tree) -> tuple[Tree, Array]:
     norms = jax.tree.map(lambda norm: jnp.where(present, norm, 1), norms)
     for path, norm in tree.by_path(norms).items():
         if not isinstance(norm, Tracer) and (least := norm.min()) < 0:
-            raise UsageError(f"norms leaf '{path}' has {float(least):g}; expected norms >= 0, as of gradient_norms")
+            raise UsageError(f"norms leaf '{path}' has {float(least):g}; expected norms >= 0, see gradient_norms")
     return norms, present
 
 
@@ -252,7 +252,7 @@ class NormParts(NamedTuple):
     signal: Signal
     """(hyper, client, data) -> the client's norm of each tensor."""
     grouping: Grouping
-    """Which tensors share a weight; group -1, and a group without a layer, take those of equal norms."""
+    """Which tensors share a weight; group -1, and a group without a layer, take the weights of equal norms."""
     block_of: Callable[[str], str]
     """Path of a tensor -> name of its block."""
     layers: Sequence[groups.Layer] | None = None
@@ -264,15 +264,15 @@ class NormParts(NamedTuple):
     def weights(
         self, weights_of_mean: WeightsOfMean, measured: Tree, stats: Tree, present: Array | bool = True
     ) -> Variables:
-        """Returns the weights of every tensor: those of its group's mean norm.
+        """Returns the weights of every tensor, from its group's mean norm.
 
-        A group whose norms are all noise takes the weights of equal norms. Weights are computed in at least float32 and
-        returned in the dtype of the norms.
+        If all norms of a group are noise, it takes the weights of equal norms. Weights are computed in at least float32
+        and returned in the dtype of the norms.
 
         Args:
             weights_of_mean: (mean norm of a group [K], present) -> weights [K].
             measured: norms [K] of every tensor.
-            stats: the running statistics, whose structure the weights also have.
+            stats: the running statistics; the weights have their structure, too.
             present: bool [K].
         """
         by_group, layers = self.group_numbers(measured, stats), self.layer_norms(measured)
@@ -381,7 +381,7 @@ def layers_of(
     candidates = [path for path in sizes if not (exclude and excluded_by.search(path))]
     included = {path for path in candidates if included_by.search(path)}
     if not included:
-        beside = f" beside those of local {exclude}, which no client sends" if exclude else ""
+        beside = f" besides local {exclude}, which no client sends" if exclude else ""
         raise UsageError(f"fedvg.include {include} matches no tensor{beside}; there are {', '.join(candidates)}")
     # vectors have no spectral norm
     counted = {path for path in included if sizes[path].ndim > 1 or norm != "spectral"}

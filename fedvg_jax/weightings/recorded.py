@@ -37,7 +37,7 @@ def _stacked(values: Tree) -> Array:
 
 
 def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weighting:
-    """Returns a weighting with the same weights and scores, whose details also hold measurements of the clients.
+    """Returns a weighting with the same weights and scores, and with measurements of the clients in its details.
 
     A measurement that is not finite excludes no client.
 

@@ -147,12 +147,12 @@ def drift(hyper: Hyper, client: ClientReturn, data: Data) -> jax.Array:
 
 
 def fisher(task: Task, most: int = 2**26) -> Signal:
-    """Returns the diagonal of one client's empirical Fisher matrix on D_val, whose L1 norm is the trace.
+    """Returns the diagonal of one client's empirical Fisher matrix on D_val. Its L1 norm is the trace.
 
         F = mean over examples of (grad loss(theta_k, example))^2
 
     BatchNorm is in evaluation mode, because a single example has no batch statistics. Unlike the gradient of the mean
-    loss, it is not 0 for examples whose gradients cancel. Two copies of an input x with opposite labels, in logistic
+    loss, it is not 0 if the examples' gradients cancel. Two copies of an input x with opposite labels, in logistic
     regression at 0, have gradients +-x / 2: their mean is 0 and the trace is |x|^2 / 4.
 
     Args:

@@ -23,7 +23,7 @@ class ClientRows(Sequence):
     """A sequence of int arrays, one per client, which are views of one array.
 
     Attributes:
-        rows: int [T], the rows of client 0, then those of client 1, and so on.
+        rows: int [T], the rows of client 0, then the rows of client 1, and so on.
         begin: int [N + 1], where each client's rows begin, and where the last client's end.
 
     >>> clients = ClientRows(np.array([5, 3, 4]), np.array([0, 2, 2, 3]))
@@ -49,7 +49,7 @@ class ClientRows(Sequence):
 
 
 def from_sizes(rows: np.ndarray, counts: np.ndarray | Sequence[int]) -> ClientRows:
-    """Returns the rows as those of clients with `counts` rows each, in order."""
+    """Divides the rows, in order, among clients with `counts` rows each."""
     ends = np.cumsum(np.asarray(counts, np.int64))
     dtype = np.int32 if not len(ends) or ends[-1] < 2**31 else np.int64
     return ClientRows(rows, np.concatenate([np.zeros(1, dtype), ends.astype(dtype)]))
@@ -255,8 +255,9 @@ def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -
 def skew(counts: np.ndarray) -> dict[str, float]:
     """Returns measures of label skew, each a mean over the clients with at least one row.
 
-    With client k's label shares p_k and those of all rows q: the entropy H(p_k) = -sum_c p_kc log p_kc in nats, the
-    effective number of classes exp H(p_k), from 1 to C, and the distance sum_c |p_kc - q_c| / 2, from 0 to 1.
+    p_k are client k's label shares and q the shares of all rows. The measures are the entropy H(p_k) = -sum_c p_kc log
+    p_kc in nats, the effective number of classes exp H(p_k), from 1 to C, and the distance sum_c |p_kc - q_c| / 2, from
+    0 to 1.
 
     Args:
         counts: int [N, C], rows of each class.

@@ -123,7 +123,7 @@ def top_up(rows: list[np.ndarray], min_samples: int, stream: np.random.Generator
     """
     piles = [list(stream.permutation(client_rows)) for client_rows in rows]
     donors = [(-len(pile), client) for client, pile in enumerate(piles) if len(pile) > min_samples]
-    heapq.heapify(donors)  # the largest first, of equal ones that of the smallest id
+    heapq.heapify(donors)  # the largest first; among equal ones the smallest id
     for pile in piles:
         while len(pile) < min_samples:
             size, donor = donors[0]

@@ -23,7 +23,7 @@ VERSION = 2
 
 
 class Settings(NamedTuple):
-    """What a drawn partition depends on besides labels and groups. Ranges are those of the settings of a run."""
+    """What a drawn partition depends on besides labels and groups. Ranges are as in the settings of a run."""
 
     kind: str = "dirichlet"
     """One of `KINDS`. "dirichlet" draws many candidates at a time; "official" replays the published random stream. Both

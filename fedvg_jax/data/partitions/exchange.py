@@ -65,7 +65,7 @@ def check(
     """Returns a checked partition in canonical dtype; lists of each client's rows are split by `split_clients`.
 
     Args:
-        given: a `Partition` or a tuple (train, val, test), whose clients may have no rows; or a list of the rows of
+        given: a `Partition` or a tuple (train, val, test), where clients may have no rows; or a list of the rows of
             every client, at least `min_samples` each.
         num_samples: T, rows of the pool.
         num_clients: N.

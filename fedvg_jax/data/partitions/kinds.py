@@ -14,7 +14,7 @@ from fedvg_jax.data.partitions.client_rows import from_sizes, proportional_order
 
 
 def iid(labels: np.ndarray, num_clients: int, stream: np.random.Generator) -> Sequence[np.ndarray]:
-    """Shuffles the rows and cuts them into clients whose sizes differ by at most 1.
+    """Shuffles the rows and cuts them into clients; their sizes differ by at most 1.
 
     >>> [len(rows) for rows in iid(np.zeros(8), 3, np.random.default_rng(0))]
     [3, 3, 2]
@@ -42,7 +42,7 @@ def of_sizes(labels: np.ndarray, counts: np.ndarray, stream: np.random.Generator
     return from_sizes(proportional_order(labels, stream), counts)
 
 
-# --- label skew at equal sizes, of which FedAvg's weights are uniform
+# --- label skew at equal sizes, which make FedAvg's weights uniform
 
 
 def dirichlet_equal(

@@ -155,8 +155,8 @@ TINY_SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 def load_tinyimagenet(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
     """Reads Tiny ImageNet, x uint8 [110000, 64, 64, 3]: the training set, then the labelled validation set.
 
-    Classes have the order and names of wnids.txt. The images of a class, and those of the validation set, are sorted by
-    file name, so a row is the same image on every machine.
+    Classes have the order and names of wnids.txt. The images of a class and of the validation set are sorted by file
+    name, so a row is the same image on every machine.
 
     Args:
         data_dir: a folder with `TINY_LAYOUT`.

@@ -1,4 +1,4 @@
-"""Reads images or features from one .npz file, such as those of MedMNIST.
+"""Reads images or features from one .npz file, such as MedMNIST's files.
 
 The paper's two MedMNIST data sets are read in any of their published sizes.
 """

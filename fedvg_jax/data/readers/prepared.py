@@ -85,7 +85,7 @@ def find(data_dir: Path | None, name: str) -> Path:
 
 
 def pooled_splits(splits: Mapping[str, T], wanted: str, folder: Path) -> list[T]:
-    """Returns the splits of names NAME,... in their order; or "all", which are those of `SPLITS` in its order.
+    """Returns the splits of names NAME,... in their order; "all" stands for `SPLITS` in its order.
 
     Raises:
         UsageError: there is no such split.
@@ -149,7 +149,7 @@ def _column(rows: Any, role: str, columns: Columns, of_kind: list[str], usual: S
 
 
 def _labels(rows: Any, column: str, folder: Path) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns labels [T] and the names of the classes: those of the column, its texts, or its numbers."""
+    """Returns labels [T] and the names of the classes, which are the column's names, its texts, or its numbers."""
     values = _values(rows, column, folder)
     if values.dtype.kind == "U":
         texts, y = np.unique(values, return_inverse=True)

@@ -24,10 +24,10 @@ ELEMENTWISE = {
     "integer_pow", "is_finite", "le", "log", "log1p", "logistic", "lt", "max", "min", "mul", "ne", "neg", "not", "or",
     "pow", "rsqrt", "select_n", "sign", "sqrt", "square", "sub", "tanh",
 }  # fmt: skip
-"""Primitives whose entries depend on one entry of each operand."""
+"""Primitives; each entry of their result depends on one entry of each operand."""
 
 _GROUPS = {4: ((3,), (1,), (2,), (0,)), 5: ((4,), (2, 0), (3,), (1,)), 8: ((7,), (5, 2, 0), (6, 3, 1), (4,))}
-"""Axes of memory -> those of images, height, width and channels, of what `planes` computes."""
+"""Axes of memory -> axes of images, height, width and channels, of what `planes` computes."""
 
 
 class Laid(NamedTuple):
@@ -56,7 +56,7 @@ class Laid(NamedTuple):
         return self.memory.transpose([axis for group in self.groups for axis in group]).reshape(self.shape)
 
     def lay(self, x: Array) -> Array:
-        """Returns x, whose axes have this array's sizes or 1, in the order of `memory`."""
+        """Returns x in the order of `memory`; its axes have this array's sizes or 1."""
         axes = [(axis, n) for group, n in zip(self.groups, x.shape, strict=True) for axis in group]
         x = x.reshape([1 if n == 1 else self.memory.shape[axis] for axis, n in axes])
         return x.transpose(np.argsort([axis for axis, _ in axes]))
@@ -74,7 +74,7 @@ def convolve(
 
     Args:
         pads: (before, after) of height and width.
-        axes: of x that are images, height, width and channels; `out` are those of the result.
+        axes: axes of x that are images, height, width and channels; `out` are the axes of the result.
         precision: of the matmuls, as `lax.dot_general` takes it.
     """
     last = [axes[3], axes[1], axes[2], axes[0]]

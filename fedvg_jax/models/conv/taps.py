@@ -1,6 +1,6 @@
 """Convolution tap by tap, for images so small that most of their patches would be padding.
 
-    y[:, p, q] += x[:, p s + i - pad, q s + j - pad] w[i, j]        for the outputs (p, q) whose pixel is real
+    y[:, p, q] += x[:, p s + i - pad, q s + j - pad] w[i, j]        for the outputs (p, q) with a real pixel
 
 A 3x3 kernel needs 16 such products instead of 36 on 2 x 2 pixels, and 49 instead of 81 on 3 x 3. The result is exact:
 only products with padding are left out.

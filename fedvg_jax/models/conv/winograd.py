@@ -36,8 +36,8 @@ MIN_CHANNELS = 16
 """Channels in and out below which the transforms cost more than the products they save."""
 
 _MAX_PRODUCT_RATIO = 0.6
-"""Products of 4 x 4 output tiles, as a fraction of those of 2 x 2, up to which 4 x 4 is used: a 3x3 kernel with its
-gradients takes 0.75 to 0.87 of the time at a fraction of 0.56; one core, 32 images."""
+"""4 x 4 output tiles are used if they need at most this fraction of the products of 2 x 2 tiles. At a fraction of 0.56
+a 3x3 kernel with its gradients takes 0.75 to 0.87 of the time; one core, 32 images."""
 
 _MIN_CHANNELS_4X4 = 32
 """Channels in and out from which images-last convolutions use 4 x 4 output tiles: with 32 and 64 the kernel with its

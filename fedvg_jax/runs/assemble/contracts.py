@@ -127,7 +127,7 @@ def _shapes_of_batch(pool: Any) -> tuple[Any, Any]:
 
 
 def check_scores(task: Task, pool: Any, consumer: str, instead: str, num_classes: int) -> None:
-    """Checks that a task's output is a score of every class, whose argmax is a label.
+    """Checks that a task's output is a score of every class, so that its argmax is a label.
 
     Args:
         task: the model and its loss.
@@ -375,7 +375,7 @@ def check_features(algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, n
     """Raises UsageError where a loss reads features that no trained tensor affects, or that do not fix the output.
 
     Args:
-        algorithm: whose loss may read features.
+        algorithm: its loss may read features.
         task: the model. Features that its `forward` has from elsewhere than a Linen layer need not fix the output.
         pool: the examples, leaves [T, ...].
         hyper: the hyperparameters of the run.
@@ -496,8 +496,8 @@ def _check_accuracies(
 
     Args:
         config: settings.
-        algorithm: whose native weighting is used where the config names it; None for a user's weighting.
-        task: a user's task; None for the config's model, whose outputs are scores of the classes.
+        algorithm: has the native weighting, if the config names it; None for a user's weighting.
+        task: a user's task; None for the config's model, which returns scores of the classes.
         pool: the rows of all tables.
         arrays: the data set.
 
@@ -524,5 +524,5 @@ def check_clients(config: Config, parts: Partition) -> None:
     """Raises UsageError where accuracies by client are recorded, and clients have no test rows of their own."""
     by_client = [name for name in CLIENT_ACCURACIES if name in listed(config.record)]
     if by_client and len(parts.test) != len(parts.train):
-        instead = "give those of each" if config.holdout == "client" else "use --holdout client"
+        instead = "give each client's" if config.holdout == "client" else "use --holdout client"
         raise UsageError(f"record {by_client[0]} needs test rows of every client, and they are one set; {instead}")

@@ -1,6 +1,6 @@
 """What a caller passes in place of what the config names.
 
-Hyperparameters of a run: those of the config, those that an algorithm or a weighting declares, and given values.
+Hyperparameters of a run come from the config, from the declarations of algorithm and weighting, and from the caller.
 """
 
 from __future__ import annotations
@@ -149,9 +149,9 @@ def merge_hyperparameters(
 
     Args:
         config: its fields set the hyperparameters of local training and of built-in algorithms and weightings.
-        algorithm, weighting: those of the run.
+        algorithm, weighting: of the run.
         given: name -> value of hyperparameters that `own` declares.
-        own: those of `algorithm` and `weighting` that the user passed as objects.
+        own: `algorithm` and `weighting`, as far as the user passed them as objects.
 
     Raises:
         UsageError: an unknown name, a value out of range, or a name with two meanings.
@@ -188,7 +188,7 @@ def check_kind(given: Any) -> None:
 
 
 def own_values(config: Config, algorithm: Algorithm, weighting: Weighting, hyper: Hyper) -> dict[str, float]:
-    """Returns the declared values that no field of the config determines: those of a user's own functions.
+    """Returns the declared values that no field of the config determines, because a user's own functions declare them.
 
     Args:
         config: of the run.

@@ -112,7 +112,7 @@ def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[n
 
 
 def make_columns(config: Config, x: np.ndarray, training_rows: np.ndarray | None = None) -> Columns | None:
-    """Returns by what the columns of rows are scaled: those of the stored model, or else of the training rows.
+    """Returns the means and deviations that scale columns: the stored model's, or else the training rows'.
 
     Args:
         config: checked settings.

@@ -96,7 +96,7 @@ class Mechanism(NamedTuple):
 
 
 class Account(NamedTuple):
-    """What the rounds of a run, and those of the runs that it starts from, cost in privacy."""
+    """What a run, and the runs that it starts from, cost in privacy."""
 
     delta: float
     mechanism: Mechanism
@@ -123,7 +123,7 @@ def mechanism(config: Config, algorithm: Algorithm, hyper: Hyper, own_reads: boo
     """Returns the mechanism of a run's rounds.
 
     Cohorts are uniform, without replacement. They hide a client that is not sampled, unless the weights read rows of
-    all clients, as those of D_val by default: then every round counts as one of all clients.
+    all clients, as the default D_val has: then every round counts as a round of all clients.
 
     Args:
         algorithm: its `native_weighting` is the weighting "native".
@@ -165,10 +165,10 @@ def earlier_rounds(config: Config, sources: Callable[[], Mapping[str, str]]) -> 
 
 
 def origin(config: Config, account: Account | None) -> tuple[int, ...]:
-    """Returns what cohorts and noise are drawn from beside the seed: they are independent of those of earlier runs.
+    """Returns numbers that seed cohorts and noise beside the seed, so that they are independent of earlier runs.
 
-    These are the numbers of rounds of the runs that the first model is of; of a file of weights, which a run may have
-    written, its size and checksum; none for a new model.
+    These are the numbers of rounds of the earlier runs that made the first model. For a file of weights, which a run
+    may have written, they are its size and checksum; for a new model there are none.
 
     Args:
         config: its `init` is where the run starts.
@@ -207,5 +207,5 @@ def _entries(config: Config, algorithm: Algorithm) -> list[NamedWeighting]:
 
 
 def _weighting(config: Config, algorithm: Algorithm) -> str:
-    """Returns the weighting, of "native" that of the algorithm."""
+    """Returns the weighting; "native" stands for the algorithm's own."""
     return config.weighting.replace("native", str(algorithm.native_weighting))

@@ -1,4 +1,4 @@
-"""The jitted programs of a run, built once and shared by all runs of a process whose settings differ in values only.
+"""The jitted programs of a run, built once and shared by all runs of a process that differ in values only.
 
 Programs of what a caller passes are shared by the runs of one call, such as the points of a sweep.
 
@@ -59,7 +59,7 @@ from fedvg_jax.runs.assemble.given import new_functions
 from fedvg_jax.weightings import recorded
 
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
-"""Settings that no program depends on: those of the host, of the data and the schedule, and traced hyperparameters."""
+"""Settings that no program depends on: of the host, of the data and the schedule, and traced hyperparameters."""
 
 USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
 """Traced hyperparameters on which a program depends by whether they are above 0."""
@@ -142,7 +142,7 @@ def make_program(
     Args:
         model: a task, or the images for the model that the config names.
         algorithm, weighting: replace what the config names. A weighting may also be a function of the task.
-        devices: jax's devices that share a cohort, of the current hardware; defaults to those of this process.
+        devices: jax's devices that share a cohort, of the current hardware; defaults to the devices of this process.
         keep: keeps the programs of one call, which all have the same task, algorithm and weighting, if it is given
             any.
     """

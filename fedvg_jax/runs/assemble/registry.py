@@ -101,7 +101,7 @@ def scoring_task(config: Config, *arguments: Any) -> Task | None:
 
 
 def _scoring_conv(config: Config) -> str | None:
-    """Returns the convolution of scoring passes; None where it is that of training."""
+    """Returns the convolution of scoring passes; None if it is the same as in training."""
     is_chosen = config.conv == "auto" and config.lanes != "all" and MODELS[config.model].has_convolutions
     return hw.choices().scoring_conv if is_chosen else None
 
@@ -143,7 +143,7 @@ def make_variables(
 
 
 def draw(init: Callable[[jax.Array], Variables], key: jax.Array) -> Variables:
-    """Returns an initial model, after a short compilation; arguments as those of `make_variables`."""
+    """Returns an initial model, after a short compilation; arguments as in `make_variables`."""
     return hw.jit_once(init, tree.size(jax.eval_shape(init, key)))(key)
 
 
@@ -194,8 +194,9 @@ def make_hyper(config: Config) -> Hyper:
 
 
 ADAM_EPS_ROOT = 1e-36
-"""Added to Adam's second moment, whose root has no finite gradient at 0. Over 1e6 gradients from 1e-24 to 10 it changes
-no bit of an update in float32; 1e-30 changes updates by up to 2.4e-7 of their size where gradients are below 1e-8."""
+"""Added to Adam's second moment, because its root has no finite gradient at 0. Over 1e6 gradients from 1e-24 to 10 it
+changes no bit of an update in float32; 1e-30 changes updates by up to 2.4e-7 of their size if gradients are below 1e-8.
+"""
 
 READ_BY_ROUNDS = {name for setting in SETTINGS.values() for name in setting.traced_names} - {*methods.SETTINGS}
 """Hyperparameters that are read beside algorithms and weightings, as lr, dp.clip and clip_norm; none declares them."""
@@ -292,7 +293,7 @@ def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Execu
 
     Args:
         config: its `lanes` is a number per device, "all", or "auto": as `hardware.Choices.max_lanes`.
-        devices: jax's devices; defaults to those of all processes.
+        devices: jax's devices; defaults to the devices of all processes.
     """
     count = num_devices(config)
     if config.lanes == "all":

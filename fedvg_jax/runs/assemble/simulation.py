@@ -57,9 +57,8 @@ from fedvg_jax.runs.record import digests, provenance
 class Simulation(NamedTuple):
     """Everything a run needs: data, initial state, hyperparameters, schedules and programs.
 
-    What it computes is of the time it was made. A caller's function is traced once for each shape, some when the
-    simulation is made and the others at their first use. After a value changes that such a function reads, make another
-    simulation.
+    A caller's function is traced once for each shape, some when the simulation is made and the others at their first
+    use. After a change of a value that such a function reads, make another simulation.
     """
 
     config: Config
@@ -73,9 +72,9 @@ class Simulation(NamedTuple):
     task: Task
     """of the trained part, with the frozen tensors of `data`"""
     state: SimState
-    """before the first round; without rows of clients, NumPy arrays, where memories stay on the host"""
+    """before the first round; if memories stay on the host, NumPy arrays without rows of clients"""
     data: Data
-    """the pool and the tables of rows, on the devices; NumPy arrays where `host_rows` is set"""
+    """the pool and the tables of rows, on the devices; NumPy arrays if `host_rows` is set"""
     hyper: Hyper
     schedule: Callable[..., Schedule]
     """(round from 0, state before it) -> its schedule, NumPy arrays. Only a selection that measures losses reads the
@@ -93,14 +92,14 @@ class Simulation(NamedTuple):
     bind: Callable[[Tree], programs.Bound]
     """`data.base` -> task, weighting and round step with these frozen tensors"""
     keep: reuse.Keep
-    """keeps what is compiled of the program, by shapes"""
+    """keeps the compiled programs, by shapes"""
     local: LocalPart
     """the part of the model that stays with each client"""
     given: Mapping[str, str]
-    """what the caller passed in place of the config's (data, partition, task, algorithm, weighting, selection) -> its
+    """argument that replaces the config's (data, partition, task, algorithm, weighting, selection) -> the object's
     name; "" for one without"""
     host_rows: pool_rows.HostRows | None
-    """for a run whose rows stay on the host (`--placement`), what the devices hold of them"""
+    """the rows that the devices hold, if the run keeps its rows on the host (`--placement`)"""
     memories: client_memories.Placement
     """where the clients' memories are (`--placement`)"""
     metrics: Mapping[str, Metric] = {}
@@ -112,18 +111,18 @@ class Simulation(NamedTuple):
     scaled_by: Columns | None = None
     """means and deviations of the columns of `data`, of `normalise` columns; None for rows as they are"""
     account: privacy.Account | None = None
-    """what the rounds cost in privacy; None without it, and where the cost of the first model is not known"""
+    """what the rounds cost in privacy; None without it, and if the cost of the first model is not known"""
     code: Mapping[str, str] = {}
     """see `given.code_of`"""
     names: Mapping[str, str] = {}
     """setting -> the name that the caller gave its value on an axis"""
 
     def step(self, state: SimState, round: int) -> tuple[SimState, Metrics]:
-        """Returns the state after a round, and the round's metrics per client. It is a round of `run`, to the bit.
+        """Returns the state after a round, and the round's metrics per client, with the same bits as `run`.
 
         Args:
             state: before the round, such as `sim.state`; it stays valid.
-            round: its number, from 0, from which its cohort and minibatches follow.
+            round: its number, from 0; it determines the cohort and the minibatches.
 
         Raises:
             UsageError: rows or memories of clients stay on the host.
@@ -141,18 +140,18 @@ class Simulation(NamedTuple):
 
     @property
     def base(self) -> Tree:
-        """The frozen tensors, on the devices; None where the whole model is trained."""
+        """The frozen tensors, on the devices; None if the whole model is trained."""
         return self.data.base
 
     def whole(self, variables: Variables, run: Path | None = None) -> Variables:
-        """Returns the variables of the whole model, from those of its trained part.
+        """Returns the variables of the whole model, from the variables of its trained part.
 
         Args:
             variables: of a state of this simulation, or of a checkpoint; whole ones are returned as they are.
-            run: the folder of the checkpoint's run, whose frozen tensors are compared with these.
+            run: the folder of the checkpoint's run; its frozen tensors are compared with these.
 
         Raises:
-            UsageError: the run had other frozen tensors, or none is named.
+            UsageError: the run had other frozen tensors, or no run is named.
         """
         if tree.paths(variables) != tree.paths(self.state.variables):
             return variables
@@ -164,7 +163,7 @@ class Simulation(NamedTuple):
     def validation_loss(self, model: SimState | Variables) -> jax.Array:
         """Returns the mean loss on D_val in evaluation mode, `val_loss` of records; differentiable by the model.
 
-        With `best_on` held_out it is of the half of D_val that the weights do not use.
+        With `best_on` held_out it is the loss on the half of D_val that the weights do not use.
 
         Raises:
             UsageError: the rows stay on the host.
@@ -196,7 +195,7 @@ def simulation(
         config: settings; they are checked.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
-        data, partition, task, algorithm, weighting, selection, hyper, initial: as those of `fedvg_jax.run`.
+        data, partition, task, algorithm, weighting, selection, hyper, initial: as in `fedvg_jax.run`.
 
     Raises:
         UsageError: a setting or a file cannot work, or a task or weighting breaks its contract.
@@ -227,7 +226,7 @@ def assemble(
 
     Args:
         config: checked settings.
-        progress, reading: as those of `simulation`.
+        progress, reading: as in `simulation`.
         given: what the caller passed, with functions of this call; see `given.traced_anew`.
         keep: keeps the programs of what is given, for all simulations of the call.
     """

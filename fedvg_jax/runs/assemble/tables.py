@@ -88,7 +88,7 @@ def table_shape(config: Config, num_rows: int, largest: int, algorithm: Algorith
     Args:
         num_rows: T, rows of the data set.
         largest: training rows of the largest client.
-        algorithm: whose probe may read further minibatches.
+        algorithm: its probe may read further minibatches.
     """
     width = fitting_width(config.batch_size, largest)
     epochs = epochs_range(config)[1] + (registry.probe_ratio(config, algorithm) > 0)
@@ -132,8 +132,8 @@ def make_schedule(
     """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
 
     Args:
-        program: has the model that is trained, the executor, and the algorithm, whose probe may read rows.
-        select: the cohorts; by default those of the config.
+        program: has the model that is trained, the executor, and the algorithm; its probe may read rows.
+        select: the cohorts; by default the config's selection.
         origin: see `privacy.origin`.
     """
     sizes = client_rows.sizes(parts.train)

@@ -80,7 +80,7 @@ def resident_data(config: Config, data: Data) -> Data:
 
 
 def make(config: Config, data: Data, parts: Partition, executor: Executor) -> HostRows:
-    """Returns the rows of a run whose pool stays on the host, with D_val on the devices.
+    """Returns the rows of a run that keeps its pool on the host, with D_val on the devices.
 
     Args:
         config: the run's settings.
@@ -119,7 +119,7 @@ def _take(pool: Tree, rows: np.ndarray, num_rows: int) -> Tree:
 
 
 def fit(host: HostRows | None, planned: list[Schedule]) -> list[Schedule]:
-    """Returns the longest start of the planned rounds whose rows fit on the devices together; at least one round."""
+    """Returns as many of the first planned rounds as have rows that fit on the devices together, at least one."""
     if host is None or host.capacity >= len(host.pool.y):
         return planned
     needed = np.zeros(0, np.int32)
@@ -161,7 +161,7 @@ def shapes(host: HostRows | None, data: Data) -> Data:
 
 
 def evaluating(evaluate: Callable[..., Tree], host: HostRows) -> Callable[[Variables, Tree, np.ndarray], Tree]:
-    """Returns a function like that of `evaluate.make_evaluate` for tables on the host, whose rows it copies by pieces.
+    """Returns a function as `evaluate.make_evaluate` does, for tables on the host; it copies their rows by pieces.
 
     Args:
         evaluate: such a function, jitted.

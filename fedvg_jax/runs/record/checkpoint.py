@@ -1,4 +1,4 @@
-"""Checkpoints of a run, by Orbax: arrays by path, and `about` with their digests and those of the run's files.
+"""Checkpoints of a run, by Orbax: arrays by path, and `about` with digests of them and of the run's files.
 
 Orbax renames a folder into place when it is complete. It does not check the bytes of arrays, so what is read is
 compared with the digests: a crash or a bad disk can cost rounds, but no wrong value is restored.
@@ -31,7 +31,7 @@ from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record.digests import Digest
 
 BASE = "base"
-"""The frozen tensors, in the folder of a run whose settings do not make them again."""
+"""Folder of the frozen tensors, in a run folder; for a run that cannot make them from its settings."""
 
 
 def to_host(state: Tree) -> Tree:
@@ -158,13 +158,13 @@ def best_variables(run: Path | str, template: Variables | None = None) -> Variab
 
     Args:
         run: the run folder, or one of its checkpoints, such as RUN/checkpoints/000040.
-        template: variables of the same structure, for a model whose parameters are not nested dicts.
+        template: variables of the same structure; only a model without nested dicts of parameters needs it.
 
     Returns:
         The variables on the host, as nested dicts or in the structure of `template`.
 
     Raises:
-        UsageError: no checkpoint holds such a model, or its shapes are not those of the template.
+        UsageError: no checkpoint holds such a model, or its shapes differ from the template's.
 
     >>> best_variables("nowhere")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -180,13 +180,13 @@ def final_variables(run: Path | str, template: Variables | None = None) -> Varia
 
     Args:
         run: the run folder, or one of its checkpoints, such as RUN/checkpoints/000040.
-        template: variables of the same structure, for a model whose parameters are not nested dicts.
+        template: variables of the same structure; only a model without nested dicts of parameters needs it.
 
     Returns:
         The variables on the host, as nested dicts or in the structure of `template`.
 
     Raises:
-        UsageError: there is no intact checkpoint, or its shapes are not those of the template.
+        UsageError: there is no intact checkpoint, or its shapes differ from the template's.
 
     >>> final_variables("nowhere")  # doctest: +ELLIPSIS
     Traceback (most recent call last):
@@ -203,8 +203,8 @@ def client_variables(run: Path | str, client: int) -> Variables:
 
 
 def _of_client(client: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns a client's own tensors among all leaves, and those of the global model in place of others."""
-    names = ("kept_model", "memory.kept_model", "local")  # those of `local` are not part of what a client sends
+    """Returns a client's own tensors among all leaves, and the global model's tensors in place of others."""
+    names = ("kept_model", "memory.kept_model", "local")  # a client does not send the tensors of `local`
     own = {k: rows for name in names for k, rows in _with_prefix(f"state.clients.{name}.", leaves).items()}
     if not own:
         raise ValueError("clients keep no model")
@@ -216,18 +216,18 @@ def _of_client(client: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.nd
 
 
 def _with_prefix(prefix: str, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the leaves whose paths start with a prefix, by the rest of their paths."""
+    """Returns the leaves with paths that start with a prefix, by the rest of their paths."""
     return {key.removeprefix(prefix): leaf for key, leaf in leaves.items() if key.startswith(prefix)}
 
 
 def _read_model(
     given: Path | str, prefix: str, what: str, remedy: str, template: Variables | None, client: int | None = None
 ) -> Variables:
-    """Returns the variables whose paths start with `prefix`, from the newest checkpoint that has them intact.
+    """Returns the variables with paths that start with `prefix`, from the newest checkpoint that has them intact.
 
     Args:
         what, remedy: for the message where there are none.
-        client: whose own model it is, in place of that of a prefix.
+        client: returns the model of this client instead.
     """
     run, reasons = files.user_path(given), []
     for path in [run] if (run / digests.STATE).is_dir() else reversed(digests.checkpoints(run)):

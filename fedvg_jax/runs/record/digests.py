@@ -146,7 +146,7 @@ def _is_checkpoint(path: Path) -> bool:
         return False
     try:
         return path.name == str(about(path).get("round")).zfill(6)
-    except UsageError:  # it is damaged, of which `checkpoint.restore` tells the user
+    except UsageError:  # it is damaged, and `checkpoint.restore` tells the user
         return True
 
 

@@ -3,7 +3,7 @@
 config.json      the settings
 manifest.json    digests of data and partition; versions and machine of every part of the run
 partition.json   samples and classes of every client, statistics of their skew, and of the validation set
-layers.json      names of the layers whose shares of the score are recorded
+layers.json      names of the layers, for the recorded shares of the score
 columns.json     means and deviations that the columns of rows are scaled by
 history.jsonl    one line per round
 checkpoints/     the newest states of the simulation
@@ -141,7 +141,7 @@ def write_settings(
     """Writes config.json, and layers.json, partition.json and columns.json where they are missing.
 
     Args:
-        layers: names of the layers whose shares of the score the history holds.
+        layers: names of the layers, for the shares of the score in the history.
         partition: its statistics.
         scaled_by: means and deviations of columns; None for rows as they are.
     """
@@ -264,7 +264,7 @@ def refuse_other_sources(
         manifest: content of manifest.json.
         digests: of data and partition, and hyperparameters, as in the manifest.
         given: objects from Python, by the setting that they replace.
-        code: their digests, and those of metrics.
+        code: digests of these objects and of metrics.
     """
     objects = ("algorithm", "selection", "task", "weighting")
     before = manifest.get("given", {})

@@ -26,8 +26,8 @@ CLIENT_ACCURACIES = {
     "personal_accuracy": ("personal_accuracy_mean", "personal_worst_decile", "personal_spread"),
     "finetuned_accuracy": ("finetuned_accuracy_mean", "finetuned_worst_decile", "finetuned_spread"),
 }
-"""Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; in the summary,
-those of the final round."""
+"""Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; the summary has the
+values of the final round."""
 
 BETTER = {"loss": "lower", "accuracy": "higher", "balanced_accuracy": "higher", "macro_f1": "higher"}
 """Metric of the package -> which of its values are better; those over clients are added below."""
@@ -43,10 +43,10 @@ RESERVED_NAMES += ("dropped", "untrained", "diverged", "unweighed", "misweighed"
 RESERVED_NAMES += (*CLIENT_ACCURACIES, *itertools.chain(*CLIENT_ACCURACIES.values()))
 
 OF_GLOBAL_MODEL = (
-    "where tensors stay with the clients, accuracies are those of the global model, whose local tensors keep their"
+    "where tensors stay with the clients, accuracies are of the global model, whose local tensors keep their"
     " initial values; --record personal_accuracy has the clients' own"
 )
-"""What a run and a report say of accuracies where the clients' own are not recorded."""
+"""What a run and a report say of accuracies if the clients' own are not recorded."""
 
 
 def is_reserved(name: str) -> bool:
@@ -73,13 +73,13 @@ class History(_Results):
             `seconds`, and at evaluations `val_*` and `test_*`: loss and the task's other metrics, for classes accuracy,
             balanced_accuracy and macro_f1. `val_*` are measured on D_val, which FedVG's weights also use, or with
             `best_on` "held_out" on the half of it that the weights do not use.
-        summary: The content of summary.json. `*_at_best_val` are of the round best on `val_*`; `best_on` names
-            those rows.
+        summary: The content of summary.json. `*_at_best_val` are the values of the round best on `val_*`; `best_on`
+            names those rows.
         variables: The final global model. In a loaded history, the model of the newest intact checkpoint; with `train`
             the trained part, which is all that checkpoints keep.
         folder: The run folder; None for a run without one.
         best_variables: The global model of the round best on validation, on the host: by accuracy, or by loss for a
-            task without one. None before the first evaluation, and where a resumed run has no checkpoint of it.
+            task without one. None before the first evaluation, and if a resumed run has no checkpoint of it.
         config: The settings of the run.
     """
 
@@ -96,7 +96,7 @@ class History(_Results):
 
         Raises:
             UsageError: it is not a run folder, or config.json, history.jsonl or summary.json is damaged. Reading a
-                model raises it where no checkpoint holds one.
+                model raises it if no checkpoint holds one.
 
         >>> History.load("nowhere")
         Traceback (most recent call last):
@@ -362,7 +362,7 @@ def _mean_train_loss(schedule, metrics) -> float | None:
 def _exceptions(schedule, metrics) -> Record:
     """Returns the ids of clients under "dropped", "untrained" and "diverged", without names that have no client.
 
-    "unweighed" are those of "diverged" whose model and loss are finite, and not their score, weight or probe.
+    "unweighed" are the ids in "diverged" with a finite model and loss, but without a finite score, weight or probe.
     "misweighed" has the sum and the least of wrong weights, see `Metrics.extremes`.
     """
     absent = {"dropped": ~schedule.heard, "untrained": schedule.num_steps == 0, "diverged": ~metrics.finite}

@@ -38,7 +38,7 @@ def sources(
     Args:
         arrays: the data set.
         partition: every client's rows of each part are part of the digest.
-        pool: the run's pool; its rows behind those of `arrays` are an external validation set.
+        pool: the run's pool; its rows behind the rows of `arrays` are an external validation set.
         hyper: name -> value, of functions that the user passed.
         memory: NumPy arrays, of a client not sampled yet, if it has values of a given model. A model made from the seed
             may differ in its last bits between machines.
@@ -97,7 +97,7 @@ def write_manifest(
         given: objects from Python, by the setting that they replace -> their names; "" for one without.
         code: digests of their functions and values, and of metrics; see `given.code_of`.
         num_done: rounds before this part.
-        log: called with a line if code or machine are others than those of the part before.
+        log: called with a line if code or machine differ from the part before.
     """
     path = folder / "manifest.json"
     parts = files.read_object(path)["runs"] if path.exists() else []

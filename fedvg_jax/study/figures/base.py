@@ -130,7 +130,7 @@ def plain(text: str, width: int = LABEL_WIDTH) -> str:
 
 
 _SPELLED: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar("spelled", default={})  # noqa: B039
-"""Word whose letters no installed font has -> what figures show in its place: a number and its code points."""
+"""Word with letters that no installed font has -> what figures show in its place: a number and its code points."""
 
 DEFAULT_FONT = "DejaVu Sans"
 """Matplotlib's own, which it always has."""

@@ -179,7 +179,7 @@ def one_partition(counts: np.ndarray, names: Sequence[str], title: str) -> Figur
 
 
 def draw_counts(axes: Axes, counts: np.ndarray, largest: int, names: Sequence[str] = ()) -> AxesImage:
-    """Draws a square for every client and class, whose darkness is the number of rows; white is none.
+    """Draws a square for every client and class; it is the darker, the more rows there are, and white for none.
 
     Args:
         axes: where to draw.

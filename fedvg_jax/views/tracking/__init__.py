@@ -150,7 +150,7 @@ class Trackers:
                 self._log(f"tracked by {name}: {writer.place}")
 
     def add(self, records: Sequence[Record]) -> None:
-        """Reports the rounds that are not tracked yet; the first call has those of earlier parts."""
+        """Reports the rounds that are not tracked yet; the first call has the rounds of earlier parts."""
         for name, writer in list(self._writers.items()):
             if new := {r["round"]: scalars(r) for r in records if r["round"] > self._stored[name]["rounds"]}:
                 with self._left_if_it_fails(name):

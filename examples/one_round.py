@@ -28,7 +28,7 @@ def federated_round(loss, theta_g, lr, batches, val_batches):
 
     clients = jax.vmap(train)(batches)  # theta_k, stacked [K, ...]
     gradients = fv.validation_gradients(loss, clients, val_batches)  # g_k: one vmapped jax.grad over D_val
-    norms = fv.gradient_norms(gradients)  # of every layer, ||g_k^(l)||_1
+    norms = fv.gradient_norms(gradients)  # ||g_k^(l)||_1 of every layer
     weights = fv.inverse_norm_weights(norms)  # s_k = (1 / (G_k + eps)) / sum_j (1 / (G_j + eps))
     return fv.aggregate(theta_g, clients, weights)  # theta_g - sum_k s_k (theta_g - theta_k)
 

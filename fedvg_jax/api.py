@@ -41,7 +41,7 @@ from fedvg_jax.runs.assemble.programs import WeightingOrFactory
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.placement import pool_rows
 from fedvg_jax.runs.record import folder as run_folder, history
-from fedvg_jax.runs.record.history import History
+from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def run(
     config: Config | None = None,
     *,
     callbacks: Sequence[loop.Callback] = (),
+    on_records: Callable[[list[Record]], None] | None = None,
     metrics: Metrics | None = None,
     progress: bool | None = None,
     track: str | Sequence[str] | None = None,
@@ -85,6 +86,9 @@ def run(
             only. One that raises `StopRun` ends the run after its round. Where the host holds
             memories, `state.clients` has rows for sampled clients only, and `state.memory_clients` are their numbers.
             Where several devices divide them, the last rows may be padding.
+        on_records: called after every chunk of rounds with the list of copies of its records. It does not shorten
+            chunks, so it costs less than `callbacks`, which are for those who need the state. A resumed run first
+            passes the records before its checkpoint. If it raises `StopRun`, the run ends after the chunk.
         metrics: name -> function of (global model, data) that returns one number, or `fv.Metric(function,
             better="lower")`, which also says what a report compares it by; recorded under that name at every
             evaluation. `data.pool` and its tables of rows are those of a round; NumPy arrays under `--placement host`.
@@ -124,13 +128,18 @@ def run(
         raise UsageError("callbacks must be a list of functions")
     for callback in callbacks:
         _check_arguments(callback, "a callback", "record, state")
+    if on_records is not None:
+        if not callable(on_records):
+            raise UsageError(f"on_records must be a function of a list of records; got {on_records!r:.100}")
+        _check_arguments(on_records, "on_records", "records")
+    observers = {"callbacks": callbacks, "on_chunk": on_records}
     given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
     code = code_of(given, metrics)
     if _is_shown(progress):
-        finished = _run_with_progress(config, given, metrics, code, callbacks)
+        finished = _run_with_progress(config, given, metrics, code, observers)
     else:
-        sim = simulation.simulation(config, **given._asdict())._replace(metrics=metrics, code=code)
-        finished = tracking.run_simulation(sim, callbacks=callbacks)
+        sim = simulation.of_call(config, given)._replace(metrics=metrics, code=code)
+        finished = tracking.run_simulation(sim, **observers)
         loop.export(sim, finished)
     stopped_by = finished.summary["stopped_by"]
     if stopped_by == "SIGINT":  # ends a caller's loop over runs, too
@@ -169,7 +178,7 @@ def _checked_metrics(metrics: Metrics | None) -> dict[str, Metric]:
 
 
 def _check_arguments(function: Callable, what: str, arguments: str) -> None:
-    """Raises UsageError for a function that does not take two arguments.
+    """Raises UsageError for a function that does not take these arguments.
 
     >>> _check_arguments(lambda record: None, "a callback", "record, state")
     Traceback (most recent call last):
@@ -194,18 +203,17 @@ def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
     return dataclasses.replace(config, track=",".join(map(str, track)) if isinstance(track, list | tuple) else track)
 
 
-def _run_with_progress(config: Config, given: Given, metrics, code, callbacks) -> History:
+def _run_with_progress(config: Config, given: Given, metrics, code, observers: Mapping[str, Any]) -> History:
     """Runs as the command line does, on standard output or in the cell of a notebook."""
     from rich.console import Console
 
     from fedvg_jax.views import display, output
 
     console = Console(quiet=not processes.is_first())
-    sim = display.prepare(console, config, **given._asdict())._replace(metrics=metrics, code=code)
+    sim = display.prepare(console, config, given)._replace(metrics=metrics, code=code)
     log = functools.partial(output.say, console)
     with display.round_progress(console, config.rounds) as show:
-        observers = {"callbacks": callbacks, "on_records": show, "log": log, "on_compiling": log}
-        finished = tracking.run_simulation(sim, **observers)
+        finished = tracking.run_simulation(sim, **observers, on_records=show, log=log, on_compiling=log)
     display.print_results(console, finished)
     loop.export(sim, finished)
     return finished

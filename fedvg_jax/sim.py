@@ -118,9 +118,10 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
         starting.callback(gc.freeze)  # what the start leaves lives as long as the process
         with processes.together():
             commands.start_jax()
+            from fedvg_jax.runs.assemble.given import Given
             from fedvg_jax.views import display
 
-            sim = display.prepare(console, config, unused)
+            sim = display.prepare(console, config, Given(), unused)
         with display.round_progress(console, config.rounds) as show:
 
             def on_records(records: list[history.Record]) -> None:
@@ -153,9 +154,10 @@ def _show_plan(config: Config, console: Console, unused: str) -> int:
     if config.resume:
         raise UsageError("dry_run plans a new run; leave out --resume")
     commands.start_jax()
+    from fedvg_jax.runs.assemble.given import Given
     from fedvg_jax.views import display
 
-    sim = display.prepare(console, config, unused)
+    sim = display.prepare(console, config, Given(), unused)
     with console.status("compiling, and timing two rounds"):
         prediction = display.predict(sim)
     console.print(display.plan_table(prediction))

@@ -1,12 +1,15 @@
 """Packages import in one direction, without circles, and no library that is not used; tests change no module."""
 
 import ast
+import collections
 import functools
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import fedvg_jax
 
 PACKAGE = Path(__file__).parent.parent / "fedvg_jax"
 ORDER = (
@@ -98,6 +101,27 @@ def test_an_import_loads_no_library_that_is_not_used(modules):
     code = f"import sys, {modules}; sys.exit(', '.join({set(UNUSED[modules].split())} & sys.modules.keys()) or None)"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert not done.stderr and not done.returncode, done.stderr
+
+
+ONCE = ("config.checks.check", "runs.assemble.registry.make_hyper", "runs.assemble.registry.make_local")
+"""Functions of which a run needs one result."""
+
+
+def test_settings_are_checked_and_made_into_objects_once_for_a_run():
+    calls = collections.Counter()
+
+    def count(frame, event, arg):
+        if event == "call":
+            module = frame.f_globals.get("__name__", "").removeprefix("fedvg_jax.")
+            calls[f"{module}.{frame.f_code.co_name}"] += 1
+
+    config = fedvg_jax.Config(rounds=1, clients=4, model="linear", batch_size=31)
+    sys.setprofile(count)
+    try:
+        fedvg_jax.run(config)
+    finally:
+        sys.setprofile(None)
+    assert {name: calls[name] for name in ONCE} == dict.fromkeys(ONCE, 1)
 
 
 def shared_by_tests() -> list[Path]:

@@ -120,7 +120,8 @@ def group(settings: type[T], title: str, *used: Condition, names_method: bool = 
 NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", Path: "a path"}
 
 
-class Setting(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Setting:
     """A setting as its field and group declare it."""
 
     name: str
@@ -133,18 +134,18 @@ class Setting(NamedTuple):
     get: Callable[[Any], Any]
     """Config -> its value."""
 
-    @property
+    @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """The allowed names; empty for other settings."""
         return () if isinstance(self.facts.allowed, Range | None) else tuple(self.facts.allowed)
 
-    @property
+    @functools.cached_property
     def choices(self) -> dict[str, Choice]:
         """What the allowed names stand for, where they stand for more than themselves."""
         allowed = self.facts.allowed if isinstance(self.facts.allowed, Mapping) else {}
         return {name: choice for name, choice in allowed.items() if isinstance(choice, Choice)}
 
-    @property
+    @functools.cached_property
     def values(self) -> dict[str, Argument]:
         """The allowed names behind which a value may stand."""
         return {name: choice.argument for name, choice in self.choices.items() if choice.argument}
@@ -221,6 +222,13 @@ class Setting(NamedTuple):
         hint = spaces(value) if isinstance(value, str) else ""
         raise UsageError(f"{where} must be {names}; got {shown(value)}{hint}")
 
+    @functools.cached_property
+    def traced_names(self) -> set[str]:
+        """The names of the traced scalars that have its value."""
+        if self.facts.is_traced:
+            return {self.name}
+        return {argument.hyper for argument in self.values.values() if argument.hyper}
+
     def scalars(self, config: Any) -> dict[str, Any]:
         """Returns the traced scalars that have its value, by name; behind a name that is not chosen, the default."""
         if self.facts.is_traced:
@@ -232,7 +240,7 @@ class Setting(NamedTuple):
         own = {traced[chosen].hyper: number} if chosen in traced else {}
         return {value.hyper: value.default for value in traced.values()} | own
 
-    @property
+    @functools.cached_property
     def range(self) -> Range | None:
         """The allowed range; None for other settings."""
         return self.facts.allowed if isinstance(self.facts.allowed, Range) else None

@@ -1,8 +1,8 @@
 """Chunks of rounds on the device, and the evaluations between them.
 
 The device works on a chunk of rounds without reading anything back; meanwhile the host draws the next schedules. A
-chunk ends at an evaluation, a checkpoint or a callback, when its table of minibatches is full, or with the first round
-after about `CHUNK_SECONDS`, so that progress is shown and the run can be stopped.
+chunk ends at an evaluation, a checkpoint or a callback that takes the state, when its table of minibatches is full, or
+with the first round after about `CHUNK_SECONDS`, so that progress is shown and the run can be stopped.
 """
 
 from __future__ import annotations
@@ -71,36 +71,37 @@ def run_chunks(
     compiled: Programs,
     state: SimState,
     num_done: int,
-    is_ended: Callable[[Record, SimState], bool] | None,
+    is_ended: Callable[[list[Record], SimState], bool] | None = None,
+    is_single: bool = False,
 ) -> Iterator[tuple[SimState, list[Record]]]:
     """Yields the state and the new records after every chunk, up to the last round.
 
     Where memories stay on the host, the state holds those of all clients sampled so far, as views that the next chunk
-    changes. The next chunk takes over the arrays of the state, so callbacks get copies, except of clients' memories,
-    which may be large.
+    changes. The next chunk takes over the arrays of the state. Where chunks are single rounds, callbacks get copies of
+    them, except of clients' memories, which may be large.
 
     Args:
         compiled: the programs of `sim`.
         state: the state after `num_done` rounds.
         num_done: rounds that precede the first chunk.
-        is_ended: (record, state) of a round -> whether the run ends with it, which is then evaluated. Every chunk is a
-            single round, unless it is None.
+        is_ended: (records, state) of a chunk -> whether the run ends with it, whose last round is then evaluated.
+        is_single: whether every chunk is a single round.
     """
-    store, single = client_memories.open_store(sim.memories, sim.config, state), is_ended is not None
-    state = client_memories.with_memories(state, ()) if store else state
+    store, storage = client_memories.open_store(sim.memories, sim.config, state), sim.memories.storage
+    state = client_memories.with_client_states(state, ()) if store else state
     state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
     round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
-    ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, single, round_seconds), state)
+    ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, is_single, round_seconds), state)
     while ahead:
         start, (planned, rounds, data, clients) = time.perf_counter(), ahead
-        state = client_memories.take(sim.memories, store, state, clients)
+        state = storage.take(sim.memories, store, state, clients)
         state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, data, sim.hyper)
         num_done += len(planned)
         ahead = data = None  # so that only two chunks' rows are on the devices
         # drawn while the device works
-        ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, single, round_seconds), state)
+        ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, is_single, round_seconds), state)
         metrics = jax.device_get(processes.wait(metrics))
-        store = client_memories.put(store, state, clients)
+        store = storage.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(planned)])
         records = []
         for number, schedule in enumerate(planned, num_done - len(planned)):
@@ -112,8 +113,8 @@ def run_chunks(
         is_evaluated = until_evaluation(sim.config, num_done - 1) == 1
         if is_evaluated:
             records[-1] |= evaluate(sim, compiled, state, store)
-        after = client_memories.whole_state(store, _with_own_model(state) if single else state)
-        if is_ended and is_ended(records[-1], after) and not is_evaluated:
+        after = client_memories.whole_state(store, _with_own_model(state) if is_single else state)
+        if is_ended and is_ended(records, after) and not is_evaluated:
             records[-1] |= evaluate(sim, compiled, state, store)
         yield after, records
 
@@ -135,10 +136,10 @@ class Chunk(NamedTuple):
     """int32 [n], whose memories are copied to the devices; none unless memories stay on the host"""
 
 
-def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, single: bool, round_seconds: float) -> int:
+def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, is_single: bool, round_seconds: float) -> int:
     """Returns the number of rounds after which the next chunk ends at the latest."""
     is_informed = sim.selection is not None and sim.selection.num_candidates > 0  # it needs the model of every round
-    num_rounds = 1 if single or is_informed else max(1, int(CHUNK_SECONDS / round_seconds))
+    num_rounds = 1 if is_single or is_informed else max(1, int(CHUNK_SECONDS / round_seconds))
     return min(num_rounds, sim.memories.max_rounds, until_pause(sim.config, num_done))
 
 

@@ -28,7 +28,6 @@ from fedvg_jax.engine import evaluate, local_training, schedule
 from fedvg_jax.host import processes
 from fedvg_jax.models import transforms
 from fedvg_jax.runs.assemble import programs, simulation, tables
-from fedvg_jax.runs.assemble.registry import make_local
 from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
 
@@ -49,7 +48,7 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
     wanted = tuple(name for name in CLIENT_ACCURACIES if name in listed(sim.config.record))
     if not wanted:
         return {}
-    augment, local = transforms.AUGMENTATIONS[sim.config.augment], make_local(sim.config)
+    augment, local = transforms.AUGMENTATIONS[sim.config.augment], sim.local
     has_own = bool(local.is_local or sim.algorithm.personal)
     make = functools.partial(_make, sim.bind, sim.executor, sim.optimiser, augment, local, wanted, has_own)
     count = sim.keep(("client models", wanted), make)

@@ -22,7 +22,6 @@ from fedvg_jax.runs import chunks, client_models, endings, starts
 from fedvg_jax.runs.assemble import contracts, privacy, simulation
 from fedvg_jax.runs.assemble.given import own_values
 from fedvg_jax.runs.assemble.registry import corrupt_clients, layer_names
-from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import checkpoint, history, provenance, recorder as recording
 from fedvg_jax.runs.record.history import History, Record
 
@@ -36,6 +35,9 @@ class Observers(NamedTuple):
 
     callbacks: Sequence[Callback] = ()
     """called after every round with (a copy of the record, state); chunks are then one round long"""
+    on_chunk: Callable[[list[Record]], None] | None = None
+    """called after every chunk with copies of its records, before they are written; first with those before a resumed
+    run's checkpoint. It may raise `StopRun`, as callbacks may."""
     on_records: Callable[[list[Record]], None] = lambda records: None
     """called with the records of every chunk; first with those before a resumed run's checkpoint"""
     log: Callable[[str], None] = _log_warning
@@ -69,6 +71,9 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
         if start.records:
             observers.on_records(start.records)
         if start.summary is not None:
+            if observers.on_chunk:
+                with contextlib.suppress(history.StopRun):  # the run is over
+                    observers.on_chunk(copy.deepcopy(start.records))
             return _finished_history(sim, recorder)
         return _run_rounds(sim, recorder, observers)
 
@@ -89,7 +94,7 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
 
     @functools.cache
     def sources() -> dict[str, str]:
-        memory = checkpoint.to_host(sim.memories.fresh) if sim.memories.has_given else ()
+        memory = checkpoint.to_host(sim.memories.fresh) if sim.memories.has_custom_model else ()
         base = checkpoint.to_host(sim.base)
         return {
             **provenance.sources(sim.arrays, sim.partition, sim.data.pool, own, memory, base),
@@ -104,7 +109,8 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
         with processes.together():
             if config.export_partition and processes.is_first():
                 exchange.write(config.export_partition, sim.partition, len(sim.arrays.y))
-            if sim.base is not None and sim.memories.has_given and not config.init and recorder.keeps_checkpoints:
+            is_custom_base = sim.base is not None and sim.memories.has_custom_model and not config.init
+            if is_custom_base and recorder.keeps_checkpoints:
                 assert config.out is not None, "checkpoints are in it"
                 checkpoint.save_base(config.out, checkpoint.to_host(sim.base))  # of initial=, which no setting makes
         checkpoint_of = {"checkpoint": str(recorder.start.resumed_from)}
@@ -149,8 +155,11 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         observers.log(history.OF_GLOBAL_MODEL)
     if config.dp.clip:
         observers.log(privacy.COVERS if sim.account else privacy.UNKNOWN)
-    state, num_done = start.state, len(start.records)
+    state, num_done, reasons = start.state, len(start.records), []
     is_over = num_done >= config.rounds
+    if start.records and observers.on_chunk:
+        earlier_records = functools.partial(observers.on_chunk, copy.deepcopy(start.records))
+        is_over |= is_ended_by([earlier_records], reasons)
     compiled = None if is_over else chunks.compile_programs(sim, observers.on_compiling)
     compiling, earlier = start.seconds[0] + (compiled.seconds if compiled else 0.0), start.seconds[1]
     begin = time.perf_counter()  # a clock that cannot be set
@@ -158,10 +167,11 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
     def read_clock() -> tuple[float, float]:
         return compiling, earlier + time.perf_counter() - begin
 
-    run, stop = Run(sim, recorder, observers, read_clock, list(start.records), [], []), None
+    run, stop = Run(sim, recorder, observers, read_clock, list(start.records), [], reasons), None
     with endings.catch_signals(observers.on_stop, observers.log) as received, hardware.single_lapack_thread():
-        is_ended = functools.partial(call_callbacks, run) if observers.callbacks else None
-        rounds = chunks.run_chunks(sim, compiled, state, num_done, is_ended) if compiled else ()
+        is_single, is_observed = bool(observers.callbacks), bool(observers.callbacks or observers.on_chunk)
+        is_ended = functools.partial(call_observers, run) if is_observed else None
+        rounds = chunks.run_chunks(sim, compiled, state, num_done, is_ended, is_single) if compiled else ()
         for state, new in rounds:
             with processes.together():
                 add_chunk(run, state, new)
@@ -174,16 +184,37 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         return finish(run, state, stop if is_stopped else None)
 
 
-def call_callbacks(run: Run, record: Record, state: SimState) -> bool:
-    """Calls the callbacks with a copy of a record; returns whether one, in whichever process, has ended the run."""
+def call_observers(run: Run, records: list[Record], state: SimState) -> bool:
+    """Calls the caller's functions with copies of a chunk's records; returns whether one of them has ended the run.
+
+    Args:
+        run: before the chunk.
+        records: of the chunk.
+        state: after it.
+    """
+    last, on_chunk = records[-1], run.observers.on_chunk
+    calls = [functools.partial(callback, copy.deepcopy(last), state) for callback in run.observers.callbacks]
+    if on_chunk:
+        recorded = _until_divergence(run, records)
+        calls.append(functools.partial(on_chunk, copy.deepcopy(recorded)))
+    return is_ended_by(calls, run.endings)
+
+
+def is_ended_by(calls: Sequence[Callable[[], None]], reasons: list[str]) -> bool:
+    """Makes calls of the caller's functions; returns whether one, in whichever process, has ended the run.
+
+    Args:
+        calls: of one chunk.
+        reasons: of those that raise `StopRun`; grows.
+    """
     with processes.together():
-        for callback in run.observers.callbacks:
+        for call in calls:
             try:
-                callback(copy.deepcopy(record), state)
+                call()
             except history.StopRun as stop:
-                run.endings.append(f"callback: {stop}" if str(stop) else "callback")
-    is_ended = bool(processes.largest([bool(run.endings)])[0])
-    run.endings[:] = run.endings or ["callback"] * is_ended
+                reasons.append(f"callback: {stop}" if str(stop) else "callback")
+    is_ended = bool(processes.largest([bool(reasons)])[0])
+    reasons[:] = reasons or ["callback"] * is_ended
     return is_ended
 
 
@@ -198,11 +229,10 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     """
     sim = run.sim
     contracts.refuse_wrong_weights(new)
-    limit = endings.loss_limit([*run.records, *new], "task" in sim.given)
-    error = endings.divergence(new, limit, "weighting" in sim.given) if sim.config.nonfinite == "raise" else ""
+    limit, recorded = _loss_limit(run, new), _until_divergence(run, new)
+    error = endings.divergence(recorded, limit, "weighting" in sim.given) if sim.config.nonfinite == "raise" else ""
     if error and not run.records:
         error = _error_of_first_model(sim) or error
-    recorded = endings.until_first(new, limit) if error else new
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)
@@ -212,6 +242,18 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
         if warning not in run.warnings and (message := warning(recorded)):
             run.warnings.append(warning)
             run.observers.log(message)
+
+
+def _until_divergence(run: Run, new: list[Record]) -> list[Record]:
+    """Returns the records of a chunk that the history gets: all, or up to the first round that ends the run."""
+    if run.sim.config.nonfinite != "raise":
+        return new
+    return endings.until_first(new, _loss_limit(run, new))
+
+
+def _loss_limit(run: Run, new: list[Record]) -> float:
+    """Returns the largest training loss of a chunk that has not exploded."""
+    return endings.loss_limit([*run.records, *new], "task" in run.sim.given)
 
 
 def _error_of_first_model(sim: simulation.Simulation) -> str:
@@ -240,7 +282,7 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None
     with processes.together():
         is_due = recorder.is_checkpoint_due(is_last)
     if processes.largest([is_due])[0]:
-        stored = client_memories.save(state, run.sim.config.clients)
+        stored = run.sim.memories.storage.save(state, run.sim.config.clients)
         with processes.together():
             recorder.write_checkpoint(stored, run.read_clock())
 

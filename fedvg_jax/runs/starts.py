@@ -126,7 +126,7 @@ def after_checkpoint(folder: Path, config: Config, state: SimState, parts: int, 
     size, crc = of_run[digests.HISTORY]
     records = history.parse((folder / digests.HISTORY).read_bytes()[:size])
     return Start(
-        client_memories.restore(state, content["state"]),
+        client_memories.storage_of(state).restore(state, content["state"]),
         records,
         BestModel(max(map(history.quality, records)), content["best"]) if content["best"] else None,
         tuple(content["seconds"].tolist()),

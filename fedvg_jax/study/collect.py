@@ -87,13 +87,14 @@ def make_study(
             " or report with --partial"
         )
     runs = [folder.run for folder in finished if folder.run]
+    _refuse_other_objects(runs)
     outcome = choose_outcome(runs, any(map(_has_personal_models, runs)), metric)
     is_finished = frame["run"].notna()
     for choice in CHOICES:
         values = [outcome.of_run(run.history, choice) for run in frame["run"][is_finished]]
         frame.loc[is_finished, choice] = values
     titles = [sweep.title for sweep in sweeps if sweep.title] or [Path(source).resolve().name for source in sources]
-    notes = [*_shared_partition(frame, scenarios), *_of_models(runs, outcome.metric), *_other_code(runs)]
+    notes = [*_shared_partition(frame, scenarios), *_of_models(runs, outcome.metric)]
     return Study(
         title="; ".join(dict.fromkeys(titles)),
         methods=tuple(dict.fromkeys(place.method for place in placed)),
@@ -252,17 +253,16 @@ def _of_models(runs: Sequence[Run], metric: str) -> list[str]:
     return [OF_GLOBAL_MODEL] if any(run.config.local for run in runs) else []
 
 
-def _other_code(runs: Sequence[Run]) -> list[str]:
-    """Returns a line for every name of own objects that has other code in some run than in the first."""
+def _refuse_other_objects(runs: Sequence[Run]) -> None:
+    """Raises UsageError for an object or a metric that is another one in some run than in one before it."""
     first: dict[tuple[str, str], Run] = {}
-    lines: dict[tuple[str, str], str] = {}
     for run in runs:
-        codes = run.manifest.get("code", {})
-        for argument, name in run.given.items():
-            if not name or argument not in codes:
-                continue
+        for argument, digest in run.manifest.get("code", {}).items():
+            name = run.given.get(argument, "")
             other = first.setdefault((argument, name), run)
-            if other.manifest["code"][argument] != codes[argument]:
-                line = f"{argument} {name} has other code in {run.folder} than in {other.folder}"
-                lines.setdefault((argument, name), line)
-    return list(lines.values())
+            if other.manifest["code"][argument] != digest:
+                what = f"{argument} {name}".strip()
+                raise UsageError(
+                    f"{what} is not the same in {run.folder} as in {other.folder}; give it another name in one of"
+                    " them, or report them apart"
+                )

@@ -85,7 +85,13 @@ def _read_point(folder: Path, point: StoredPoint, sweep: Stored) -> Folder:
     read = _read_run(folder, point.values, given, point.config)
     if isinstance(read, str):
         return Folder(folder.name, settings_of(point.config, point.values, given), missing=read)
-    return read
+    if read.run is None:
+        return read
+    code = {}
+    for argument, digest in read.run.manifest.get("code", {}).items():
+        equal = sweep.objects.get(f"{argument} {given.get(argument)}") or sweep.objects.get(argument, [])
+        code[argument] = equal[0] if digest in equal else digest
+    return read._replace(run=read.run._replace(manifest={**read.run.manifest, "code": code}))
 
 
 def _read_run(

@@ -14,7 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from rich.console import Console
@@ -33,6 +33,7 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import hardware
 from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import programs, registry, simulation
+from fedvg_jax.runs.assemble.given import Given
 from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.output import SELECTED_ON, partition_label, say
@@ -53,18 +54,18 @@ RESULTS = {
 """Row of the table of results -> key of summary.json."""
 
 
-def prepare(console: Console, config: Config, unused: str = "", **given: Any) -> simulation.Simulation:
+def prepare(console: Console, config: Config, given: Given, unused: str = "") -> simulation.Simulation:
     """Returns the simulation of a run; shows what is done for it, and the start of the run.
 
     Args:
         console: where to print.
-        config: settings of the run.
+        config: checked settings of the run.
+        given: what a call from Python passes in place of settings.
         unused: as in `start_text`.
-        given: further arguments of `simulation`.
     """
     with preparation_progress(console) as bar:
         drawing, reading = bar("drawing a partition"), bar("decoding images")
-        sim = simulation.simulation(config, progress=drawing, reading=reading, **given)
+        sim = simulation.of_call(config, given, drawing, reading)
     say(console, start_text(sim, unused))
     return sim
 
@@ -278,7 +279,7 @@ def predict(sim: simulation.Simulation) -> Prediction:
     last = min(config.rounds, 2)
     two = sim._replace(config=dataclasses.replace(config, rounds=last, eval_every=last))
     start, durations, records = time.perf_counter(), [], []
-    for _, new in chunks.run_chunks(two, compiled, sim.state, 0, lambda record, state: False):
+    for _, new in chunks.run_chunks(two, compiled, sim.state, 0, is_single=True):
         durations.append(time.perf_counter() - start)
         records += new
         start = time.perf_counter()

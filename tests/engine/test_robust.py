@@ -193,7 +193,8 @@ def test_with_a_huge_norm_clipping_is_the_mean_to_the_bit():
 def test_settings_reach_the_round():
     changes = {"attack": "scaling:3", "robust": "clipped_mean:2", "tuning.steps": 2, "augment": "flip_crop"}
     settings = config.apply(config.Config(), changes, "test")
-    hooks, hyper = registry.round_options(settings, worlds.TASK), registry.make_hyper(settings)
+    hyper = registry.make_hyper(settings)
+    hooks = registry.round_options(settings, worlds.TASK, registry.make_local(settings))
     assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not None
     assert hooks["augment"] is transforms.AUGMENTATIONS["flip_crop"]
     assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning.lr")] == [2.0, 3.0, np.float32(0.01)]

@@ -18,6 +18,7 @@ from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
 from fedvg_jax.runs.assemble.given import Given, identities
 from fedvg_jax.study import sweep_points
+from fedvg_jax.study.collect import collect
 from fedvg_jax.views import tracking
 
 CONFIG = fv.Config(clients=4, rounds=1, model="linear")
@@ -116,6 +117,8 @@ def test_results_of_a_changed_object_are_refused_computed_again_or_kept(tmp_path
     kept = run(second, changed="keep")
     assert timeless(kept[0].result.records) == timeless(before[0].result.records)
     assert run(second)[0].result.summary == kept[0].result.summary == run(first)[0].result.summary
+    run(second, {"seed": [0, 1]})
+    assert len(collect([tmp_path / "s"]).frame) == 2  # the caller has said that they are the same
     fv.run_sweep(CONFIG, {"weighting": {"mine": first}, **ONE_SEED}, tmp_path / "t")
     new = fv.run_sweep(CONFIG, {"weighting": {"mine": second}, **ONE_SEED}, tmp_path / "t", changed="recompute")
     assert timeless(new[0].result.records) == timeless(alone[0].result.records)
@@ -214,8 +217,6 @@ def test_failed_trackers_are_logged_with_the_names_of_their_points(monkeypatch, 
 def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):
     """Their manifests name no given data; with two of them the report would refuse the runs as one study."""
     pytest.importorskip("scipy", reason="reports need the report extra")
-    from fedvg_jax.study.collect import collect
-
     config = dataclasses.replace(TRACKED, model="linear")
     fv.run_sweep(config, {"dataset": ["digits", "breast_cancer"]}, tmp_path / "s")
     manifests = [json.loads(path.read_text()) for path in (tmp_path / "s").rglob("manifest.json")]
@@ -236,8 +237,6 @@ def square(task):
 def test_own_weightings_by_name_are_an_axis_whose_points_equal_runs_alone_and_methods_of_one_report(tmp_path):
     """Settings that only a named weighting uses multiply its points alone. Names stand as they are written."""
     pytest.importorskip("scipy", reason="reports need the report extra")
-    from fedvg_jax.study.collect import collect
-
     axes = {"weighting": {"Root": root, "by square": square, "x": "FedVG"}, "fedvg.norm": ["l1", "l2"], "seed": [0]}
     config = dataclasses.replace(CONFIG, eval_every=1)
     results = {r.name: r.result for r in fv.run_sweep(config, axes, tmp_path / "s")}

@@ -28,7 +28,6 @@ from fedvg_jax.core.tree import num_bytes
 from fedvg_jax.core.types import Algorithm, Anchor, Data, Hyper, Probe, Selection, SimState, Tree
 from fedvg_jax.engine import local_training
 from fedvg_jax.runs.assemble.programs import Bound, Program
-from fedvg_jax.runs.assemble.registry import make_local
 from fedvg_jax.runs.record.history import SENT, Record
 
 
@@ -54,7 +53,7 @@ def round_traffic(
         data: arrays or shapes; its pool and its frozen tensors.
         chosen: the selection; None for uniform sampling.
     """
-    local, stats_too = make_local(config), departs(config, "server-stats")
+    local, stats_too = program.local, departs(config, "server-stats")
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
     arguments = (state.server, tree.entry_shapes(state.clients), state.variables, data.pool, hyper, data.base)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)

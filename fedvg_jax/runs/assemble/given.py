@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from fedvg_jax.algorithms import no_correction, no_memory, no_probe, no_report, no_residual
-from fedvg_jax.config import Config
+from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.checks import FLOAT32
 from fedvg_jax.config.declare import python_scalar, suggestion
 from fedvg_jax.config.methods import HYPERPARAMETERS
@@ -201,9 +201,12 @@ def own_values(config: Config, algorithm: Algorithm, weighting: Weighting, hyper
     >>> own_values(Config(), fedboost, weightings.samples(), {**registry.make_hyper(Config()), "boost": jnp.float32(3)})
     {'boost': 3.0}
     """
-    fields = {name: float(value) for name, value in registry.make_hyper(config).items()}
-    own = {p.name: float(hyper[p.name]) for p in (*algorithm.hyperparameters, *weighting.hyperparameters)}
-    return {name: value for name, value in own.items() if fields.get(name) != value}
+    own = {}
+    for parameter in (*algorithm.hyperparameters, *weighting.hyperparameters):
+        setting, value = SETTINGS.get(parameter.name), hyper[parameter.name]
+        if setting is None or jnp.float32(setting.get(config)) != value:
+            own[parameter.name] = float(value)
+    return own
 
 
 def checked(parameter: Hyperparameter, value: Any) -> float:

@@ -34,6 +34,7 @@ from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.fidelity import listed
 from fedvg_jax.config.methods import algorithm_of
 from fedvg_jax.core import checks, reuse, trained_part
+from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
@@ -63,7 +64,7 @@ VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind 
 USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
 """Traced hyperparameters on which a program depends by whether they are above 0."""
 
-NAMES_OF_TRACED = [n for n, s in SETTINGS.items() if s.scalars(Config()) and not s.facts.is_traced]
+NAMES_OF_TRACED = [name for name, setting in SETTINGS.items() if setting.traced_names and not setting.facts.is_traced]
 """Settings NAME:VALUE with a traced value: a program depends on the name only."""
 
 WeightingOrFactory = Weighting | Callable[[Task], Weighting]
@@ -107,6 +108,8 @@ class Program(NamedTuple):
     """`Data.base` -> what depends on it"""
     keep: reuse.Keep
     """keeps what is compiled or traced of the program, by shapes, for the runs that share it"""
+    local: LocalPart
+    """the part of the model that stays with each client"""
 
 
 _of_settings = reuse.keeper()
@@ -153,7 +156,8 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
     if isinstance(model, Task):
         model = fast_task(model)
     whole, scored = _tasks(config, model)
-    base = _shapes_of_base(config, whole)
+    local = registry.make_local(config)
+    base = _shapes_of_base(config, whole, local)
     algorithm = registry.with_send(config, algorithm or algorithm_of(config))
     algorithm = keeping_models(algorithm) if "client_models" in listed(config.record) else algorithm
     # a task of the caller's may have negative losses, which have no weights by val_loss
@@ -168,7 +172,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
         own = own if isinstance(own, Weighting) else new_functions(weighting_of(own, scored))
         measures = {name: recorded.MEASURES[name](task) for name in listed(config.record) if name in recorded.MEASURES}
         own = recorded.with_records(own, measures) if measures else own
-        parts, options = (task, algorithm, own, executor, optimiser), registry.round_options(config, task)
+        parts, options = (task, algorithm, own, executor, optimiser), registry.round_options(config, task, local)
         step = federated_round.make_round(*parts, config.clients, **options, check_weights=is_unsure, private=private)
         return Bound(task, own, step)
 
@@ -197,6 +201,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
         whole,
         bind,
         reuse.keeper(),
+        local,
     )
 
 
@@ -228,13 +233,13 @@ def _tasks(config: Config, model: Images | Task, base: Variables | None = None) 
     return task, task if scored is None else scored._replace(loss=jax.jit(scored.loss, static_argnums=4))
 
 
-def _shapes_of_base(config: Config, task: Task) -> Variables | None:
+def _shapes_of_base(config: Config, task: Task, local: LocalPart) -> Variables | None:
     """Returns the shapes of a model's frozen tensors; None where it is trained as it is. Checks the local part, too."""
     is_trained = registry.make_is_trained(config, task)
     trained, base = jax.eval_shape(task.init, jax.random.key(0)), None
     if is_trained is not None:
         trained, base = trained_part.split(trained, is_trained)
-    trained_part.check(registry.make_local(config), trained, f"local {config.local}")
+    trained_part.check(local, trained, f"local {config.local}")
     return base
 
 

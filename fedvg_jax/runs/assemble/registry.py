@@ -169,7 +169,7 @@ def make_local(config: Config) -> LocalPart:
     return local_part(pattern, share) if pattern else NOTHING
 
 
-def round_options(config: Config, task: Task) -> dict[str, Any]:
+def round_options(config: Config, task: Task, local: LocalPart) -> dict[str, Any]:
     """Returns the keyword arguments of `make_round` that the config adds to its algorithm and weighting."""
     return {
         "aggregate": SETTINGS["robust"].made(config),
@@ -178,7 +178,7 @@ def round_options(config: Config, task: Task) -> dict[str, Any]:
         "augment": transforms.AUGMENTATIONS[config.augment],
         "stats_too": departs(config, "server-stats"),
         "weigh_untrained": departs(config, "untrained"),
-        "local": make_local(config),
+        "local": local,
     }
 
 
@@ -197,8 +197,7 @@ ADAM_EPS_ROOT = 1e-36
 """Added to Adam's second moment, whose root has no finite gradient at 0. Over 1e6 gradients from 1e-24 to 10 it changes
 no bit of an update in float32; 1e-30 changes updates by up to 2.4e-7 of their size where gradients are below 1e-8."""
 
-READ_BY_ROUNDS = {name for setting in SETTINGS.values() for name in setting.scalars(Config())}
-READ_BY_ROUNDS -= {*methods.SETTINGS}
+READ_BY_ROUNDS = {name for setting in SETTINGS.values() for name in setting.traced_names} - {*methods.SETTINGS}
 """Hyperparameters that are read beside algorithms and weightings, as lr, dp.clip and clip_norm; none declares them."""
 
 

@@ -13,6 +13,7 @@ from jax.stages import Wrapped
 from fedvg_jax.config import Config, check
 from fedvg_jax.config.fidelity import departs
 from fedvg_jax.core import reuse, trained_part, tree
+from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
     Data,
@@ -93,6 +94,8 @@ class Simulation(NamedTuple):
     """`data.base` -> task, weighting and round step with these frozen tensors"""
     keep: reuse.Keep
     """keeps what is compiled of the program, by shapes"""
+    local: LocalPart
+    """the part of the model that stays with each client"""
     given: Mapping[str, str]
     """what the caller passed in place of the config's (data, partition, task, algorithm, weighting, selection) -> its
     name; "" for one without"""
@@ -203,6 +206,13 @@ def simulation(
     ('digits', 4, (2,))
     """
     given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
+    return of_call(check(config), given, progress, reading)
+
+
+def of_call(
+    config: Config, given: Given, progress: Progress | None = None, reading: Progress | None = None
+) -> Simulation:
+    """Returns the simulation of one call: `assemble` with functions and programs of its own."""
     return assemble(config, traced_anew(given), reuse.keeper(), progress, reading)
 
 
@@ -216,11 +226,15 @@ def assemble(
     """Returns a `simulation`.
 
     Args:
-        config, progress, reading: as those of `simulation`.
+        config: checked settings.
+        progress, reading: as those of `simulation`.
         given: what the caller passed, with functions of this call; see `given.traced_anew`.
         keep: keeps the programs of what is given, for all simulations of the call.
     """
-    config = _checked_settings(config)
+    assert config.cache_dir is not None, "the check sets it"
+    programs.use_cache(config.cache_dir)
+    if config.init and not digests.is_run(config.init):  # checked before the data are read, which may take minutes
+        pretrained.read(config.init)
     population = _make_population(config, given, progress, reading)
     program = _make_program(config, population, given, keep)
     own = tuple(getattr(program, name) for name in ("algorithm", "weighting") if getattr(given, name))
@@ -251,21 +265,11 @@ def assemble(
         selection=chosen,
         given=given.replaced,
         host_rows=host,
-        memories=memories._replace(has_given=bool(config.init or given.initial)),
+        memories=memories._replace(has_custom_model=bool(config.init or given.initial)),
         traffic=communication.round_traffic(config, program, state, rows, hyper, chosen),
         account=account,
         **program._asdict(),
     )
-
-
-def _checked_settings(config: Config) -> Config:
-    """Returns the settings, checked, with the cache folder, also where that is the default."""
-    config = check(config)
-    assert config.cache_dir is not None, "the check sets it"
-    programs.use_cache(config.cache_dir)
-    if config.init and not digests.is_run(config.init):  # checked before the data are read, which may take minutes
-        pretrained.read(config.init)
-    return config
 
 
 def _make_population(config: Config, given: Given, progress: Progress | None, reading: Progress | None) -> Population:
@@ -342,7 +346,7 @@ def _make_state(
     config: Config, program: programs.Program, hyper: Hyper, variables: Variables
 ) -> tuple[SimState, client_memories.Placement]:
     """Returns the state before the first round, of these trained variables, and where the clients' memories are."""
-    options = {"local": registry.make_local(config), "stats_too": departs(config, "server-stats")}
+    options = {"local": program.local, "stats_too": departs(config, "server-stats")}
     options |= {"weighting": program.weighting}
 
     def init() -> SimState:

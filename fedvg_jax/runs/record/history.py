@@ -188,7 +188,7 @@ def _model_reader(folder: Path, which: Literal["final", "best"]) -> Callable[[],
 
 
 class StopRun(Exception):
-    """Raised by a callback to end the run after its round; `summary["stopped_early"]` has the message."""
+    """Raised by a callback or `on_records` to end the run; `summary["stopped_early"]` has the message."""
 
     __module__ = "fedvg_jax"
 

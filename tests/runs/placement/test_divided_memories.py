@@ -32,7 +32,7 @@ def run(devices, callbacks=True, **changes):
     config = replace(SETTINGS, devices=str(devices), **changes)
 
     def keep(record, state):
-        states.append(client_memories.save(state, config.clients))
+        states.append(client_memories.DIVIDED.save(state, config.clients))
         last[:] = [state]
 
     history = fv.run(config, **GIVEN, callbacks=[keep] if callbacks else [])
@@ -73,7 +73,7 @@ def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others():
     placement, chunk = sim.memories, [sim.schedule(number) for number in range(3)]
     clients, _ = client_memories.number_rows(placement, chunk)
     store = client_memories.open_store(placement, sim.config, sim.state)
-    state = client_memories.take(placement, store, sim.state, clients)
+    state = placement.storage.take(placement, store, sim.state, clients)
     assert placement.num_rows % 3 == 0 and rows_held(state) == {placement.num_rows // 3}
     shapes = client_memories.shapes_on_devices(placement, sim.state)
     assert jax.tree.map(lambda x: x.sharding, shapes.clients) == jax.tree.map(lambda x: x.sharding, state.clients)

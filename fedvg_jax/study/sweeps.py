@@ -209,8 +209,8 @@ def of_point(values: Mapping[str, Any], given: Given, objects: Objects) -> Given
 
 def data_key(config: Config) -> tuple:
     """Returns the settings that a data set is read with."""
-    of_set = (config.dataset, config.data_dir, config.image_size, config.splits, config.max_rows)
-    return *of_set, config.cache_dir, config.columns
+    of_set = (config.dataset, config.data_dir, config.cache_dir, config.image_size, config.splits, config.columns)
+    return *of_set, config.max_rows, config.max_rows_seed
 
 
 def _compute_or_skip(work: Work, point: Point) -> bool:

@@ -166,6 +166,11 @@ def test_every_row_is_used_once_per_epoch_except_a_last_single_row(size, epochs,
         assert np.array_equal(epoch.reshape(-1)[: len(used)], used)  # padding comes last
 
 
+def test_every_epoch_has_an_order_of_its_own():
+    epochs = schedules.minibatches(np.arange(20), 3, 4, np.random.default_rng(0)).reshape(3, 20)
+    assert len({tuple(order) for order in epochs}) == 3
+
+
 @given(st.integers(0, 40), st.integers(2, 9), st.integers(0, 3), st.booleans())
 def test_a_table_holds_its_rows_in_order_for_any_capacity(size, batch_size, spare, keep_single):
     needed = -(-size // batch_size)

@@ -126,6 +126,19 @@ def test_results_of_a_changed_object_are_refused_computed_again_or_kept(tmp_path
         fv.run_sweep(CONFIG, {"weighting": {"mine": first}, **ONE_SEED}, tmp_path / "t")
 
 
+def test_keep_keeps_finished_points_and_computes_others_with_the_object_of_the_call(tmp_path):
+    def run(weighting, **arguments):
+        axes = {"weighting": {"mine": weighting}, "seed": [0, 1]}
+        return [r.result for r in fv.run_sweep(CONFIG, axes, **arguments)]
+
+    first, alone = run(power(0.5), out=tmp_path), run(power(2.0))
+    for name in ("digests.json", "summary.json"):  # as a kill after the last checkpoint leaves a point
+        (first[1].folder / name).unlink()
+    kept = run(power(2.0), out=tmp_path, changed="keep")
+    assert [timeless(r.records) for r in kept] == [timeless(first[0].records), timeless(alone[1].records)]
+    assert timeless(first[1].records) != timeless(alone[1].records)
+
+
 def test_objects_beside_those_of_an_axis_extend_a_sweep(tmp_path):
     for names in (["a"], ["a", "b"], ["b", "fedvg", "a"]):
         objects = {"a": power(0.5), "b": power(2.0), "fedvg": "fedvg"}

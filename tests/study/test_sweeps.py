@@ -21,6 +21,7 @@ from fedvg_jax.config import Config, flatten
 from fedvg_jax.config.uses import HOST, plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
+from fedvg_jax.runs.assemble import population
 from fedvg_jax.runs.record import digests, folder as run_folder
 from fedvg_jax.study import report, sweep_folder, sweep_points, sweeps
 from fedvg_jax.study.sweep_folder import Failure
@@ -59,6 +60,34 @@ def test_point_of_a_sweep_equals_the_run_alone(whole):
 
 def test_sweep_without_a_folder_has_the_same_results(whole):
     assert histories(fedvg_jax.run_sweep(CONFIG, AXES)) == histories(whole[1])
+
+
+class Watched:
+    """Settings that list the names of those that are read."""
+
+    def __init__(self, config):
+        self._config, self.names = config, set()
+
+    def __getattr__(self, name):
+        self.names.add(name)
+        return getattr(self._config, name)
+
+
+def test_points_share_a_data_set_only_if_nothing_differs_that_it_is_read_with():
+    reading, key = (Watched(dataclasses.replace(CONFIG, max_rows=600, max_rows_seed=1)) for _ in range(2))
+    population.load_data(reading)
+    sweeps.data_key(key)
+    assert {"dataset", "max_rows", "max_rows_seed"} <= reading.names <= key.names
+
+
+@pytest.mark.parametrize(
+    "axis", [{"max_rows": [600, 900]}, {"max_rows_seed": [0, 1]}], ids=lambda axis: next(iter(axis))
+)
+def test_points_with_other_rows_equal_the_runs_alone(axis):
+    config = dataclasses.replace(ONE_ROUND, max_rows=600)
+    for result in fedvg_jax.run_sweep(config, axis):
+        alone = fedvg_jax.run(dataclasses.replace(config, **result.values))
+        assert timeless(alone.records) == timeless(result.result.records)
 
 
 def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(whole):

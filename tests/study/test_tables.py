@@ -359,6 +359,8 @@ def test_bold_and_findings_have_one_correction_over_the_study(tmp_path, num_alph
     is_ahead = num_alphas == 1
     assert (bold(study, chosen) == {"fedvg"}) == is_ahead
     assert ("is ahead of" in report.findings(study, chosen)[0]) == is_ahead
+    triangle = tables.pairs(study, tables.options(study, "all"))
+    assert any(entry.is_bold for entries in triangle.rows for entry in entries.values()) == is_ahead
 
 
 def test_a_study_without_a_test_does_not_count_its_comparisons(tmp_path):

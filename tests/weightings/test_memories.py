@@ -95,6 +95,15 @@ def test_weights_are_those_of_the_rounds_in_which_clients_took_part(x64):
         assert float(state.weighting) == total
 
 
+def test_a_round_without_clients_changes_no_memory_of_a_weighting():
+    counting = REPUTATION._replace(memory=REPUTATION.memory._replace(update=lambda hyper, memory, *_: memory + 1))
+    nobody = np.zeros(3, bool)
+    plan = [each._replace(heard=nobody) if number == 1 else each for number, each in enumerate(PLAN)]
+    states = [state for state, _ in play(counting, plan)]
+    assert [float(state.weighting) for state in states] == [1, 1, 2]
+    np.testing.assert_array_equal(states[0].clients.weighting, states[1].clients.weighting)
+
+
 def test_permuted_clients_have_permuted_weights():
     (_, first), (_, second) = (play(REPUTATION, plan)[-1] for plan in (PLAN, [*PLAN[:2], reversed_cohort(PLAN[2])]))
     np.testing.assert_allclose(second.weights, first.weights[::-1], rtol=1e-6)

@@ -288,7 +288,7 @@ def bytes_sent(records: Sequence[Record]) -> dict[str, int]:
     >>> bytes_sent([{"bytes_down": 4, "bytes_up": 2}, {"bytes_down": 4, "bytes_up": 1}])
     {'bytes_down': 8, 'bytes_up': 3}
     """
-    totals = dict.fromkeys(SENT, 0)
+    totals: dict[str, int] = dict.fromkeys(SENT, 0)
     for record in records:
         for name in SENT:
             totals[name] += record.get(name, 0)

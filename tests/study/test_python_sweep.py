@@ -22,7 +22,7 @@ from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
 from fedvg_jax.host import files
 from fedvg_jax.runs.assemble.given import Given, identities
-from fedvg_jax.study import sweep_folder, sweep_points
+from fedvg_jax.study import sweep_folder, sweep_points, sweeps
 from fedvg_jax.study.collect import collect
 from fedvg_jax.views import tracking
 
@@ -74,6 +74,11 @@ def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_pat
         alone = fv.run(CONFIG, weighting=tempered, hyper={"T": result.values["hyper.T"]})
         assert result.result.records[0]["weights"] == alone.records[0]["weights"]
     assert results[0].result.records[0]["weights"] != results[1].result.records[0]["weights"]
+
+
+def test_a_hyperparameter_of_an_axis_wins_over_the_given_one():
+    given = Given(hyper={"T": 1.0, "eps": 0.5})
+    assert sweeps.of_point({"seed": 0, "hyper.T": 2.0}, given, {}).hyper == {"T": 2.0, "eps": 0.5}
 
 
 def test_axis_of_one_value_is_extended_by_more_and_refused_without_it(tmp_path):

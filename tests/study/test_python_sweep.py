@@ -1,23 +1,28 @@
 """Objects from Python in sweeps: compared between calls, checked before the first run, with axes of their own."""
 
+import contextlib
 import dataclasses
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
+import threading
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import linear
+from support.files import one_line
 from support.small_sweeps import timeless
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
+from fedvg_jax.host import files
 from fedvg_jax.runs.assemble.given import Given, identities
-from fedvg_jax.study import sweep_points
+from fedvg_jax.study import sweep_folder, sweep_points, sweeps
 from fedvg_jax.study.collect import collect
 from fedvg_jax.views import tracking
 
@@ -69,6 +74,11 @@ def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_pat
         alone = fv.run(CONFIG, weighting=tempered, hyper={"T": result.values["hyper.T"]})
         assert result.result.records[0]["weights"] == alone.records[0]["weights"]
     assert results[0].result.records[0]["weights"] != results[1].result.records[0]["weights"]
+
+
+def test_a_hyperparameter_of_an_axis_wins_over_the_given_one():
+    given = Given(hyper={"T": 1.0, "eps": 0.5})
+    assert sweeps.of_point({"seed": 0, "hyper.T": 2.0}, given, {}).hyper == {"T": 2.0, "eps": 0.5}
 
 
 def test_axis_of_one_value_is_extended_by_more_and_refused_without_it(tmp_path):
@@ -137,6 +147,21 @@ def test_keep_keeps_finished_points_and_computes_others_with_the_object_of_the_c
     kept = run(power(2.0), out=tmp_path, changed="keep")
     assert [timeless(r.records) for r in kept] == [timeless(first[0].records), timeless(alone[1].records)]
     assert timeless(first[1].records) != timeless(alone[1].records)
+
+
+def test_recompute_clears_no_point_that_another_process_computes(tmp_path):
+    def run(weighting, **arguments):
+        return fv.run_sweep(CONFIG, {"weighting": {"mine": weighting}, **ONE_SEED}, tmp_path, **arguments)
+
+    (first,) = run(power(0.5))
+    with contextlib.ExitStack() as other:
+        other.enter_context(files.claimed(first.result.folder / sweep_folder.CLAIM))
+        ending = threading.Timer(5, other.close)  # a call that waits for the other process goes on
+        ending.start()
+        with one_line(re.escape(str(first.result.folder))):
+            run(power(2.0), changed="recompute")
+        ending.cancel()
+    assert fv.History.load(first.result.folder).records == first.result.records
 
 
 def test_objects_beside_those_of_an_axis_extend_a_sweep(tmp_path):

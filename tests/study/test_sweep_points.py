@@ -160,3 +160,7 @@ def test_file_has_settings_and_axes(tmp_path):
     points = make_points(Sweep(file.axes, (Layer(file.settings, "file"),)))
     assert len(points) == 20 and {p.config.clients for p in points} == {100}  # the preset of CIFAR
     assert flatten(points[-1].config)["fedvg.norm"] == "l2" and partition_seed(points[-1].config) == 4
+
+
+def test_a_value_that_is_given_twice_counts_once():
+    assert sweep_points.zipped({"seed": [0, 1, 0], "alpha": [0.5, 0.5, 0.5]}, "x").values == ((0, 0.5), (1, 0.5))

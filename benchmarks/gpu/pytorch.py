@@ -69,7 +69,7 @@ def measure(sim: simulation.Simulation, model: str, smoke: bool) -> Iterator[dic
     """
     device = "cuda" if torch.cuda.is_available() and not smoke else "cpu"
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
-    results: dict[str, Any] = {"device": device, "torch": torch.__version__, "ways": {}}
+    results: dict[str, Any] = {"torch_device": device, "torch": torch.__version__, "ways": {}}
     results["difference of gradients"] = gap = difference(sim, model, device)
     if gap > AGREES:
         raise ValueError(f"PyTorch's gradients differ from ours by {gap:.1e}")

@@ -19,6 +19,8 @@ import fedvg_jax as fv
 from fedvg_jax.core.identity import identify
 from fedvg_jax.runs.assemble.given import new_functions
 
+pytestmark = pytest.mark.quick
+
 
 def made(source):
     """The object `made` of a module with this source."""

@@ -227,18 +227,18 @@ class Setting:
         """The names of the traced scalars that have its value."""
         if self.facts.is_traced:
             return {self.name}
-        return {argument.hyper for argument in self.values.values() if argument.hyper}
+        return {argument.traced for argument in self.values.values() if argument.traced}
 
     def scalars(self, config: Any) -> dict[str, Any]:
         """Returns the traced scalars that have its value, by name; behind a name that is not chosen, the default."""
         if self.facts.is_traced:
             return {self.name: self.get(config)}
-        traced = {name: value for name, value in self.values.items() if value.hyper}
+        traced = {name: value for name, value in self.values.items() if value.traced}
         if not traced:
             return {}
         chosen, number = self.split(self.get(config))
-        own = {traced[chosen].hyper: number} if chosen in traced else {}
-        return {value.hyper: value.default for value in traced.values()} | own
+        own = {traced[chosen].traced: number} if chosen in traced else {}
+        return {value.traced: value.default for value in traced.values()} | own
 
     @functools.cached_property
     def range(self) -> Range | None:

@@ -95,7 +95,7 @@ class Argument(NamedTuple):
     default: Any
     """It has the type of the value; a tuple stands for several numbers, such as 1,2, and "" for a required text."""
     range: Range | None = None
-    hyper: str = ""
+    traced: str = ""
     """Name of the traced scalar that has this value; the functions of a round then read it."""
 
 
@@ -113,7 +113,7 @@ class Choice(NamedTuple):
         (9, 'mean')
         """
         assert self.make is not None
-        if self.argument is None or self.argument.hyper:
+        if self.argument is None or self.argument.traced:
             return self.make()
         return self.make(*value) if isinstance(value, tuple) else self.make(value)
 
@@ -128,7 +128,7 @@ class Metric(NamedTuple):
     function: Callable[..., Any]
     """(global model, data) -> one number; a metric of a task takes (output, y) of one example"""
     better: Literal["higher", "lower"] | None = None
-    """which values are better; None leaves it to `--metric min:NAME` or `max:NAME` of a report"""
+    """which values are better; None leaves it to the option --metric of a report"""
 
 
 class Option(NamedTuple):

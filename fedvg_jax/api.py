@@ -134,7 +134,7 @@ def run(
         _check_arguments(on_records, "on_records", "records")
     observers = {"callbacks": callbacks, "on_chunk": on_records}
     given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
-    code = code_of(given, metrics)
+    code = code_of(given, metrics) if config.out else {}  # only a manifest has it
     if _is_shown(progress):
         finished = _run_with_progress(config, given, metrics, code, observers)
     else:

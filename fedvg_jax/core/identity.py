@@ -29,6 +29,9 @@ import numpy as np
 SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np.dtype, Path)
 """Types that are compared by the text of their values."""
 
+UNSEEN = " holds a "
+"""Stands in a digest before the type of a part that has none."""
+
 POSITIONS = ("__doc__", "__firstlineno__", "__qualname__")
 """Names that the body of a class stores, and that say where or how it is written."""
 
@@ -55,7 +58,8 @@ def identify(value: Any) -> Identity:
     ('lock',)
     """
     walk = _Walk({}, [], [])
-    return Identity(walk.digest(value).hex()[:32], tuple(dict.fromkeys(walk.unseen)))
+    digest, unseen = walk.digest(value).hex()[:32], tuple(dict.fromkeys(walk.unseen))
+    return Identity(f"{digest}{UNSEEN}{unseen[0]}" if unseen else digest, unseen)
 
 
 class _Walk(NamedTuple):

@@ -200,6 +200,14 @@ def test_results_before_the_first_point_are_none_of_a_changed_object(tmp_path):
     assert fv.run_sweep(CONFIG, {**axes, "weighting": {"mine": power(1.0)}}, tmp_path / "s")[0].result.records
 
 
+def test_resumed_run_names_what_cannot_be_compared(tmp_path):
+    lock = threading.Lock()
+    metrics = {"m": lambda model, data: float(lock.locked())}
+    fv.run(dataclasses.replace(CONFIG, out=tmp_path / "run"), metrics=metrics)
+    with pytest.raises(fv.UsageError, match=r"^[^\n]*metric m holds a lock[^\n]*$"):
+        fv.run(dataclasses.replace(CONFIG, resume=str(tmp_path / "run"), rounds=2), metrics=metrics)
+
+
 @pytest.mark.parametrize("argument", ["weighting", "metrics"])
 def test_resumed_run_has_the_functions_that_it_began_with(tmp_path, argument):
     metrics = [{"m": lambda model, data, value=value: value} for value in (1.0, 2.0)]
@@ -209,6 +217,9 @@ def test_resumed_run_has_the_functions_that_it_began_with(tmp_path, argument):
     longer = dataclasses.replace(config, out=None, resume=str(tmp_path / "run"), rounds=2)
     with pytest.raises(fv.UsageError, match=r"ran with another (weighting|metric m); [^\n]*$"):
         fv.run(longer, **{argument: other})
+    more = {argument: first, "metrics": {**metrics[0], "new": lambda model, data: 1.0}}
+    with pytest.raises(fv.UsageError, match=r"^[^\n]* metric (m|new)[^\n]*$"):
+        fv.run(longer, **more)
     assert len(fv.run(longer, **{argument: first}).records) == 2
 
 

@@ -27,6 +27,7 @@ from fedvg_jax.config import SETTINGS, Config, to_json
 from fedvg_jax.config.options import effective
 from fedvg_jax.config.uses import HOST
 from fedvg_jax.config.weighting_grammar import method_of
+from fedvg_jax.core.identity import UNSEEN
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import scaling
 from fedvg_jax.data.scaling import Columns
@@ -276,10 +277,24 @@ def refuse_other_sources(
         )
     stored_code = manifest.get("code", {})
     if changed := [name for name in {**stored_code, **code} if stored_code.get(name) != code.get(name)]:
-        raise UsageError(f"{folder} ran with another {changed[0]}; pass what it ran with, or start a new run")
+        raise UsageError(
+            f"{folder} {_difference(changed[0], stored_code, code)}; pass what it ran with, or start a new run"
+        )
     for name, digest in digests.items():
         stored = manifest.get(name, digest)
         if stored != digest:
             values = f": {stored or 'none'} -> {digest or 'none'}" if name in ("hyperparameters", "noise_seed") else ""
             other = "other data" if name == "data" else f"another {name.replace('_', ' ')}{values}"
             raise UsageError(f"{folder} ran on {other} (its manifest.json); give what it ran on")
+
+
+def _difference(name: str, stored: Mapping[str, str], given: Mapping[str, str]) -> str:
+    """Returns in words how a run differs from this call in an object from Python."""
+    if name not in stored:
+        return f"ran without {name}"
+    if name not in given:
+        return f"ran with {name}, which is not given"
+    _, is_unseen, kind = given[name].partition(UNSEEN)
+    if is_unseen:
+        return f"cannot be compared with this call, whose {name} holds a {kind}"
+    return f"ran with another {name}"

@@ -21,7 +21,9 @@ def main(argv: list[str] | None = None) -> int:
     """Runs all benchmarks; exit code 1 if the result of any contestant differed from ours."""
     name = machine.slug(machine.describe())
     options = sys.argv[1:] if argv is None else argv
-    code = rounds.main(["--minutes", "20", "--out", str(machine.RESULTS / f"{name}.json"), *options])
+    code = rounds.main(
+        ["--minutes", "20", "--out", str(machine.RESULTS / f"{name}.json"), *options]
+    )
     limits.main(["--out", str(machine.RESULTS / f"{name}-limits.json")])
     files = [str(machine.RESULTS / f"{name}-costs{suffix}") for suffix in (".json", ".png")]
     costs.main(["--out", files[0], "--picture", files[1]])

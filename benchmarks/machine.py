@@ -27,7 +27,13 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
 PACKAGES = ("fedvg_jax", "jax", "jaxlib", "flax", "optax", "numpy", "torch", "pfl")
-SETTINGS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "XLA_FLAGS", "JAX_NUM_CPU_DEVICES", "JAX_PLATFORMS")
+SETTINGS = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "XLA_FLAGS",
+    "JAX_NUM_CPU_DEVICES",
+    "JAX_PLATFORMS",
+)
 """Environment variables that change timings."""
 
 BUSY = 0.1
@@ -75,7 +81,9 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
 
 def parser(doc: str | None, out: str = "") -> argparse.ArgumentParser:
     """Returns a parser whose help is a module's docstring, with `--out` if there is a default file `out`."""
-    made = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     if out:
         made.add_argument("--out", type=Path, default=RESULTS / out, metavar="FILE.json")
     return made
@@ -83,7 +91,11 @@ def parser(doc: str | None, out: str = "") -> argparse.ArgumentParser:
 
 def begin(module: str, argv: Sequence[str] | None) -> dict[str, Any]:
     """Returns results with the machine and the command: that of a module below `benchmarks` and its arguments."""
-    return {"machine": describe(["python", "-m", f"benchmarks.{module}", *(sys.argv[1:] if argv is None else argv)])}
+    return {
+        "machine": describe(
+            ["python", "-m", f"benchmarks.{module}", *(sys.argv[1:] if argv is None else argv)]
+        )
+    }
 
 
 def finish(path: Path | None, results: dict[str, Any]) -> None:
@@ -92,7 +104,9 @@ def finish(path: Path | None, results: dict[str, Any]) -> None:
     write(path, results)
 
 
-def cpu_in_turns(calls: Mapping[str, Callable[[], Any]], repeats: int, scale: float) -> dict[str, dict[str, Any]]:
+def cpu_in_turns(
+    calls: Mapping[str, Callable[[], Any]], repeats: int, scale: float
+) -> dict[str, dict[str, Any]]:
     """Returns the CPU seconds of every call times `scale`, as `spread`; the calls take turns."""
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(repeats):
@@ -122,7 +136,13 @@ class Outcome(NamedTuple):
     """Its exit code; None where it was stopped by the time limit."""
 
 
-def call(module: str, function: str, *args: Any, environment: Mapping[str, str] = {}, limit: float | None = None):
+def call(
+    module: str,
+    function: str,
+    *args: Any,
+    environment: Mapping[str, str] = {},
+    limit: float | None = None,
+):
     """Returns the `Outcome` of a function of a module that returns or yields dicts, in a process of its own.
 
     Arguments and results travel as JSON. After `limit` seconds the process is killed with those that it has started,
@@ -131,7 +151,9 @@ def call(module: str, function: str, *args: Any, environment: Mapping[str, str] 
     words = [sys.executable, "-c", _CALL, module, function, json.dumps(args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     is_leader = limit is not None
-    process = subprocess.Popen(words, cwd=ROOT, env=os.environ | environment, start_new_session=is_leader, **pipes)
+    process = subprocess.Popen(
+        words, cwd=ROOT, env=os.environ | environment, start_new_session=is_leader, **pipes
+    )
     try:
         (output, errors), code = process.communicate(timeout=limit), process.returncode
     except BaseException as error:
@@ -143,7 +165,9 @@ def call(module: str, function: str, *args: Any, environment: Mapping[str, str] 
     return Outcome(list(map(json.loads, lines)), errors, code)
 
 
-def in_process(function: Callable[..., Any], *args: Any, environment: Mapping[str, str] = {}) -> dict[str, Any]:
+def in_process(
+    function: Callable[..., Any], *args: Any, environment: Mapping[str, str] = {}
+) -> dict[str, Any]:
     """Returns what a function of a module returns for these arguments in a process of its own, see `call`.
 
     Raises:
@@ -165,7 +189,9 @@ def last_line(errors: str) -> str:
 
 def pin_to_one_core() -> None:
     """Keeps XLA and its threads on one core; call it before jax is imported."""
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
+    os.environ["XLA_FLAGS"] = (
+        f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
+    )
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {affinity()[0]})
 
@@ -181,7 +207,9 @@ def portable(argument: str) -> str:
     path = Path(argument)
     if not path.is_absolute():
         return argument
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else f".../{path.name}"
+    return (
+        str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else f".../{path.name}"
+    )
 
 
 def add_final_load(machine: dict[str, Any]) -> dict[str, Any]:
@@ -204,7 +232,9 @@ def slug(machine: dict[str, Any]) -> str:
 def processor() -> str:
     """Returns the name of the processor."""
     with contextlib.suppress(OSError):
-        match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+        match = re.search(
+            r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8")
+        )
         if match:
             return match[1].strip()
     return platform.processor() or platform.machine()
@@ -212,7 +242,11 @@ def processor() -> str:
 
 def affinity() -> list[int]:
     """Returns the cores this process may run on."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+    return (
+        sorted(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else list(range(os.cpu_count() or 1))
+    )
 
 
 def version_of(name: str) -> str | None:
@@ -255,22 +289,32 @@ def commit() -> str:
 
     def git(*args: str) -> str:
         folder = Path(__file__).parent
-        return subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", *args], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "-uno") else "")
+        return git("rev-parse", "--short=12", "HEAD") + (
+            "+" if git("status", "--porcelain", "-uno") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 
 
 def sgemm(size: int = 1536) -> dict[str, float]:
     """Returns GF/s of float32 matrix products, the median of nine: on one core, and of a pinned process per core."""
-    return {"one core": round(_sgemm(affinity()[:1], size), 1), "all cores": round(_sgemm(affinity(), size), 1)}
+    return {
+        "one core": round(_sgemm(affinity()[:1], size), 1),
+        "all cores": round(_sgemm(affinity(), size), 1),
+    }
 
 
 def _sgemm(cores: Sequence[int], size: int) -> float:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    started = [subprocess.Popen([sys.executable, "-c", _SGEMM, str(core), str(size)], **pipes) for core in cores]
+    started = [
+        subprocess.Popen([sys.executable, "-c", _SGEMM, str(core), str(size)], **pipes)
+        for core in cores
+    ]
     for process in started:
         process.stdout.readline()
     for process in started:
@@ -287,7 +331,9 @@ def accelerator_peaks(size: int = 8192, repeats: int = 20) -> dict[str, float]:
     def rate(dtype, precision: str) -> float:
         a = jax.random.normal(jax.random.key(0), (size, size), dtype)
         product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
-        return 2e-12 * size**3 / median_seconds(lambda: jax.block_until_ready(product(a, a)), repeats)
+        return (
+            2e-12 * size**3 / median_seconds(lambda: jax.block_until_ready(product(a, a)), repeats)
+        )
 
     return {
         "float32": round(rate(jnp.float32, "highest"), 2),

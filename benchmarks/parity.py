@@ -42,7 +42,16 @@ from fedvg_jax import config as configs, data as datasets
 from fedvg_jax.config import Config, options, presets
 from fedvg_jax.config.methods import algorithm_of
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Batch, Data, Schedule, SimState, Task, UsageError, Variables
+from fedvg_jax.core.types import (
+    Algorithm,
+    Batch,
+    Data,
+    Schedule,
+    SimState,
+    Task,
+    UsageError,
+    Variables,
+)
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
 from fedvg_jax.models import plain, task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
@@ -92,7 +101,11 @@ class Recording(NamedTuple):
 
     def names(self) -> list[str]:
         """Returns torch's names of all tensors."""
-        return [name for name in self.arrays["param_names"].tolist() if "num_batches_tracked" not in name]
+        return [
+            name
+            for name in self.arrays["param_names"].tolist()
+            if "num_batches_tracked" not in name
+        ]
 
     def has_client_models(self) -> bool:
         """Returns whether all client models of the first round are recorded."""
@@ -118,10 +131,14 @@ def read(path: Path) -> Recording:
         raise UsageError(f"--golden {path} is not a file of recorded rounds: {error}") from None
     method, model = meta.get("method"), meta.get("model")
     if method not in METHODS or model != "lenet5":
-        raise UsageError(f"--golden {path} holds {method} {model}; this replays {', '.join(METHODS)} with lenet5")
+        raise UsageError(
+            f"--golden {path} holds {method} {model}; this replays {', '.join(METHODS)} with lenet5"
+        )
     recording = Recording(meta, arrays)
     if missing := [key for key in required_keys(recording) if key not in arrays]:
-        raise UsageError(f"--golden {path} lacks {', '.join(missing[:3])}; a replay needs {len(missing)} more arrays")
+        raise UsageError(
+            f"--golden {path} lacks {', '.join(missing[:3])}; a replay needs {len(missing)} more arrays"
+        )
     return recording
 
 
@@ -147,8 +164,15 @@ def settings(recording: Recording) -> Config:
         elif extra in EXTRAS:
             named |= EXTRAS[extra]
         else:
-            raise UsageError(f"recorded option {extra!r} is not known; known: {', '.join(EXTRAS)}, fedprox.mu=NUMBER")
-    own = {"clients": meta["clients"], "batch_size": meta["batch"], "lr": meta["lr"], "local_epochs": meta["epochs"]}
+            raise UsageError(
+                f"recorded option {extra!r} is not known; known: {', '.join(EXTRAS)}, fedprox.mu=NUMBER"
+            )
+    own = {
+        "clients": meta["clients"],
+        "batch_size": meta["batch"],
+        "lr": meta["lr"],
+        "local_epochs": meta["epochs"],
+    }
     return configs.apply(Config(), named | own, "recording")
 
 
@@ -186,12 +210,22 @@ def make_program(recording: Recording, data_dir: Path) -> Program:
     val = schedule.split_into_minibatches(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)
     algorithm = algorithm_of(config)
-    if config.algorithm == "elastic":  # the published sensitivities are a serial chain, so the recorded ones are used
-        algorithm = algorithm._replace(probe=lambda hyper, probe: tree.take(hyper["recorded"], probe.position))
+    if (
+        config.algorithm == "elastic"
+    ):  # the published sensitivities are a serial chain, so the recorded ones are used
+        algorithm = algorithm._replace(
+            probe=lambda hyper, probe: tree.take(hyper["recorded"], probe.position)
+        )
     weighting = registry.make_weighting(config, task, algorithm)
-    executor, optimiser, clients = executors.lanes(1), registry.make_optimiser(config), meta["clients"]
+    executor, optimiser, clients = (
+        executors.lanes(1),
+        registry.make_optimiser(config),
+        meta["clients"],
+    )
     published = {"stats_too": True, "weigh_untrained": True}
-    step = federated_round.make_round(task, algorithm, weighting, executor, optimiser, clients, **published)
+    step = federated_round.make_round(
+        task, algorithm, weighting, executor, optimiser, clients, **published
+    )
     hyper = registry.make_hyper(config)
     initial = federated_round.init_state(task, algorithm, clients, hyper, stats_too=True)
     return Program(task, algorithm, jax.jit(step), dict(hyper), data, initial)
@@ -205,11 +239,17 @@ def replay(recording: Recording, data_dir: Path) -> Differences:
     program = make_program(recording, data_dir)
 
     def with_recorded_model(state: SimState, r: int) -> SimState:
-        return state._replace(variables=torch_layout.from_torch(recording.before(r), program.initial.variables))
+        return state._replace(
+            variables=torch_layout.from_torch(recording.before(r), program.initial.variables)
+        )
 
     schedules = [make_schedule(recording, r) for r in range(recording.meta["rounds"])]
     single, chained = program.initial, with_recorded_model(program.initial, 0)
-    gaps = client_gaps(recording, program, chained, schedules[0]) if recording.has_client_models() else None
+    gaps = (
+        client_gaps(recording, program, chained, schedules[0])
+        if recording.has_client_models()
+        else None
+    )
     rows, models = [], {}
     for r, planned in enumerate(schedules):
         hyper = program.hyper | sensitivities(recording, r, program.initial.variables)
@@ -223,7 +263,11 @@ def replay(recording: Recording, data_dir: Path) -> Differences:
                 "chained": ratio(torch_layout.to_torch(chained.variables), theirs, before),
                 "weights": weight_gap(recording, r, metrics.weights),
                 "chained_weights": weight_gap(recording, r, chained_metrics.weights),
-                "tensors": {name: float(np.abs(ours[name] - theirs[name]).max()) for name in theirs if name in ours},
+                "tensors": {
+                    name: float(np.abs(ours[name] - theirs[name]).max())
+                    for name in theirs
+                    if name in ours
+                },
             }
         )
         models |= {f"r{r}/global/{name}": tensor for name, tensor in ours.items()}
@@ -233,7 +277,9 @@ def replay(recording: Recording, data_dir: Path) -> Differences:
 def not_compared(recording: Recording) -> list[str]:
     """Returns descriptions of what the recording lacks, so that it is not compared."""
     missing = [] if recording.has_client_models() else ["client models of round 1"]
-    rounds = [str(r + 1) for r in range(recording.meta["rounds"]) if weights_of(recording, r) is None]
+    rounds = [
+        str(r + 1) for r in range(recording.meta["rounds"]) if weights_of(recording, r) is None
+    ]
     return missing + [f"modelwise weights of rounds {', '.join(rounds)}"] * bool(rounds)
 
 
@@ -241,7 +287,9 @@ def make_schedule(recording: Recording, r: int) -> Schedule:
     """Returns the schedule of the recorded minibatches of round r."""
     meta, arrays = recording.meta, recording.arrays
     clients = arrays[f"r{r}/clients"]
-    batches = [batches_of(recording, arrays[f"r{r}/rows/{j}"], int(c)) for j, c in enumerate(clients)]
+    batches = [
+        batches_of(recording, arrays[f"r{r}/rows/{j}"], int(c)) for j, c in enumerate(clients)
+    ]
     sizes = [len(arrays[f"part/{c}/train"]) for c in clients]
     num_samples = [int(arrays.get(f"r{r}/n/{j}", n)) for j, n in enumerate(sizes)]
     pool = sum(len(arrays[f"part/{c}/train"]) for c in range(meta["clients"]))
@@ -259,12 +307,17 @@ def batches_of(recording: Recording, rows: np.ndarray, client: int) -> np.ndarra
     """
     epochs, size = recording.meta["epochs"], recording.meta["batch"]
     if "scaffold" not in recording.meta["method"]:
-        return np.concatenate([schedule.split_into_minibatches(epoch, size) for epoch in rows.reshape(epochs, -1)])
+        return np.concatenate(
+            [schedule.split_into_minibatches(epoch, size) for epoch in rows.reshape(epochs, -1)]
+        )
     num_rows = len(recording.arrays[f"part/{client}/train"])
     epoch = [min(size, num_rows - begin) for begin in range(0, num_rows, size)]
     lengths = [n for n in epoch if n > 1] * epochs
     return np.concatenate(
-        [schedule.split_into_minibatches(part, size) for part in np.split(rows, np.cumsum(lengths[: epochs - 1]))]
+        [
+            schedule.split_into_minibatches(part, size)
+            for part in np.split(rows, np.cumsum(lengths[: epochs - 1]))
+        ]
     )
 
 
@@ -274,12 +327,16 @@ def sensitivities(recording: Recording, r: int, like: Variables) -> dict:
         return {}
     names = recording.arrays["param_names"].tolist()
     cohort = range(len(recording.arrays[f"r{r}/clients"]))
-    by_client = [dict(zip(names, recording.arrays[f"r{r}/sens/{j}"].tolist(), strict=True)) for j in cohort]
+    by_client = [
+        dict(zip(names, recording.arrays[f"r{r}/sens/{j}"].tolist(), strict=True)) for j in cohort
+    ]
     trees = [torch_layout.by_name(values, like) for values in by_client]
     return {"recorded": jax.tree.map(lambda *leaves: jnp.stack(leaves), *trees)}
 
 
-def client_gaps(recording: Recording, program: Program, state: SimState, planned: Schedule) -> list[float]:
+def client_gaps(
+    recording: Recording, program: Program, state: SimState, planned: Schedule
+) -> list[float]:
     """Returns the largest difference of every client model of the first round.
 
     Args:
@@ -291,13 +348,17 @@ def client_gaps(recording: Recording, program: Program, state: SimState, planned
     task, algorithm = program.task, program.algorithm
 
     def train(state, planned, data, hyper):
-        make_client = functools.partial(local_training.make_client, task, algorithm, local_training.sgd)
+        make_client = functools.partial(
+            local_training.make_client, task, algorithm, local_training.sgd
+        )
         return executors.lanes(1).train(make_client, (state, data, hyper), planned)
 
     trained = jax.jit(train)(state, planned, program.data, program.hyper)
     gaps = []
     for j in range(len(planned.clients)):
-        ours = torch_layout.to_torch(jax.tree.map(lambda x, j=j: x[j], Variables(trained.params, trained.stats)))
+        ours = torch_layout.to_torch(
+            jax.tree.map(lambda x, j=j: x[j], Variables(trained.params, trained.stats))
+        )
         theirs = recording.tensors(f"r0/client{j}")
         gaps.append(max(float(np.abs(ours[name] - theirs[name]).max()) for name in ours))
     return gaps
@@ -307,14 +368,22 @@ def ratio(ours: dict, theirs: dict, before: dict) -> float:
     """Returns ||ours - theirs|| / ||theirs - before|| over the trained tensors."""
 
     def norm(a, b):
-        return np.sqrt(sum(np.square(np.float64(a[n]) - b[n]).sum() for n in theirs if torch_layout.is_trained(n)))
+        return np.sqrt(
+            sum(
+                np.square(np.float64(a[n]) - b[n]).sum()
+                for n in theirs
+                if torch_layout.is_trained(n)
+            )
+        )
 
     return float(norm(ours, theirs) / norm(theirs, before))
 
 
 def weights_of(recording: Recording, r: int) -> np.ndarray | None:
     """Returns the modelwise weights of a round; None if the weights of the aggregation are not recorded."""
-    before_mixing = recording.meta["method"] == "fedgradavg"  # whose weights are recorded before mixing with n_k / N
+    before_mixing = (
+        recording.meta["method"] == "fedgradavg"
+    )  # whose weights are recorded before mixing with n_k / N
     return None if before_mixing else recording.arrays.get(f"r{r}/weights")
 
 
@@ -333,12 +402,18 @@ def checks(method: str, differences: Differences) -> list[tuple[str, float, floa
     for r, row in enumerate(differences.rounds, 1):
         weights = row["weights"]
         first = FIRST + (weights or 0.0)
-        is_exact = r == 1 and differences.client_models is not None and (weights is not None or is_native(method))
+        is_exact = (
+            r == 1
+            and differences.client_models is not None
+            and (weights is not None or is_native(method))
+        )
         rows.append((f"round {r}", row["ratio"], min(first, ROUND) if is_exact else ROUND))
         rows.append((f"round {r}, chained", row["chained"], CHAINED))
         if weights is not None:
             rows.append((f"round {r}: weights, relative", weights, WEIGHTS))
-            rows.append((f"round {r}, chained: weights, relative", row["chained_weights"], CHAINED_WEIGHTS))
+            rows.append(
+                (f"round {r}, chained: weights, relative", row["chained_weights"], CHAINED_WEIGHTS)
+            )
     return rows
 
 
@@ -353,19 +428,25 @@ def print_differences(recording: Recording, differences: Differences) -> bool:
     title = f"{recording.meta['method']}, {recording.meta['model']}"
     table = Table("compared", "difference", "allowed", "", title=title)
     for quantity, gap, allowed in rows:
-        table.add_row(quantity, f"{gap:.2e}", f"{allowed:.1e}", "agrees" if gap <= allowed else "DIFFERS")
+        table.add_row(
+            quantity, f"{gap:.2e}", f"{allowed:.1e}", "agrees" if gap <= allowed else "DIFFERS"
+        )
     console.print(table)
     for quantity in differences.not_compared:
         console.print(f"not compared, because the file lacks them: {quantity}", highlight=False)
     numbers = range(1, len(differences.rounds) + 1)
-    tensors = Table("tensor", *(f"round {r}" for r in numbers), title="largest difference by tensor")
+    tensors = Table(
+        "tensor", *(f"round {r}" for r in numbers), title="largest difference by tensor"
+    )
     for name in differences.rounds[0]["tensors"]:
         tensors.add_row(name, *(f"{row['tensors'][name]:.1e}" for row in differences.rounds))
     console.print(tensors)
     return all(gap <= allowed for _, gap, allowed in rows)
 
 
-def make_results(description: dict[str, Any], differences: dict[tuple[str, ...], Differences]) -> dict[str, Any]:
+def make_results(
+    description: dict[str, Any], differences: dict[tuple[str, ...], Differences]
+) -> dict[str, Any]:
     """Returns the contents of the results file, with three digits, by our name of each method and its recorded options.
 
     Args:
@@ -388,9 +469,20 @@ def make_results(description: dict[str, Any], differences: dict[tuple[str, ...],
 def main(argv: list[str] | None = None) -> int:
     """Replays the recordings; exit code 0 if all agree, 1 if one differs, 2 after a user error."""
     parser = machine.parser(__doc__)
-    parser.add_argument("--golden", type=Path, required=True, nargs="+", metavar="FILE", help="recorded rounds (.npz)")
-    parser.add_argument("--data-dir", type=Path, required=True, metavar="DIR", help="folder with CIFAR-10")
-    parser.add_argument("--out", type=Path, metavar="FILE.npz", help="write our rR/global/NAME in torch's layout")
+    parser.add_argument(
+        "--golden",
+        type=Path,
+        required=True,
+        nargs="+",
+        metavar="FILE",
+        help="recorded rounds (.npz)",
+    )
+    parser.add_argument(
+        "--data-dir", type=Path, required=True, metavar="DIR", help="folder with CIFAR-10"
+    )
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE.npz", help="write our rR/global/NAME in torch's layout"
+    )
     parser.add_argument("--results", type=Path, metavar="FILE.json", help="write the differences")
     args = parser.parse_args(argv)
     description = machine.describe(
@@ -400,12 +492,16 @@ def main(argv: list[str] | None = None) -> int:
     agrees = True
     try:
         if args.out and len(args.golden) > 1:
-            raise UsageError(f"--out takes the models of one recording; got {len(args.golden)}: give one --golden FILE")
+            raise UsageError(
+                f"--out takes the models of one recording; got {len(args.golden)}: give one --golden FILE"
+            )
         for path in args.golden:
             recording = read(path)
             key = (recording.meta["method"], *recording.meta.get("extra", []))
             if key in found:
-                raise UsageError(f"--golden {path} is a second recording of {' '.join(key)}; give one of each")
+                raise UsageError(
+                    f"--golden {path} is a second recording of {' '.join(key)}; give one of each"
+                )
             differences = replay(recording, args.data_dir)
             agrees &= print_differences(recording, differences)
             found[key] = differences

@@ -27,20 +27,27 @@ def to_torch(variables: Variables) -> dict[str, np.ndarray]:
     """Returns our variables in torch's layout, by torch's names."""
     ours = {"params": variables.params, "batch_stats": variables.stats}
     leaves = jax.tree.leaves_with_path(jax.device_get(ours))
-    return {n: array_to_torch(np.asarray(leaf), _channels(n)) for n, leaf in ((_name(p), leaf) for p, leaf in leaves)}
+    return {
+        n: array_to_torch(np.asarray(leaf), _channels(n))
+        for n, leaf in ((_name(p), leaf) for p, leaf in leaves)
+    }
 
 
 def from_torch(tensors: dict[str, np.ndarray], like: Variables) -> Variables:
     """Returns torch's tensors in the structure and layout of `like`."""
     ours = {"params": like.params, "batch_stats": like.stats}
-    values = jax.tree.map_with_path(lambda path, leaf: _to_ours(_name(path), tensors[_name(path)], leaf.shape), ours)
+    values = jax.tree.map_with_path(
+        lambda path, leaf: _to_ours(_name(path), tensors[_name(path)], leaf.shape), ours
+    )
     return Variables(values["params"], values["batch_stats"])
 
 
 def by_name(values: dict[str, float], like: Variables) -> Variables:
     """Returns one number per tensor, given by torch's names, in the structure of `like`."""
     ours = {"params": like.params, "batch_stats": like.stats}
-    scalars = jax.tree.map_with_path(lambda path, leaf: np.asarray(values[_name(path)], leaf.dtype), ours)
+    scalars = jax.tree.map_with_path(
+        lambda path, leaf: np.asarray(values[_name(path)], leaf.dtype), ours
+    )
     return Variables(scalars["params"], scalars["batch_stats"])
 
 

@@ -13,7 +13,9 @@ sys.path[:0] = [str(ROOT), str(DOCS / "_ext")]
 
 # Tutorials run in processes of their own: they import this checkout, find its Python as `python`, and share compiled
 # programs, so that a run with another seed does not compile again.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")])
+)
 os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(DOCS / "_build" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
@@ -26,7 +28,15 @@ author = "the fedvg_jax authors"
 copyright = "the fedvg_jax authors, MIT licence"
 version = release = fedvg_jax.__version__
 
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "cells", "docstrings", "generated", "mathml"]
+extensions = [
+    "myst_nb",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "cells",
+    "docstrings",
+    "generated",
+    "mathml",
+]
 exclude_patterns = ["_build", "_ext"]
 default_role = "py:obj"
 smartquotes = False  # "--flag" stays as it is
@@ -45,7 +55,9 @@ nb_merge_streams = True
 autodoc_member_order = "bysource"
 autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
-autodoc_type_aliases = {name: name for name in ("Hyper", "Tree", "Loop", "Norm", "Rounds", "RoundStep", "Signal")}
+autodoc_type_aliases = {
+    name: name for name in ("Hyper", "Tree", "Loop", "Norm", "Rounds", "RoundStep", "Signal")
+}
 napoleon_numpy_docstring = False
 napoleon_use_rtype = False
 

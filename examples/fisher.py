@@ -79,7 +79,8 @@ def table(found):
         )
     }
     return {
-        title: np.array([np.array(r)[o] for r, o in zip(rows, order, strict=True)]) for title, rows in named.items()
+        title: np.array([np.array(r)[o] for r, o in zip(rows, order, strict=True)])
+        for title, rows in named.items()
     }
 
 
@@ -116,10 +117,15 @@ def picture(named, path: Path):
     ratio.plot(rounds, np.median(share, 1), color="#c2334d", lw=2)
     ratio.set(xlabel="round", yscale="log", ylim=(None, 1.3))
     ratio.axhline(1, color="0.4", lw=0.8, ls=":")
-    ratio.set_title("||mean gradient||² / empirical trace: 1 if no examples pulled apart (red: median)", fontsize=9.5)
+    ratio.set_title(
+        "||mean gradient||² / empirical trace: 1 if no examples pulled apart (red: median)",
+        fontsize=9.5,
+    )
     ranks = figure.add_subplot(grid[1, 2:])
     for title, colour in ((titles[2], "#b07d2b"), (titles[3], "#2b6cb0")):
-        found = [rank_correlation(a, b) for a, b in zip(named[titles[0]], named[title], strict=True)]
+        found = [
+            rank_correlation(a, b) for a, b in zip(named[titles[0]], named[title], strict=True)
+        ]
         ranks.plot(rounds, found, color=colour, lw=1.6, label=title)
     ranks.axhline(0, color="0.6", lw=0.8)
     ranks.set(xlabel="round", ylim=(-1.05, 1.05))

@@ -34,14 +34,18 @@ def problem(num_rounds: int):
     """The objective hyper -> validation loss after the rounds, for reverse mode and for the fast executor; hyper."""
     federation = {"clients": 10, "alpha": 0.05, "partition_seed": 42}
     config = Config(weighting="fedvg", local_epochs=2, lr=0.2, rounds=num_rounds, **federation)
-    sim = fv.simulation(config, task=fv.models.classification(fv.models.MLP(10, hidden=()), 10, (8, 8, 1)))
+    sim = fv.simulation(
+        config, task=fv.models.classification(fv.models.MLP(10, hidden=()), 10, (8, 8, 1))
+    )
     planned = [sim.schedule(r) for r in range(num_rounds)]
     algorithm = fedprox_with_server_rate()
     rule = sim.weighting
     schedules, data = fv.stack_schedules(planned), sim.data
 
     def doubled(pytree):
-        return jax.tree.map(lambda x: jnp.asarray(x, float) if jnp.issubdtype(x.dtype, jnp.floating) else x, pytree)
+        return jax.tree.map(
+            lambda x: jnp.asarray(x, float) if jnp.issubdtype(x.dtype, jnp.floating) else x, pytree
+        )
 
     state, hyper = doubled(sim.state), doubled(sim.hyper)
 
@@ -51,7 +55,9 @@ def problem(num_rounds: int):
 
         def after(hyper):
             model = rounds(state, schedules, data, hyper)[0].variables
-            sums = jax.vmap(lambda rows: sim.task.measure(*model, *tree.gather(data.pool, rows))["loss"])(data.val)
+            sums = jax.vmap(
+                lambda rows: sim.task.measure(*model, *tree.gather(data.pool, rows))["loss"]
+            )(data.val)
             return sums.sum() / (data.val >= 0).sum().astype(float)
 
         return after
@@ -64,7 +70,11 @@ def problem(num_rounds: int):
     )
 
 
-NAMES = {"lr": "client learning rate", "scaffold.eta_g": "server learning rate", "fedprox.mu": "proximal mu"}
+NAMES = {
+    "lr": "client learning rate",
+    "scaffold.eta_g": "server learning rate",
+    "fedprox.mu": "proximal mu",
+}
 
 
 # %% [markdown]
@@ -121,14 +131,31 @@ def picture(found, num_rounds: int, path: Path):
         scale = grid if name != "scaffold.eta_g" else np.ones_like(grid)
         width = 0.16 if name != "scaffold.eta_g" else 0.07
         for x, y, slope in zip(grid, losses, back, strict=True):  # a tangent at every point
-            reach = x * (np.exp([-width, 0, width]) - 1) if name != "scaffold.eta_g" else np.array([-width, 0, width])
-            top.plot(x + reach, y + slope * reach, color="#c2334d", lw=2.2, solid_capstyle="round", zorder=2)
+            reach = (
+                x * (np.exp([-width, 0, width]) - 1)
+                if name != "scaffold.eta_g"
+                else np.array([-width, 0, width])
+            )
+            top.plot(
+                x + reach,
+                y + slope * reach,
+                color="#c2334d",
+                lw=2.2,
+                solid_capstyle="round",
+                zorder=2,
+            )
         top.set(title=NAMES[name])
         bottom.plot(grid, scale * back, "o", mfc="none", mec="#c2334d", ms=9, label="reverse mode")
-        bottom.plot(grid, scale * ahead, "x", color="#2b6cb0", ms=6, label="forward mode, fast executor")
-        bottom.plot(grid, scale * central, "-", color="0.4", lw=1, zorder=0, label="central differences")
+        bottom.plot(
+            grid, scale * ahead, "x", color="#2b6cb0", ms=6, label="forward mode, fast executor"
+        )
+        bottom.plot(
+            grid, scale * central, "-", color="0.4", lw=1, zorder=0, label="central differences"
+        )
         bottom.axhline(0, color="0.8", lw=0.8)
-        bottom.set(xlabel=f"{name}", ylabel="slope" + ("" if name == "scaffold.eta_g" else f" x {name}"))
+        bottom.set(
+            xlabel=f"{name}", ylabel="slope" + ("" if name == "scaffold.eta_g" else f" x {name}")
+        )
         if name != "scaffold.eta_g":
             bottom.set_xscale("log")
         for ax in (top, bottom):
@@ -154,4 +181,6 @@ def main(fast: bool = False, path: Path = Path("hypergradients.png")):
 
 
 if __name__ == "__main__":
-    print(f"largest relative difference from central differences: {error(main(fast='--fast' in sys.argv)):.1e}")
+    print(
+        f"largest relative difference from central differences: {error(main(fast='--fast' in sys.argv)):.1e}"
+    )

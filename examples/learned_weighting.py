@@ -31,7 +31,9 @@ RULES = {"uniform": "uniform", "FedAvg": "samples", "FedVG": "fedvg", "learned":
 # %%
 def simulation(weighting: str, seed: int):
     """The simulation of a weighting and a seed."""
-    config = fv.Config(weighting=weighting, seed=seed, local_epochs=2, lr=0.1, alpha=0.05, partition_seed=42)
+    config = fv.Config(
+        weighting=weighting, seed=seed, local_epochs=2, lr=0.1, alpha=0.05, partition_seed=42
+    )
     config = replace(config, fedvg=replace(config.fedvg, granularity="modelwise"))
     return fv.simulation(config, task=logistic())
 
@@ -72,7 +74,9 @@ def plans(seed: int, num_rounds: int, capacity: int):
     sim = simulation("uniform", seed)
     stacked = fv.stack_schedules([sim.schedule(r) for r in range(num_rounds)])
     spare = capacity - stacked.rows.shape[1]
-    return stacked._replace(rows=np.pad(stacked.rows, ((0, 0), (0, spare), (0, 0)), constant_values=-1))
+    return stacked._replace(
+        rows=np.pad(stacked.rows, ((0, 0), (0, spare), (0, 0)), constant_values=-1)
+    )
 
 
 # %% [markdown]
@@ -135,7 +139,9 @@ def curves(sims, learned, schedules, most: int):
     for name, sim in sims.items():
         step = _with_test_loss(sim, most)
         hyper = {**sim.hyper, **(as_hyper(learned) if name == "learned" else {})}
-        run = jax.jit(lambda plan, step=step, sim=sim, hyper=hyper: step(sim.state, plan, sim.data, hyper)[1])
+        run = jax.jit(
+            lambda plan, step=step, sim=sim, hyper=hyper: step(sim.state, plan, sim.data, hyper)[1]
+        )
         found[name] = np.stack([run(plan) for plan in schedules])
     return found
 
@@ -144,7 +150,9 @@ def _with_test_loss(sim, most: int):
     """Rounds whose metrics are the test loss of every round."""
     algorithm = sim.algorithm
     rule = sim.weighting
-    step = fv.make_round(sim.task, algorithm, rule, fv.unrolled(most, epochs=2), fv.sgd, sim.config.clients)
+    step = fv.make_round(
+        sim.task, algorithm, rule, fv.unrolled(most, epochs=2), fv.sgd, sim.config.clients
+    )
 
     def step_and_loss(state: SimState, schedule, data: Data, hyper):
         state, _ = step(state, schedule, data, hyper)
@@ -173,30 +181,58 @@ def picture(values, found, learned, num_train: int, path: Path):
     rounds = np.arange(1, next(iter(found.values())).shape[1] + 1)
     for name, losses in found.items():
         mean, error = losses.mean(0), losses.std(0, ddof=1) / np.sqrt(len(losses))
-        middle.plot(rounds, mean, color=COLOURS[name], label=f"{name}  {mean[-1]:.2f} ± {error[-1]:.2f}", lw=1.8)
-        middle.fill_between(rounds, mean - error, mean + error, color=COLOURS[name], alpha=0.18, lw=0)
-    middle.set(xlabel="round", ylabel="test loss", title=f"{len(losses)} fresh seeds: mean ± standard error")
+        middle.plot(
+            rounds,
+            mean,
+            color=COLOURS[name],
+            label=f"{name}  {mean[-1]:.2f} ± {error[-1]:.2f}",
+            lw=1.8,
+        )
+        middle.fill_between(
+            rounds, mean - error, mean + error, color=COLOURS[name], alpha=0.18, lw=0
+        )
+    middle.set(
+        xlabel="round",
+        ylabel="test loss",
+        title=f"{len(losses)} fresh seeds: mean ± standard error",
+    )
     middle.legend(frameon=False, title="after the last round", alignment="left")
     hyper = as_hyper(learned)
     shown = {
         name: float(hyper[name])
-        for name in ("generalised.exponent", "generalised.temperature", "generalised.mix", "fedvg.eps")
+        for name in (
+            "generalised.exponent",
+            "generalised.temperature",
+            "generalised.mix",
+            "fedvg.eps",
+        )
     }
     bars = {f"norm of {key}": float(v) for key, v in _by_path(hyper["multipliers"]).items()}
-    bars = {"exponent p": shown["generalised.exponent"], "temperature T": shown["generalised.temperature"], **bars}
-    right.barh(list(bars), [np.log2(v) for v in bars.values()], color=COLOURS["learned"], height=0.55)
+    bars = {
+        "exponent p": shown["generalised.exponent"],
+        "temperature T": shown["generalised.temperature"],
+        **bars,
+    }
+    right.barh(
+        list(bars), [np.log2(v) for v in bars.values()], color=COLOURS["learned"], height=0.55
+    )
     right.axvline(0, color="0.3", lw=1)
     right.invert_yaxis()
     part = f"part of n_k/N: {shown['generalised.mix']:.2f} (FedAvg: 1)"
     right.set(xlabel=f"log2 of the factor; 0 is FedVG\n{part}", title="what was learned")
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("A weighting rule learned through federated rounds (digits, alpha 0.05, softmax regression)")
+    figure.suptitle(
+        "A weighting rule learned through federated rounds (digits, alpha 0.05, softmax regression)"
+    )
     figure.savefig(path, dpi=130)
 
 
 def _by_path(pytree):
-    return {jax.tree_util.keystr(p, simple=True, separator="/"): x for p, x in jax.tree.leaves_with_path(pytree)}
+    return {
+        jax.tree_util.keystr(p, simple=True, separator="/"): x
+        for p, x in jax.tree.leaves_with_path(pytree)
+    }
 
 
 # %%
@@ -208,7 +244,9 @@ def main(fast: bool = False, path: Path = Path("learned_weighting.png")):
     drafts = [[plans(s, num_rounds, 4000) for s in part] for part in seeds]
     most = max(int(plan.num_steps.max()) for part in drafts for plan in part)
     length = max(int((plan.start + plan.num_steps).max()) for part in drafts for plan in part)
-    training, fresh = ([plan._replace(rows=plan.rows[:, :length]) for plan in part] for part in drafts)
+    training, fresh = (
+        [plan._replace(rows=plan.rows[:, :length]) for plan in part] for part in drafts
+    )
     learned, values = learn(sim, unrolled_run(sim, num_rounds, most), training, num_updates)
     found = curves(sims, learned, fresh, most)
     picture(values, found, learned, num_train, path)

@@ -28,7 +28,9 @@ from fedvg_jax.weightings import broadcast_weights, no_detail, shares, signals
 def classifier(init, apply) -> Task:
     def losses(params, batch, mask):
         logits = apply(params, batch.x.astype(tree.dtype(params)) / 255)
-        return jnp.where(mask, optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), 0), logits
+        return jnp.where(
+            mask, optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), 0
+        ), logits
 
     def loss(params, stats, batch, mask, train):
         each, _ = losses(params, batch, mask)
@@ -40,12 +42,22 @@ def classifier(init, apply) -> Task:
     def measure(params, stats, batch, mask):
         each, logits = losses(params, batch, mask)
         cell = batch.y * 10 + jnp.argmax(logits, -1).astype(batch.y.dtype)
-        return {"loss": each.sum(), "confusion": jnp.zeros(100, jnp.int32).at[cell].add(mask.astype(jnp.int32))}
+        return {
+            "loss": each.sum(),
+            "confusion": jnp.zeros(100, jnp.int32).at[cell].add(mask.astype(jnp.int32)),
+        }
 
     def first(path: str) -> str:
         return path.partition("/")[0]
 
-    return Task(lambda key: Variables(init(key), {}), loss, predict, measure, fv.models.classification_metrics, first)
+    return Task(
+        lambda key: Variables(init(key), {}),
+        loss,
+        predict,
+        measure,
+        fv.models.classification_metrics,
+        first,
+    )
 
 
 # %% [markdown]
@@ -137,12 +149,17 @@ def by_certainty(task: Task) -> Weighting:
 # %%
 def run(task: Task, rule: str, num_rounds: int):
     named = "fedvg" if rule == "certainty" else rule
-    config = fv.Config(rounds=num_rounds, alpha=0.05, partition_seed=42, lr=0.2, weighting=named, eval_every=2)
+    config = fv.Config(
+        rounds=num_rounds, alpha=0.05, partition_seed=42, lr=0.2, weighting=named, eval_every=2
+    )
 
     def confidence(model, data):
         rows = data.test.reshape(-1)
         batch, mask = tree.gather(data.pool, rows)
-        return jnp.where(mask, jax.nn.softmax(task.predict(*model, batch)).max(-1), 0).sum() / mask.sum()
+        return (
+            jnp.where(mask, jax.nn.softmax(task.predict(*model, batch)).max(-1), 0).sum()
+            / mask.sum()
+        )
 
     own = by_certainty(task) if rule == "certainty" else None
     return fv.run(config, task=task, weighting=own, metrics={"confidence": confidence}).records
@@ -165,8 +182,16 @@ def picture(found, path: Path):
             evaluated = [r for r in records if "test_accuracy" in r]
             rounds = [r["round"] for r in evaluated]
             label = {"samples": "samples (FedAvg)", "certainty": "certainty (own)"}.get(rule, rule)
-            top.plot(rounds, [100 * r["test_accuracy"] for r in evaluated], color=COLOURS[rule], label=label, lw=1.8)
-            bottom.plot(rounds, [100 * r["confidence"] for r in evaluated], color=COLOURS[rule], lw=1.8)
+            top.plot(
+                rounds,
+                [100 * r["test_accuracy"] for r in evaluated],
+                color=COLOURS[rule],
+                label=label,
+                lw=1.8,
+            )
+            bottom.plot(
+                rounds, [100 * r["confidence"] for r in evaluated], color=COLOURS[rule], lw=1.8
+            )
         top.set(title=model, ylim=(0, 100))
         bottom.set(xlabel="round", ylim=(0, 100))
         for ax in (top, bottom):
@@ -175,7 +200,9 @@ def picture(found, path: Path):
     axes[0, 0].set_ylabel("test accuracy (%)")
     axes[1, 0].set_ylabel("own metric:\nmean confidence (%)")
     axes[0, 0].legend(frameon=False, loc="lower right")
-    figure.suptitle("Three models and a weighting from outside the library (digits, alpha 0.05, one seed)")
+    figure.suptitle(
+        "Three models and a weighting from outside the library (digits, alpha 0.05, one seed)"
+    )
     figure.savefig(path, dpi=130)
 
 
@@ -187,7 +214,10 @@ def main(fast: bool = False, path: Path = Path("own_model.png")):
         "Flax NNX: a network": of_nnx(),
     }
     rules = ["certainty"] if fast else list(COLOURS)
-    found = {name: {rule: run(task, rule, 2 if fast else 60) for rule in rules} for name, task in models.items()}
+    found = {
+        name: {rule: run(task, rule, 2 if fast else 60) for rule in rules}
+        for name, task in models.items()
+    }
     picture(found, path)
     return found
 

@@ -44,7 +44,10 @@ def clinics(y: np.ndarray, num_clients: int, seed: int) -> tuple[list, list, lis
     """
     rng = np.random.default_rng(seed)
     parts = [rng.permutation(rows) for rows in np.array_split(np.argsort(y), num_clients)]
-    cuts = [np.split(rows, [len(rows) // 10 + 1, len(rows) // 10 + 1 + len(rows) // 4]) for rows in parts]
+    cuts = [
+        np.split(rows, [len(rows) // 10 + 1, len(rows) // 10 + 1 + len(rows) // 4])
+        for rows in parts
+    ]
     val, test, train = (list(part) for part in zip(*cuts, strict=True))
     return train, val, test
 
@@ -63,7 +66,9 @@ def squared_error(output, y):
 
 def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     """Prints and returns the mean squared error on all clinics' test patients, by weighting."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--clients", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--lr", type=float, default=0.02)
@@ -72,7 +77,9 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
 
     x, y = patients()
     train, val, test = clinics(y, args.clients, args.seed)
-    task = fedvg_jax.linen_task(Net(), squared_error, x[:1], metrics={"absolute_error": lambda out, y: abs(out - y)})
+    task = fedvg_jax.linen_task(
+        Net(), squared_error, x[:1], metrics={"absolute_error": lambda out, y: abs(out - y)}
+    )
     pooled, tested = np.concatenate(train), np.concatenate(test)
     errors = {
         "the mean of the training rows": float(np.square(y[tested] - y[pooled].mean()).mean()),
@@ -80,11 +87,18 @@ def main(argv: Sequence[str] | None = None) -> dict[str, float]:
     }
     for weighting in WEIGHTINGS:
         config = fedvg_jax.Config(
-            clients=args.clients, rounds=args.rounds, lr=args.lr, seed=args.seed, weighting=weighting, batch_size=8
+            clients=args.clients,
+            rounds=args.rounds,
+            lr=args.lr,
+            seed=args.seed,
+            weighting=weighting,
+            batch_size=8,
         )
         history = fedvg_jax.run(config, data=(x, y), partition=(train, val, test), task=task)
         errors[f"federated, weights {weighting}"] = history.summary["test_loss_at_best_val"]
-    print(f"mean squared error on the {len(tested)} test patients of {args.clients} clinics, units of 100 points")
+    print(
+        f"mean squared error on the {len(tested)} test patients of {args.clients} clinics, units of 100 points"
+    )
     for name, error in errors.items():
         print(f"  {name:32}{error:.3f}")
     return errors

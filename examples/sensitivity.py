@@ -33,7 +33,9 @@ def returned_clients(num_rounds: int):
         return clients
 
     rule = sim.weighting
-    step = fv.make_round(sim.task, fedavg(), rule, fv.executors.lanes(1), fv.sgd, sim.config.clients, disturb=keep)
+    step = fv.make_round(
+        sim.task, fedavg(), rule, fv.executors.lanes(1), fv.sgd, sim.config.clients, disturb=keep
+    )
     run, state = jax.jit(step), sim.state
     for r in range(num_rounds):
         state, _ = run(state, sim.schedule(r), sim.data, sim.hyper)
@@ -63,13 +65,17 @@ def example_influence(loss, clients, val):
     """(weights [K], V d s_k / d omega_i [K, V]): the effect on a client's weight of counting an example twice."""
     count = len(val["x"][0])
 
-    def weights(omega, clients, val):  # data is an argument, not a constant to fold into the program
+    def weights(
+        omega, clients, val
+    ):  # data is an argument, not a constant to fold into the program
         weighted = {**val, "weight": omega[None]}
         norms = fv.gradient_norms(fv.validation_gradients(loss, clients, weighted))
         return jax.tree.leaves(fv.inverse_norm_weights(norms))[0]
 
     equal = jnp.full(count, 1 / count)
-    return jax.jit(weights)(equal, clients, val), jax.jit(jax.jacrev(weights))(equal, clients, val) / count
+    return jax.jit(weights)(equal, clients, val), jax.jit(jax.jacrev(weights))(
+        equal, clients, val
+    ) / count
 
 
 def weighted_loss(sim):
@@ -103,26 +109,39 @@ def picture(sensitivity, paths, weights, influence, val, ids, path: Path):
     most = np.abs(sensitivity).max()
     image = left.imshow(sensitivity[order], cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
     left.set_xticks(range(len(paths)), paths, rotation=30, ha="right", fontsize=8)
-    left.set_yticks(range(len(ids)), [f"client {ids[k]}   s = {weights[k]:.3f}" for k in order], fontsize=8)
+    left.set_yticks(
+        range(len(ids)), [f"client {ids[k]}   s = {weights[k]:.3f}" for k in order], fontsize=8
+    )
     left.set_title("layerwise: d D_val loss(aggregate) / d log G, K x G", fontsize=10)
     upper.colorbar(image, ax=left, shrink=0.8)
     classes = np.asarray(val["y"][0])
     sort = np.argsort(classes, kind="stable")
     most = np.quantile(np.abs(influence), 0.995)
     image = right.imshow(
-        influence[order][:, sort], cmap="PuOr_r", vmin=-most, vmax=most, aspect="auto", interpolation="nearest"
+        influence[order][:, sort],
+        cmap="PuOr_r",
+        vmin=-most,
+        vmax=most,
+        aspect="auto",
+        interpolation="nearest",
     )
     edges = np.searchsorted(classes[sort], np.arange(11))
     right.set_xticks((edges[:-1] + edges[1:]) / 2 - 0.5, range(10))
     for edge in edges[1:-1]:
         right.axvline(edge - 0.5, color="0.5", lw=0.5)
     right.set(yticks=[], xlabel="validation example, by its digit")
-    right.set_title("modelwise: first-order change of a weight s if the example counted twice, K x V", fontsize=10)
+    right.set_title(
+        "modelwise: first-order change of a weight s if the example counted twice, K x V",
+        fontsize=10,
+    )
     upper.colorbar(image, ax=right, shrink=0.8)
     strength = np.abs(influence).sum(0)
     strips = lower.subplots(2, 10)
     for row, chosen, said in zip(
-        strips, (np.argsort(-strength)[:10], np.argsort(strength)[:10]), ("most", "least"), strict=True
+        strips,
+        (np.argsort(-strength)[:10], np.argsort(strength)[:10]),
+        ("most", "least"),
+        strict=True,
     ):
         for axes, i in zip(row, chosen, strict=True):
             axes.imshow(np.asarray(val["x"][0, i])[..., 0], cmap="gray_r")
@@ -143,7 +162,9 @@ def main(fast: bool = False, path: Path = Path("sensitivity.png")):
     loss = weighted_loss(sim)
     sensitivity, paths = score_sensitivity(loss, theta, clients, val)
     weights, influence = example_influence(loss, clients, val)
-    picture(sensitivity, paths, np.asarray(weights), np.asarray(influence), val, schedule.clients, path)
+    picture(
+        sensitivity, paths, np.asarray(weights), np.asarray(influence), val, schedule.clients, path
+    )
     return sensitivity, weights, influence
 
 

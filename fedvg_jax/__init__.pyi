@@ -7,7 +7,12 @@ from fedvg_jax import (
     models as models,
     weightings as weightings,
 )
-from fedvg_jax.api import evaluate as evaluate, make_schedule as make_schedule, run as run, run_sweep as run_sweep
+from fedvg_jax.api import (
+    evaluate as evaluate,
+    make_schedule as make_schedule,
+    run as run,
+    run_sweep as run_sweep,
+)
 from fedvg_jax.config import Config as Config
 from fedvg_jax.core import norms as norms, tree as tree
 from fedvg_jax.core.trained_part import local_part as local_part, trained_part as trained_part
@@ -41,10 +46,20 @@ from fedvg_jax.engine.federated_round import init_state as init_state, make_roun
 from fedvg_jax.engine.local_training import sgd as sgd
 from fedvg_jax.models.adapt import linen_task as linen_task, nnx_task as nnx_task
 from fedvg_jax.models.adapters import lora as lora
-from fedvg_jax.runs.assemble.contracts import check_task as check_task, check_weighting as check_weighting
+from fedvg_jax.runs.assemble.contracts import (
+    check_task as check_task,
+    check_weighting as check_weighting,
+)
 from fedvg_jax.runs.assemble.simulation import Simulation as Simulation, simulation as simulation
-from fedvg_jax.runs.record.checkpoint import best_variables as best_variables, final_variables as final_variables
-from fedvg_jax.runs.record.history import DivergedError as DivergedError, History as History, StopRun as StopRun
+from fedvg_jax.runs.record.checkpoint import (
+    best_variables as best_variables,
+    final_variables as final_variables,
+)
+from fedvg_jax.runs.record.history import (
+    DivergedError as DivergedError,
+    History as History,
+    StopRun as StopRun,
+)
 from fedvg_jax.study.report import Compared as Compared, compare as compare
 from fedvg_jax.study.sweep_folder import Failure as Failure, SweepResult as SweepResult
 from fedvg_jax.weightings import (

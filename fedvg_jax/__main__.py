@@ -26,8 +26,12 @@ def main(argv: Sequence[str]) -> int:
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help"):
         width = max(map(len, COMMANDS))
-        listed = "\n".join(f"  {command:{width}}  {purpose}" for command, purpose in COMMANDS.items())
-        print(f"usage: fedvg COMMAND [OPTIONS]\n\nCommands:\n{listed}\n\nOptions of a command: fedvg COMMAND --help")
+        listed = "\n".join(
+            f"  {command:{width}}  {purpose}" for command, purpose in COMMANDS.items()
+        )
+        print(
+            f"usage: fedvg COMMAND [OPTIONS]\n\nCommands:\n{listed}\n\nOptions of a command: fedvg COMMAND --help"
+        )
         return 0
     if name not in COMMANDS:
         from fedvg_jax.config.declare import suggestion
@@ -43,7 +47,9 @@ def run_and_exit(command: Callable[[Sequence[str]], int] = main) -> None:
     Args:
         command: the `main` of a command.
     """
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own handler would wait for the end of compiling
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # Python's own handler would wait for the end of compiling
     from fedvg_jax.views import output
 
     with output.lasting():  # help, too, as in `... --help | head`

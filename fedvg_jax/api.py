@@ -130,7 +130,9 @@ def run(
         _check_arguments(callback, "a callback", "record, state")
     if on_records is not None:
         if not callable(on_records):
-            raise UsageError(f"on_records must be a function of a list of records; got {on_records!r:.100}")
+            raise UsageError(
+                f"on_records must be a function of a list of records; got {on_records!r:.100}"
+            )
         _check_arguments(on_records, "on_records", "records")
     observers = {"callbacks": callbacks, "on_chunk": on_records}
     given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
@@ -143,7 +145,9 @@ def run(
         loop.export(sim, finished)
     stopped_by = finished.summary["stopped_by"]
     if stopped_by == "SIGINT":  # ends a caller's loop over runs, too
-        raise KeyboardInterrupt(f"stopped after round {len(finished.records)}; run folder: {finished.folder}")
+        raise KeyboardInterrupt(
+            f"stopped after round {len(finished.records)}; run folder: {finished.folder}"
+        )
     if stopped_by is not None:  # all files are written; the signal now has its usual effect
         signal.raise_signal(signal.Signals[stopped_by])
     return finished
@@ -161,15 +165,23 @@ def _is_shown(progress: bool | None) -> bool:
 
 def _checked_metrics(metrics: Metrics | None) -> dict[str, Metric]:
     """Returns the metrics of a call; UsageError for one that is no function, or has a name of the history."""
-    if not isinstance(metrics or {}, Mapping) or not all(isinstance(name, str) for name in metrics or {}):
-        raise UsageError(f"metrics must be a dict, name -> function, with strings as names; got {metrics!r:.100}")
+    if not isinstance(metrics or {}, Mapping) or not all(
+        isinstance(name, str) for name in metrics or {}
+    ):
+        raise UsageError(
+            f"metrics must be a dict, name -> function, with strings as names; got {metrics!r:.100}"
+        )
     checked = {}
     for name, given in (metrics or {}).items():
         metric = given if isinstance(given, Metric) else Metric(given)
         if not callable(metric.function):
-            raise UsageError(f"metrics must be functions; got {metric.function!r:.100} for '{name}'")
+            raise UsageError(
+                f"metrics must be functions; got {metric.function!r:.100} for '{name}'"
+            )
         if metric.better not in (None, "higher", "lower"):
-            raise UsageError(f"metric '{name}': better must be 'higher' or 'lower'; got {metric.better!r:.100}")
+            raise UsageError(
+                f"metric '{name}': better must be 'higher' or 'lower'; got {metric.better!r:.100}"
+            )
         _check_arguments(metric.function, f"metric '{name}'", "model, data")
         if history.is_reserved(name) or name in history.BETTER:
             raise UsageError(f"metric '{name}' is already a name of the history; give it another")
@@ -200,10 +212,14 @@ def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
     """Returns the settings with the trackers that a call names."""
     if track is None:
         return config
-    return dataclasses.replace(config, track=",".join(map(str, track)) if isinstance(track, list | tuple) else track)
+    return dataclasses.replace(
+        config, track=",".join(map(str, track)) if isinstance(track, list | tuple) else track
+    )
 
 
-def _run_with_progress(config: Config, given: Given, metrics, code, observers: Mapping[str, Any]) -> History:
+def _run_with_progress(
+    config: Config, given: Given, metrics, code, observers: Mapping[str, Any]
+) -> History:
     """Runs as the command line does, on standard output or in the cell of a notebook."""
     from rich.console import Console
 
@@ -213,7 +229,9 @@ def _run_with_progress(config: Config, given: Given, metrics, code, observers: M
     sim = display.prepare(console, config, given)._replace(metrics=metrics, code=code)
     log = functools.partial(output.say, console)
     with display.round_progress(console, config.rounds) as show:
-        finished = tracking.run_simulation(sim, **observers, on_records=show, log=log, on_compiling=log)
+        finished = tracking.run_simulation(
+            sim, **observers, on_records=show, log=log, on_compiling=log
+        )
     display.print_results(console, finished)
     loop.export(sim, finished)
     return finished
@@ -282,12 +300,27 @@ def run_sweep(
     start = _with_trackers(Config() if config is None else config, track)
     folder = Config(out=out).out  # pyright: ignore[reportArgumentType]  a text becomes a path
     check_kind(hyper)
-    given = traced_anew(Given(data, partition, task, algorithm, weighting, selection, hyper, initial))
+    given = traced_anew(
+        Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
+    )
     from fedvg_jax.study import sweeps, tuning
 
     tuned, measured = tuning.make_tuning(tune or {}, tune_seeds), _checked_metrics(metrics)
-    call = {"config": config, "axes": axes, "out": folder, "track": track, "data": data, "partition": partition}
-    call |= {"changed": changed, "tune": tune, "tune_seeds": tune_seeds, "hyper": hyper, "initial": initial}
+    call = {
+        "config": config,
+        "axes": axes,
+        "out": folder,
+        "track": track,
+        "data": data,
+        "partition": partition,
+    }
+    call |= {
+        "changed": changed,
+        "tune": tune,
+        "tune_seeds": tune_seeds,
+        "hyper": hyper,
+        "initial": initial,
+    }
     if changed not in (None, "recompute", "keep"):
         raise UsageError(f'changed must be None, "recompute" or "keep"; got {changed!r:.100}')
     work = sweeps.Work(folder, given, metrics=measured, changed=changed)
@@ -325,16 +358,24 @@ def make_schedule(
     >>> dict(sorted(zip(schedule.clients.tolist(), schedule.num_steps.tolist())))  # client 1: a single row is skipped
     {0: 6, 1: 3}
     """
-    rows = [_checked_rows(mine) for mine in ([] if isinstance(client_rows, Mapping) else client_rows)]
+    rows = [
+        _checked_rows(mine) for mine in ([] if isinstance(client_rows, Mapping) else client_rows)
+    ]
     num_clients = len(rows)
     if not num_clients:
-        raise UsageError("client_rows must be a list of the rows of each client, at least one; got none")
+        raise UsageError(
+            "client_rows must be a list of the rows of each client, at least one; got none"
+        )
     cohort_size = num_clients if cohort_size is None else cohort_size
     if not 1 <= cohort_size <= num_clients:
-        raise UsageError(f"cohort_size must be from 1 to {num_clients}, the number of clients; got {cohort_size}")
+        raise UsageError(
+            f"cohort_size must be from 1 to {num_clients}, the number of clients; got {cohort_size}"
+        )
     if min(local_epochs, batch_size) < 1 or not 0 <= probe_ratio <= 1:
         got = f"{local_epochs}, {batch_size} and {probe_ratio}"
-        raise UsageError(f"local_epochs and batch_size must be at least 1, probe_ratio from 0 to 1; got {got}")
+        raise UsageError(
+            f"local_epochs and batch_size must be at least 1, probe_ratio from 0 to 1; got {got}"
+        )
     executor = executor or executors.lanes(1)
     return schedule.make(
         number,
@@ -345,7 +386,9 @@ def make_schedule(
         batch_size=batch_size,
         num_lanes=executor.num_lanes,
         lanes_together=executor.lanes_together,
-        capacity=schedule.capacity(sum(map(len, rows)), cohort_size, local_epochs + (probe_ratio > 0), batch_size),
+        capacity=schedule.capacity(
+            sum(map(len, rows)), cohort_size, local_epochs + (probe_ratio > 0), batch_size
+        ),
         probe_ratio=probe_ratio,
     )
 
@@ -354,12 +397,18 @@ def _checked_rows(rows: Any) -> np.ndarray:
     """Returns one client's rows, int32 [n_k]."""
     array = np.asarray(rows, None if np.size(rows) else np.int32)
     if array.ndim != 1 or array.dtype.kind not in "iu" or ((array < 0) | (array >= 2**31)).any():
-        raise UsageError(f"client_rows must be a list of the rows of each client, integers >= 0; got {rows!r:.99}")
+        raise UsageError(
+            f"client_rows must be a list of the rows of each client, integers >= 0; got {rows!r:.99}"
+        )
     return array.astype(np.int32)
 
 
 def evaluate(
-    model: Task | Simulation, variables: Variables, data: Data | Tree | None = None, *, batch_size: int = ROWS
+    model: Task | Simulation,
+    variables: Variables,
+    data: Data | Tree | None = None,
+    *,
+    batch_size: int = ROWS,
 ) -> dict[str, float]:
     """Returns the metrics of a model's variables, in evaluation mode.
 
@@ -385,7 +434,11 @@ def evaluate(
     >>> evaluate(task, Variables({"w": jax.numpy.float32(2)}, {}), np.array([1, 2, 3], np.float32))
     {'loss': 4.0}
     """
-    task, variables = (model.model, model.whole(variables)) if isinstance(model, Simulation) else (model, variables)
+    task, variables = (
+        (model.model, model.whole(variables))
+        if isinstance(model, Simulation)
+        else (model, variables)
+    )
     if data is None:
         if not isinstance(model, Simulation):
             raise UsageError("evaluate needs data: a batch, or the Data of a simulation")
@@ -394,8 +447,15 @@ def evaluate(
         tables, measure = chunks.evaluation_tables(data), _evaluator(model)
         if isinstance(model, Simulation) and model.host_rows and data is model.data:
             measure = pool_rows.evaluating(model.evaluate, model.host_rows)
-        metrics = {part: _metrics(task, measure(variables, data.pool, rows)) for part, rows in tables.items()}
-        return {f"{part}_{name}": value for part, named in metrics.items() for name, value in named.items()}
+        metrics = {
+            part: _metrics(task, measure(variables, data.pool, rows))
+            for part, rows in tables.items()
+        }
+        return {
+            f"{part}_{name}": value
+            for part, named in metrics.items()
+            for name, value in named.items()
+        }
     kind = type(data).__name__
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
         data = Batch(*(_as_leaf(part, name) for part, name in zip(data, ("x", "y"), strict=True)))
@@ -406,10 +466,16 @@ def evaluate(
     batch_size = int(batch_size)
     num_rows = checks.num_rows(data, "data")
     num_minibatches = -(-num_rows // batch_size)
-    step = 1 << max(0, num_minibatches.bit_length() - 3)  # at most a quarter more, so that tables share programs
-    rows = schedule.table(np.arange(num_rows, dtype=np.int32), batch_size, -(-num_minibatches // step) * step)
+    step = 1 << max(
+        0, num_minibatches.bit_length() - 3
+    )  # at most a quarter more, so that tables share programs
+    rows = schedule.table(
+        np.arange(num_rows, dtype=np.int32), batch_size, -(-num_minibatches // step) * step
+    )
     data = jax.tree.map(lambda leaf: _padded(leaf, rows.size), data)
-    with checks.calling(f"evaluate takes one batch as the task does, such as (x, y), got a {kind}: task.measure"):
+    with checks.calling(
+        f"evaluate takes one batch as the task does, such as (x, y), got a {kind}: task.measure"
+    ):
         return _metrics(task, _evaluator(model)(variables, data, rows))
 
 

@@ -35,7 +35,11 @@ def can_draw() -> bool:
 
 
 def print_help(
-    argv: Sequence[str], command: str, purpose: str, examples: str, names: Collection[str] = command_line.ALL
+    argv: Sequence[str],
+    command: str,
+    purpose: str,
+    examples: str,
+    names: Collection[str] = command_line.ALL,
 ) -> bool:
     """Prints the help that a command line asks for; returns whether it asks for one.
 
@@ -63,7 +67,10 @@ def guarded(command: Callable[[], int]) -> int:
         except (MemoryError, RuntimeError) as error:
             if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
                 raise
-            print("error: not enough memory; use a smaller --batch-size, --join-ratio or --model", file=sys.stderr)
+            print(
+                "error: not enough memory; use a smaller --batch-size, --join-ratio or --model",
+                file=sys.stderr,
+            )
             return 2
         except KeyboardInterrupt:
             print("stopped at once", file=sys.stderr)
@@ -102,11 +109,19 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     if any(name.partition(".")[0] in ("axes", "zip", "tiny", "tune") for name in file):
         raise UsageError(f"{path} is the file of a sweep; give it to python -m fedvg_jax.sweep")
     if "config" in file:
-        raise UsageError(f"{path}: config is read from the command line only; copy the settings of that file")
+        raise UsageError(
+            f"{path}: config is read from the command line only; copy the settings of that file"
+        )
     start = None
-    resumed = values.get("resume") or options.registered("resume", file.get("resume", run_folder.AUTO))
-    if isinstance(resumed, str) and resumed != run_folder.AUTO:  # the settings of that run need not be repeated
-        start = dataclasses.replace(run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed)
+    resumed = values.get("resume") or options.registered(
+        "resume", file.get("resume", run_folder.AUTO)
+    )
+    if (
+        isinstance(resumed, str) and resumed != run_folder.AUTO
+    ):  # the settings of that run need not be repeated
+        start = dataclasses.replace(
+            run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed
+        )
     config = configs.check(configs.layered([(file, str(path)), (values, "command line")], start))
     configs.refuse_unused(config, values)
     unused = configs.unused(config, [name for name in file if name not in values])
@@ -144,9 +159,13 @@ def set_environment() -> None:
     """Sets what jax reads when its back end starts: every CPU core is a device, unless the environment says it."""
     import jax
 
-    is_set = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get("XLA_FLAGS", "")
+    is_set = "JAX_NUM_CPU_DEVICES" in os.environ or "device_count" in os.environ.get(
+        "XLA_FLAGS", ""
+    )
     if not is_set:
-        with contextlib.suppress(RuntimeError):  # of a caller's process, in which the back end has started
+        with contextlib.suppress(
+            RuntimeError
+        ):  # of a caller's process, in which the back end has started
             jax.config.update("jax_num_cpu_devices", hardware.num_cores())
 
 
@@ -159,4 +178,6 @@ def start_jax() -> None:
         jax.devices()
     except (RuntimeError, AssertionError) as error:
         platforms, reason = os.environ.get("JAX_PLATFORMS", ""), " ".join(str(error).split())
-        raise UsageError(f"jax finds no device (JAX_PLATFORMS={platforms!r}): {reason or 'no back end'}") from None
+        raise UsageError(
+            f"jax finds no device (JAX_PLATFORMS={platforms!r}): {reason or 'no back end'}"
+        ) from None

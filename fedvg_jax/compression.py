@@ -92,7 +92,9 @@ def top_k(fraction: float = 0.01) -> Send:
         return restore(sent), restore(values - sent)
 
     def num_bytes(params: Tree) -> int:
-        return count(params) * (INDEX_BYTES + max(leaf.dtype.itemsize for leaf in jax.tree.leaves(params)))
+        return count(params) * (
+            INDEX_BYTES + max(leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+        )
 
     return Send(lambda hyper, params: tree.zeros_like(params), apply, num_bytes)
 

@@ -22,7 +22,9 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process amid its imports, without a traceback
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # ends the process amid its imports, without a traceback
 
 import dataclasses
 import importlib.util
@@ -47,15 +49,43 @@ if TYPE_CHECKING:
 
 PROG = "python -m fedvg_jax.prepare"
 
-OF_DATA = ("data_dir", "splits", "max_rows", "max_rows_seed", "columns", "image_size", "cache_dir", "out")
+OF_DATA = (
+    "data_dir",
+    "splits",
+    "max_rows",
+    "max_rows_seed",
+    "columns",
+    "image_size",
+    "cache_dir",
+    "out",
+)
 """Settings of both commands, which read a data set and write to --out."""
 
-OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "seed", "alpha")
+OF_PREPARE = (
+    *OF_DATA,
+    "config",
+    "fidelity",
+    "clients",
+    "partition",
+    "partition_seed",
+    "seed",
+    "alpha",
+)
 OF_PREPARE += ("export_partition", "min_samples", "min_samples_rule")
 OF_PREPARE += ("holdout", "test_ratio", "val_ratio", "validation.source", "validation.data_dir")
 """Settings of `prepare NAME`."""
 
-OF_FEATURES = ("dataset", *OF_DATA, "model", "init", "norm_layers", "conv", "normalise", "precision", "seed")
+OF_FEATURES = (
+    "dataset",
+    *OF_DATA,
+    "model",
+    "init",
+    "norm_layers",
+    "conv",
+    "normalise",
+    "precision",
+    "seed",
+)
 """Settings of `prepare features`."""
 
 _SETS = f"{', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER"
@@ -71,13 +101,17 @@ def main(argv: Sequence[str]) -> int:
         The exit code: 0; 2 for an error, described in one line; 130 after Ctrl-C.
     """
     if "features" in argv[:1]:
-        purpose = "Writes the features of every row, the input of a model's last layer, as a data set."
+        purpose = (
+            "Writes the features of every row, the input of a model's last layer, as a data set."
+        )
         example = f"  {PROG} features --dataset digits --model mlp --out FILE.npz [--float32]"
         if commands.print_help(argv, f"{PROG} features", purpose, example, OF_FEATURES):
             return 0
         return commands.guarded(lambda: write_features(argv[1:]))
     purpose = f"Reads, checks, caches and shows a data set, and divides it among clients. NAME is {_SETS}."
-    if commands.print_help(argv, f"{PROG} NAME", purpose, f"  {PROG} digits --alpha 0.1", OF_PREPARE):
+    if commands.print_help(
+        argv, f"{PROG} NAME", purpose, f"  {PROG} digits --alpha 0.1", OF_PREPARE
+    ):
         return 0
     return commands.guarded(lambda: prepare(parse(argv)))
 
@@ -116,7 +150,9 @@ def prepare(config: Config) -> int:
         output.say(console, f"partition written to {config.export_partition}")
     title = f"{config.clients} clients, partition {output.partition_label(config)}"
     output.say(console, "\n".join([title, *client_sizes(arrays, partition)]))
-    folder = config.out or Path("runs") / f"data-{config.dataset.replace(':', '-').replace('/', '-')}"
+    folder = (
+        config.out or Path("runs") / f"data-{config.dataset.replace(':', '-').replace('/', '-')}"
+    )
     output.say(console, draw(folder, arrays, partition, f"{arrays.name}: {title}"))
     return 0
 
@@ -167,11 +203,15 @@ def write_features(argv: Sequence[str]) -> int:
 
     config, size = parse_features(argv)
     console, arrays = read_rows(config)
-    assert config.out is not None and config.cache_dir is not None, "the check of the settings sets them"
+    assert config.out is not None and config.cache_dir is not None, (
+        "the check of the settings sets them"
+    )
     programs.use_cache(config.cache_dir)
     dtype = np.float32 if "--float32" in argv else np.float16
     with display.preparation_progress(console) as bar:
-        feature_file.write(config.out, config, arrays, parse_size(size), dtype, bar("computing features"))
+        feature_file.write(
+            config.out, config, arrays, parse_size(size), dtype, bar("computing features")
+        )
     weights = "" if config.init else f" (random weights, seed {config.seed})"
     output.say(console, f"features of {len(arrays.y):,} rows written to {config.out}{weights}")
     return 0
@@ -184,14 +224,21 @@ def class_table(arrays: Arrays) -> Table:
     from rich.text import Text
 
     first, num_classes = arrays.num_train, len(arrays.class_names)
-    train, others = (np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:]))
+    train, others = (
+        np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:])
+    )
     table = Table()
     table.add_column("class", overflow="fold")
     for title in ("training", "other splits", output.unit(arrays), "share"):
         table.add_column(title, justify="right", no_wrap=True)
-    rows = [*zip(arrays.class_names, train, others, strict=True), ("all", train.sum(), others.sum())]
+    rows = [
+        *zip(arrays.class_names, train, others, strict=True),
+        ("all", train.sum(), others.sum()),
+    ]
     for name, a, b in rows:
-        table.add_row(Text(name), f"{a:,}", f"{b:,}", f"{a + b:,}", f"{(a + b) / arrays.y.size:.1%}")
+        table.add_row(
+            Text(name), f"{a:,}", f"{b:,}", f"{a + b:,}", f"{(a + b) / arrays.y.size:.1%}"
+        )
     return table
 
 
@@ -215,7 +262,9 @@ def counts_of_clients(arrays: Arrays, partition: Partition) -> np.ndarray:
 
     parts = [rows for rows in partition if len(rows) == len(partition.train)]
     clients = [np.concatenate(rows) for rows in zip(*parts, strict=True)]
-    return np.array([np.bincount(arrays.y[rows].ravel(), minlength=len(arrays.class_names)) for rows in clients])
+    return np.array(
+        [np.bincount(arrays.y[rows].ravel(), minlength=len(arrays.class_names)) for rows in clients]
+    )
 
 
 def draw(folder: Path, arrays: Arrays, partition: Partition, title: str) -> str:
@@ -231,7 +280,9 @@ def draw(folder: Path, arrays: Arrays, partition: Partition, title: str) -> str:
     path = folder / "clients.png"
     with files.writing(path, "--out"), base.drawing([title, *map(str, arrays.class_names)]):
         folder.mkdir(parents=True, exist_ok=True)
-        clients.one_partition(counts_of_clients(arrays, partition), arrays.class_names, title).savefig(path, dpi=150)
+        clients.one_partition(
+            counts_of_clients(arrays, partition), arrays.class_names, title
+        ).savefig(path, dpi=150)
     return f"drawn: {path}"
 
 

@@ -16,7 +16,9 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process amid its imports, without a traceback
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # ends the process amid its imports, without a traceback
 
 import shlex
 from collections.abc import Sequence
@@ -58,11 +60,31 @@ def make_parser() -> command_line.Parser:
     """Returns the parser of the command line."""
     parser = command_line.Parser(f"{PROG} DIR [DIR ...]", description=__doc__)
     add = parser.add_argument
-    add("dirs", metavar="DIR", nargs="+", type=files.user_path, help="folder of a sweep, of a run, or of runs")
-    add("--out", type=files.user_path, metavar="DIR", help="folder to write; default: report in the first DIR")
-    add("--baseline", metavar="METHOD", help="method to compare with, or all: every pair; default: fedavg")
+    add(
+        "dirs",
+        metavar="DIR",
+        nargs="+",
+        type=files.user_path,
+        help="folder of a sweep, of a run, or of runs",
+    )
+    add(
+        "--out",
+        type=files.user_path,
+        metavar="DIR",
+        help="folder to write; default: report in the first DIR",
+    )
+    add(
+        "--baseline",
+        metavar="METHOD",
+        help="method to compare with, or all: every pair; default: fedavg",
+    )
     add("--metric", metavar="NAME", help=METRIC)
-    add("--target", type=float, metavar="ACCURACY", help="accuracy in (0, 1]; default: the baseline's final mean")
+    add(
+        "--target",
+        type=float,
+        metavar="ACCURACY",
+        help="accuracy in (0, 1]; default: the baseline's final mean",
+    )
     add("--choice", metavar="final|at_best_val|max", help=CHOICE)
     add("--partial", action="store_true", help="report what is finished, and mark the cells")
     add("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; no NAME: none")
@@ -81,7 +103,9 @@ def write(argv: Sequence[str]) -> int:
     if not others and run_folder.is_run(folder):
         if len(argv) > 1:
             option = next(word for word in argv if word[:1] == "-")
-            raise UsageError(f"{folder} is one run, which report verifies and draws; leave out {option}")
+            raise UsageError(
+                f"{folder} is one run, which report verifies and draws; leave out {option}"
+            )
         return check_run(folder)
     from fedvg_jax.study import report
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process amid its imports, without a traceback
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # ends the process amid its imports, without a traceback
 
 import contextlib
 import dataclasses
@@ -92,7 +94,9 @@ def simulate(config: Config, unused: str = "", is_dry: bool = False) -> int:
         return _train(config, config.out, console, log, unused)
 
 
-def _choose_folder(config: Config, log: Callable[[str], None], reserved: contextlib.ExitStack) -> Config:
+def _choose_folder(
+    config: Config, log: Callable[[str], None], reserved: contextlib.ExitStack
+) -> Config:
     """Returns the settings with the folder of a new run, or of the run to resume.
 
     Args:
@@ -109,7 +113,9 @@ def _choose_folder(config: Config, log: Callable[[str], None], reserved: context
     return dataclasses.replace(config, out=commands.new_folder(config, reserved))
 
 
-def _train(config: Config, out: Path, console: Console, log: Callable[[str], None], unused: str) -> int:
+def _train(
+    config: Config, out: Path, console: Console, log: Callable[[str], None], unused: str
+) -> int:
     """Trains, draws and exports; returns the exit code."""
     from fedvg_jax.host import processes
 
@@ -128,9 +134,15 @@ def _train(config: Config, out: Path, console: Console, log: Callable[[str], Non
                 starting.close()
                 show(records)
 
-            finished = tracking.run_simulation(sim, on_records=on_records, log=log, on_compiling=log)
+            finished = tracking.run_simulation(
+                sim, on_records=on_records, log=log, on_compiling=log
+            )
     if not processes.is_first():
-        return endings.exit_code(finished.summary["stopped_by"]) if finished.summary["interrupted"] else 0
+        return (
+            endings.exit_code(finished.summary["stopped_by"])
+            if finished.summary["interrupted"]
+            else 0
+        )
     display.print_results(console, finished)
     if config.export:
         from fedvg_jax.runs import loop

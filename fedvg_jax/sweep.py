@@ -35,7 +35,9 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # ends the process amid its imports, without a traceback
+    signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # ends the process amid its imports, without a traceback
 
 import contextlib
 import functools
@@ -93,7 +95,9 @@ def main(argv: Sequence[str]) -> int:
             print(f"\n{command_line.help_text(commands.RUN, 'Options of a run.')}")
         return 0
     if workers.is_started():
-        with contextlib.suppress(UsageError, workers.Stopped):  # the process that started this one says it
+        with contextlib.suppress(
+            UsageError, workers.Stopped
+        ):  # the process that started this one says it
             _compute(read_command_line(argv))
         return 0
     return commands.guarded(lambda: run(read_command_line(argv)))
@@ -115,7 +119,9 @@ def run(command: CommandLine) -> int:
     try:
         with contextlib.ExitStack() as stack:
             can_share = stack.enter_context(sweep_folder.shared(command.out, log))
-            start = stack.enter_context(workers.further_processes(words, number if can_share else 1, log))
+            start = stack.enter_context(
+                workers.further_processes(words, number if can_share else 1, log)
+            )
             points = _compute(command, console, start)
     except workers.Stopped as stop:
         say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")
@@ -127,13 +133,17 @@ def opening_lines(command: CommandLine) -> list[str]:
     """Returns what is printed first: the size of the sweep, and of its tuning."""
     sweep, points, _, tuned, runs = command.plan
     lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in sweep.axes]
-    lines = [f"sweep of {count(len(points))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"]
+    lines = [
+        f"sweep of {count(len(points))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"
+    ]
     seeds, partitions = {p.config.seed for p in points}, {partition_seed(p.config) for p in points}
     if len(seeds) > 1 and len(partitions) == 1:
         lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")
     if tuned:
         num_runs, seeds = count(len(runs)), count(len(tuned.seeds), "seed")
-        lines.append(f"tuning {', '.join(tuned.settings)} first: {num_runs} with {seeds}, chosen on D_val")
+        lines.append(
+            f"tuning {', '.join(tuned.settings)} first: {num_runs} with {seeds}, chosen on D_val"
+        )
         if any(point.config.dp.clip for point in runs):
             lines.append("epsilon does not count the tuning runs, which see the same clients")
     return lines
@@ -175,10 +185,15 @@ def _show_results(command: CommandLine, points: Sequence[Point], console: Consol
     refusal = None
     try:
         if missing := report.missing_packages():
-            say(console, f"no report: reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
+            say(
+                console,
+                f"no report: reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'",
+            )
         else:
             study = collect([command.out], partial=True)
-            console.print(markup.terminal(tables.accuracy(study, tables.options(study))), highlight=False)
+            console.print(
+                markup.terminal(tables.accuracy(study, tables.options(study))), highlight=False
+            )
             with console.status("writing the report"):
                 written = report.write([command.out], command.out / "report")
             for line in (*written.findings, f"report: {written.paths[-1]}"):
@@ -228,7 +243,9 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     seeds = _typed_list("seed", own["tune_seeds"]) if "tune_seeds" in own else None
     file = sweep_points.read_file(own["config"]) if "config" in own else sweep_points.SweepFile({})
     sweep = make_sweep(flags, file, str(own.get("config")))
-    in_file, in_words = (layer.settings.keys() for layer in sweep.layers[-2:])  # words may tune a setting of the file
+    in_file, in_words = (
+        layer.settings.keys() for layer in sweep.layers[-2:]
+    )  # words may tune a setting of the file
     if both := sorted((in_words & {*file.tune, *grid}) | (in_file & file.tune.keys())):
         raise UsageError(f"{both[0]} has a value and is in --tune; leave one of the two out")
     tuned = tuning.make_tuning({**file.tune, **grid}, file.tune_seeds if seeds is None else seeds)
@@ -248,12 +265,22 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     """
     columns = {name: _typed_list(name, words) for name, words in flags.items()}
     settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
-    crossed = sweep_points.cross({name: values for name, values in columns.items() if len(values) != 1}, "command line")
+    crossed = sweep_points.cross(
+        {name: values for name, values in columns.items() if len(values) != 1}, "command line"
+    )
     given = {*settings, *(axis.names[0] for axis in crossed)}
     kept = _without(file.axes, given)
-    meant = [configs.meaning(dict(zip(axis.names, row, strict=True))) for axis in kept for row in axis.values]
+    meant = [
+        configs.meaning(dict(zip(axis.names, row, strict=True)))
+        for axis in kept
+        for row in axis.values
+    ]
     # the file's settings win beside a shorthand on its axes, as they do beside a single one
-    beside = {name: value for name, value in file.settings.items() if any(name in several for several in meant)}
+    beside = {
+        name: value
+        for name, value in file.settings.items()
+        if any(name in several for several in meant)
+    }
     layers = (
         Layer({"keep": 1}, "sweep"),
         Layer({name: value for name, value in file.settings.items() if name not in given}, source),
@@ -284,7 +311,9 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
     command_line.add_settings(parser, takes_many=True)
     found = command_line.read_words(parser, others, f"{PROG} --help lists the options")
     if repeated := next((name for name, several in found.items() if len(several) > 1), None):
-        raise UsageError(f"{command_line.flag_of(repeated)} is given twice; give it once, with all its values")
+        raise UsageError(
+            f"{command_line.flag_of(repeated)} is given twice; give it once, with all its values"
+        )
     return vars(own), {name: several[0] for name, several in found.items()}
 
 
@@ -292,7 +321,9 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
     """Returns the typed values of one setting; a switch without a value is on."""
     if command_line.is_switch(name):
         if wrong := [word for word in words if word.lower() not in ("true", "false")]:
-            raise UsageError(f"--{name.replace('_', '-')} must be true or false; got {wrong[0][:100]}")
+            raise UsageError(
+                f"--{name.replace('_', '-')} must be true or false; got {wrong[0][:100]}"
+            )
         return [word.lower() == "true" for word in words or ["true"]]
     if not words:
         raise UsageError(f"{name} needs a value")

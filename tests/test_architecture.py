@@ -25,8 +25,14 @@ ROOMS = ("runs/record", "runs/placement", "runs/assemble", "runs")
 @functools.cache
 def sources() -> dict[str, ast.Module]:
     """Module by its path in the package, e.g. core/tree."""
-    paths = {path.relative_to(PACKAGE).with_suffix("").as_posix(): path for path in sorted(PACKAGE.rglob("*.py"))}
-    return {name.removesuffix("/__init__"): ast.parse(path.read_text("utf-8")) for name, path in paths.items()}
+    paths = {
+        path.relative_to(PACKAGE).with_suffix("").as_posix(): path
+        for path in sorted(PACKAGE.rglob("*.py"))
+    }
+    return {
+        name.removesuffix("/__init__"): ast.parse(path.read_text("utf-8"))
+        for name, path in paths.items()
+    }
 
 
 @functools.cache
@@ -63,10 +69,16 @@ def test_packages_import_only_packages_before_them():
         assert not any(name.startswith("benchmarks") for name in imports(module)), module
         if package_of(module) in ORDER:
             for other in imported_modules(module):
-                assert package_of(other) in ORDER, f"{module} imports {other}, which is above all packages"
-                assert ORDER.index(package_of(other)) <= ORDER.index(package_of(module)), f"{module} imports {other}"
+                assert package_of(other) in ORDER, (
+                    f"{module} imports {other}, which is above all packages"
+                )
+                assert ORDER.index(package_of(other)) <= ORDER.index(package_of(module)), (
+                    f"{module} imports {other}"
+                )
         else:
-            assert not any(package_of(other) == "integrations" for other in imported_modules(module)), module
+            assert not any(
+                package_of(other) == "integrations" for other in imported_modules(module)
+            ), module
 
 
 def test_packages_of_runs_import_only_packages_before_them():
@@ -75,13 +87,19 @@ def test_packages_of_runs_import_only_packages_before_them():
 
     for module in sources():
         for other in imported_modules(module) if module.startswith("runs/") else ():
-            assert not other.startswith("runs/") or rank(other) <= rank(module), f"{module} imports {other}"
+            assert not other.startswith("runs/") or rank(other) <= rank(module), (
+                f"{module} imports {other}"
+            )
 
 
 def test_no_modules_import_each_other_in_a_circle():
     done: set[str] = set()
     while len(done) < len(sources()):
-        free = {m for m in sources() if m not in done and imported_modules(m) - {"fedvg_jax", "__init__", ""} <= done}
+        free = {
+            m
+            for m in sources()
+            if m not in done and imported_modules(m) - {"fedvg_jax", "__init__", ""} <= done
+        }
         assert free, f"circle among {sorted(set(sources()) - done)}"
         done |= free
 
@@ -103,7 +121,11 @@ def test_an_import_loads_no_library_that_is_not_used(modules):
     assert not done.stderr and not done.returncode, done.stderr
 
 
-ONCE = ("config.checks.check", "runs.assemble.registry.make_hyper", "runs.assemble.registry.make_local")
+ONCE = (
+    "config.checks.check",
+    "runs.assemble.registry.make_hyper",
+    "runs.assemble.registry.make_local",
+)
 """Functions of which a run needs one result."""
 
 
@@ -134,7 +156,12 @@ def shared_by_tests() -> list[Path]:
 def test_what_all_tests_share_sets_no_attribute_of_a_module(path):
     """So that the suite tests what users run; `conftest.py` imports nothing of the package."""
     nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    imported = [alias for node in nodes if isinstance(node, ast.Import | ast.ImportFrom) for alias in node.names]
+    imported = [
+        alias
+        for node in nodes
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    ]
     modules = {(alias.asname or alias.name).partition(".")[0] for alias in imported}
     for node in nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
@@ -142,7 +169,11 @@ def test_what_all_tests_share_sets_no_attribute_of_a_module(path):
             assert target == "os.environ" or target.partition(".")[0] not in modules, target
         if isinstance(node, ast.Name | ast.Attribute):
             name = node.id if isinstance(node, ast.Name) else node.attr
-            assert name not in ("setattr", "delattr", "setitem", "monkeypatch", "MonkeyPatch"), f"line {node.lineno}"
+            assert name not in ("setattr", "delattr", "setitem", "monkeypatch", "MonkeyPatch"), (
+                f"line {node.lineno}"
+            )
     if path.name == "conftest.py":
-        origins = [node.module for node in nodes if isinstance(node, ast.ImportFrom)] + [a.name for a in imported]
+        origins = [node.module for node in nodes if isinstance(node, ast.ImportFrom)] + [
+            a.name for a in imported
+        ]
         assert not any(f"{name}.".startswith("fedvg_jax.") for name in origins)

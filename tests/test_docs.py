@@ -22,9 +22,14 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 
-WRITTEN = [README, *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"))]
+WRITTEN = [
+    README,
+    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")),
+]
 WRITTEN += sorted(p for p in DOCS.rglob("*.md") if not p.relative_to(DOCS).parts[0].startswith("_"))
-WRITTEN = [path for path in WRITTEN if path.parent not in (DOCS / "reference" / "api", DOCS / "studies")]
+WRITTEN = [
+    path for path in WRITTEN if path.parent not in (DOCS / "reference" / "api", DOCS / "studies")
+]
 WRITTEN += sorted((ROOT / "benchmarks" / "results").rglob("README.md"))
 """Pages that are written by hand, tables aside."""
 
@@ -48,28 +53,46 @@ def test_generated_parts_of_pages_are_up_to_date_and_every_marker_has_a_piece():
     texts = pieces.pieces()
     for path, tables in tables_of_pages.pages(texts).items():
         text = path.read_text(encoding="utf-8")
-        assert tables_of_pages.replace_tables(text, tables) == text, f"{path.name}: python -m benchmarks.table"
-    names = {name for page in WRITTEN for name in re.findall(r"<!-- (\S+): begin -->", page.read_text("utf-8"))}
+        assert tables_of_pages.replace_tables(text, tables) == text, (
+            f"{path.name}: python -m benchmarks.table"
+        )
+    names = {
+        name
+        for page in WRITTEN
+        for name in re.findall(r"<!-- (\S+): begin -->", page.read_text("utf-8"))
+    }
     assert names - {"one_round"} == texts.keys()
 
 
 def test_the_ledger_s_gain_over_fedavg_is_that_of_clients_of_several_sizes():
     """A folder of results may also have clients of one size."""
-    (shown,) = (s for s in studies.studies() if s.what == "CIFAR-10, 12,000 images, LeNet-5" and s.alpha == "0.05")
+    (shown,) = (
+        s
+        for s in studies.studies()
+        if s.what == "CIFAR-10, 12,000 images, LeNet-5" and s.alpha == "0.05"
+    )
     (result,) = (r for r in claims.results_of_controls() if r.scale[:2] == (12_000, "cifar10"))
     assert f"{shown.gaps['FedAvg'][0]:+.2f} points" in result.finding.text
 
 
-@pytest.mark.parametrize("page", [README, DOCS / "concepts" / "round.md"], ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "page", [README, DOCS / "concepts" / "round.md"], ids=lambda path: path.name
+)
 def test_the_round_of_a_page_is_that_of_the_example_and_can_be_pasted(page):
-    (shown,) = re.findall(r"<!-- one_round: begin -->\n```python\n(.*?)\n```", page.read_text(encoding="utf-8"), re.S)
+    (shown,) = re.findall(
+        r"<!-- one_round: begin -->\n```python\n(.*?)\n```", page.read_text(encoding="utf-8"), re.S
+    )
     text = (ROOT / "examples" / "one_round.py").read_text(encoding="utf-8")
     _, _, body = shown.rpartition("\n\n\n")
-    assert body in re.sub(r'    """Returns the global model after a round\..*?"""\n\n', "", text, count=1, flags=re.S)
+    assert body in re.sub(
+        r'    """Returns the global model after a round\..*?"""\n\n', "", text, count=1, flags=re.S
+    )
     names = {}
     exec(shown, names)
     theta, batch = {"w": jnp.zeros(2)}, jnp.ones((3, 1, 4, 2))
-    after = names["federated_round"](lambda theta, x: ((x @ theta["w"] - 1) ** 2).mean(), theta, 0.1, batch, batch[0])
+    after = names["federated_round"](
+        lambda theta, x: ((x @ theta["w"] - 1) ** 2).mean(), theta, 0.1, batch, batch[0]
+    )
     assert after["w"].shape == (2,) and (after["w"] > 0).all()
 
 
@@ -102,12 +125,22 @@ SNIPPETS = re.compile(r"^```(python|sh) run\n(.*?)^```", re.S | re.M)
 RUN = [page for page in WRITTEN if SNIPPETS.search(page.read_text(encoding="utf-8"))]
 """Pages whose snippets stand for a notebook."""
 
-LONG = {"adapters", "compare_methods", "compression", "hypergradients", "own_algorithm", "own_model", "own_weighting"}
+LONG = {
+    "adapters",
+    "compare_methods",
+    "compression",
+    "hypergradients",
+    "own_algorithm",
+    "own_model",
+    "own_weighting",
+}
 LONG |= {"privacy", "resuming", "sixty_seconds", "sweeps"}
 """Those that train for more than a few seconds."""
 
 
-@pytest.mark.parametrize("page", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem in LONG)) for p in RUN])
+@pytest.mark.parametrize(
+    "page", [pytest.param(p, id=p.stem, marks=[pytest.mark.slow] * (p.stem in LONG)) for p in RUN]
+)
 def test_the_snippets_of_a_page_run_one_after_the_other(page, monkeypatch, tmp_path):
     """In an empty folder, with the settings of a user's process."""
     monkeypatch.chdir(tmp_path)
@@ -119,7 +152,9 @@ def test_the_snippets_of_a_page_run_one_after_the_other(page, monkeypatch, tmp_p
             if language == "python":
                 exec(code, names)
             else:
-                subprocess.run(code.replace("python ", f"{sys.executable} "), shell=True, check=True)
+                subprocess.run(
+                    code.replace("python ", f"{sys.executable} "), shell=True, check=True
+                )
 
 
 @pytest.mark.slow
@@ -140,7 +175,11 @@ PAGES = [README, DOCS / "how_to" / "partitions.md", DOCS / "how_to" / "bounds.md
 def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypatch, tmp_path):
     """With two rounds and two seeds where it has more. It may write below the working folder."""
     monkeypatch.chdir(tmp_path)
-    code = re.sub(r"rounds=\d+", "rounds=2", re.sub(r"0:\d+", "0:2", code_of(page.read_text(encoding="utf-8"))))
+    code = re.sub(
+        r"rounds=\d+",
+        "rounds=2",
+        re.sub(r"0:\d+", "0:2", code_of(page.read_text(encoding="utf-8"))),
+    )
     assert code
     names = {}
     exec(code, names)
@@ -164,11 +203,17 @@ def test_the_readme_s_comparison_ends_with_the_answer_that_it_shows(monkeypatch,
 
 def test_every_key_of_a_run_folder_is_described(tmp_path):
     page = (DOCS / "reference" / "run_folder.md").read_text(encoding="utf-8")
-    described = {key for cell in re.findall(r"^\| (`[^|]*)\|", page, re.M) for key in re.findall(r"`([^`]+)`", cell)}
+    described = {
+        key
+        for cell in re.findall(r"^\| (`[^|]*)\|", page, re.M)
+        for key in re.findall(r"`([^`]+)`", cell)
+    }
     named = set(re.findall(r"`([^`\s]+)`", page))
     out = tmp_path / "run"
     history = fedvg_jax.run(Config(rounds=2, clients=6, dropout=0.5, out=out))
-    keys = {re.sub("^(val|test)_(?!accuracy_)", "", key) for record in history.records for key in record}
+    keys = {
+        re.sub("^(val|test)_(?!accuracy_)", "", key) for record in history.records for key in record
+    }
     loaded = {path.name: json.loads(path.read_text()) for path in out.glob("*.json")}
     for name in ("summary.json", "partition.json", "manifest.json", "digests.json"):
         keys |= loaded[name].keys()

@@ -31,14 +31,20 @@ def test_every_row_has_a_reason_or_valid_settings_that_no_other_row_has():
     assert options.DEPARTURES.keys() == fidelity.SWITCHES.keys()
     for row in fidelity.DEPARTURES:
         with naming(row.id):
-            settings = {"departures": row.id} if row.is_switch and not row.by_default else dict(row.settings)
+            settings = (
+                {"departures": row.id}
+                if row.is_switch and not row.by_default
+                else dict(row.settings)
+            )
             assert settings or row.reason or row.by_default
             changed = config.flatten(config.check(config.apply(Config(), settings, row.id)))
             assert {name: changed[name] for name in settings} == settings
 
 
 def test_profile_changes_only_its_settings():
-    official, corrected = (config.flatten(commands.parse(["--fidelity", name])) for name in ("official", "corrected"))
+    official, corrected = (
+        config.flatten(commands.parse(["--fidelity", name])) for name in ("official", "corrected")
+    )
     moved = {name: value for name, value in official.items() if corrected[name] != value}
     assert corrected == config.flatten(commands.parse([])) and moved == fidelity.official_settings()
 
@@ -59,7 +65,8 @@ def _counting_loss(params, stats, batch, mask, train):
 
 
 COUNTING = linear.TASK._replace(
-    init=lambda key: linear.TASK.init(key)._replace(stats={"steps": jnp.zeros(())}), loss=_counting_loss
+    init=lambda key: linear.TASK.init(key)._replace(stats={"steps": jnp.zeros(())}),
+    loss=_counting_loss,
 )
 """Linear regression whose running statistic counts local steps."""
 ONE, ZERO = {"w": jnp.ones(())}, {"w": jnp.zeros(())}
@@ -68,7 +75,13 @@ ONE, ZERO = {"w": jnp.ones(())}, {"w": jnp.zeros(())}
 @functools.cache
 def simulated(profile, flags, task=linear.TASK):
     settings = commands.parse(["--fidelity", profile, "--validation.rho", "0.5", *flags.split()])
-    changes = {"clients": 5, "join_ratio": 1.0, "local_epochs": EPOCHS, "batch_size": 4, "alpha": 10.0}
+    changes = {
+        "clients": 5,
+        "join_ratio": 1.0,
+        "local_epochs": EPOCHS,
+        "batch_size": 4,
+        "alpha": 10.0,
+    }
     settings = replace(settings, **changes, devices="1", lanes="1")
     return simulation.simulation(settings, data=ROWS, partition=PARTITION, task=task)
 
@@ -93,19 +106,29 @@ def drawn(sim):
 
 
 def sizes_of_kind(kind, seed):
-    settings = {"alpha": 10.0, "num_clients": 5} | {n: getattr(Config(), n) for n in ("min_samples", "test_ratio")}
+    settings = {"alpha": 10.0, "num_clients": 5} | {
+        n: getattr(Config(), n) for n in ("min_samples", "test_ratio")
+    }
     settings |= {"val_ratio": Config().val_ratio, "seed": seed}
-    return client_rows.sizes(draw.draw_partition(ROWS[1].astype(np.int32), kind=kind, **settings).train).tolist()
+    return client_rows.sizes(
+        draw.draw_partition(ROWS[1].astype(np.int32), kind=kind, **settings).train
+    ).tolist()
 
 
 def native_signal(sim):
     """Returns what the weights of a client of 7 rows are proportional to."""
-    return float(sim.weighting.signal(sim.hyper, ClientReturn(sim.state.variables, jnp.int32(7), ONE), sim.data))
+    return float(
+        sim.weighting.signal(
+            sim.hyper, ClientReturn(sim.state.variables, jnp.int32(7), ONE), sim.data
+        )
+    )
 
 
 def stored_memory(sim):
     """Returns c_k+ of a client that has moved from 1 to 0 by steps of length 1."""
-    return float(sim.algorithm.report(sim.hyper, ZERO, Anchor(ONE, ZERO, ZERO), jnp.ones(()))[0]["w"])
+    return float(
+        sim.algorithm.report(sim.hyper, ZERO, Anchor(ONE, ZERO, ZERO), jnp.ones(()))[0]["w"]
+    )
 
 
 def regularisation(sim):
@@ -117,12 +140,17 @@ def regularisation(sim):
 def residual_of_second_round(sim):
     """Returns FedDyn's R in the second round, of an update 1 and duals 0."""
     server = sim.algorithm.init(sim.hyper, ZERO)[0]._replace(round=jnp.int32(1))
-    return float(sim.algorithm.residual(sim.hyper, server, ZERO, Cohort(ONE, ZERO, (), {}, {}, 5))[0]["w"])
+    return float(
+        sim.algorithm.residual(sim.hyper, server, ZERO, Cohort(ONE, ZERO, (), {}, {}, 5))[0]["w"]
+    )
 
 
 def second_moment(sim):
     """Returns the start of v, in units of eps^2."""
-    return max(float(leaf.max()) for leaf in jax.tree.leaves(sim.state.server)) / sim.config.fedopt.eps**2
+    return (
+        max(float(leaf.max()) for leaf in jax.tree.leaves(sim.state.server))
+        / sim.config.fedopt.eps**2
+    )
 
 
 STEPS = [EPOCHS * -(-n // 4) for n in SIZES.tolist()]
@@ -160,11 +188,17 @@ OF_A_ROUND = ("server-stats", "untrained")
 
 def test_every_departure_of_the_profile_has_an_effect_on_a_run():
     official = {name for name, row in fidelity.SWITCHES.items() if row.official}
-    assert {*EFFECTS, *OF_A_ROUND} == official | fidelity.official_settings().keys() - {"departures"}
+    assert {*EFFECTS, *OF_A_ROUND} == official | fidelity.official_settings().keys() - {
+        "departures"
+    }
 
 
-@pytest.mark.parametrize(("flags", "value_of", "corrected", "official"), EFFECTS.values(), ids=EFFECTS)
-def test_departure_of_the_profile_changes_what_a_run_is_made_of(flags, value_of, corrected, official):
+@pytest.mark.parametrize(
+    ("flags", "value_of", "corrected", "official"), EFFECTS.values(), ids=EFFECTS
+)
+def test_departure_of_the_profile_changes_what_a_run_is_made_of(
+    flags, value_of, corrected, official
+):
     assert corrected != official
     assert value_of(simulated("corrected", flags)) == corrected
     assert value_of(simulated("official", flags)) == official
@@ -177,11 +211,15 @@ def test_momentum_moves_running_statistics_and_untrained_clients_count_under_the
     """
     made = simulated("official", "--method fedavgm", COUNTING)
     rounds = schedules.stack([made.schedule(number) for number in range(2)], tables.MAX_ROUNDS)
-    state, metrics = worlds.jit(made.chunk.__wrapped__)(made.state, jnp.int32(2), rounds, made.data, made.hyper)
+    state, metrics = worlds.jit(made.chunk.__wrapped__)(
+        made.state, jnp.int32(2), rounds, made.data, made.hyper
+    )
     schedule, beta = made.schedule(0), made.config.fedavgm.momentum
     assert (schedule.num_steps == 0).sum() == 1 and (np.asarray(metrics.weights[:2]) > 0).all()
     mean = schedule.num_samples @ schedule.num_steps / schedule.num_samples.sum()
-    np.testing.assert_allclose(state.variables.stats["steps"], (2 + 2 * beta + beta**2) * mean, rtol=1e-5)
+    np.testing.assert_allclose(
+        state.variables.stats["steps"], (2 + 2 * beta + beta**2) * mean, rtol=1e-5
+    )
 
 
 def test_profile_is_valid_with_every_method():

@@ -27,7 +27,11 @@ def test_result_tables_are_complete():
     """Seven pairs, seven methods, five alphas; the table of integrations has methods with and without FedVG."""
     rows = csv_rows(Path(values.__file__).with_name("tables.csv"))
     counts = Counter(row["table"] for row in rows)
-    assert len(rows) == 555 and counts["results_resnet"] == 5 * 7 * 5 and counts["results_vit"] == 2 * 7 * 5
+    assert (
+        len(rows) == 555
+        and counts["results_resnet"] == 5 * 7 * 5
+        and counts["results_vit"] == 2 * 7 * 5
+    )
     results = [row for row in rows if row["table"].startswith("results")]
     assert {(row["dataset"], row["model"]) for row in results} == PAIRS
     assert {float(row["alpha"]) for row in results} == set(ALPHAS)
@@ -37,7 +41,9 @@ def test_result_tables_are_complete():
 @pytest.mark.parametrize("method", ["fedavg", "fedvg"])
 def test_text_and_tables_give_the_same_means(method):
     """The mean over the seven pairs at alpha 0.05: FedVG 73.23, FedAvg 70.17 (text of section 4)."""
-    configs = (Config(dataset=dataset, model=model, method=method, alpha=0.05) for dataset, model in PAIRS)
+    configs = (
+        Config(dataset=dataset, model=model, method=method, alpha=0.05) for dataset, model in PAIRS
+    )
     mean = sum(values.published(config)[0] for config in configs) / 7
     assert round(mean, 2) == {"fedavg": 70.17, "fedvg": 73.23}[method]
 
@@ -48,4 +54,6 @@ def test_config_equals_the_preset_of_its_data_set(dataset, model):
     config = tomllib.loads((CONFIGS / f"{dataset}_{model}.toml").read_text())
     assert config["dataset"] == dataset and config["model"] == model
     preset = {name: value for name, value in presets.DATASETS[dataset].items() if name != "model"}
-    assert preset.items() <= config.items() and (dataset, presets.DATASETS[dataset]["model"]) in PAIRS
+    assert (
+        preset.items() <= config.items() and (dataset, presets.DATASETS[dataset]["model"]) in PAIRS
+    )

@@ -47,7 +47,10 @@ def linear_regression():
         init=lambda key: fv.Variables({"w": jnp.zeros(3)}, {}),
         loss=loss,
         predict=lambda params, stats, batch: batch.x @ params["w"],
-        measure=lambda params, stats, batch, mask: {"loss": errors(params, batch, mask), "rows": mask.sum()},
+        measure=lambda params, stats, batch, mask: {
+            "loss": errors(params, batch, mask),
+            "rows": mask.sum(),
+        },
         metrics=lambda sums: {"loss": sums["loss"] / sums["rows"]},
         block_of=str,
     )
@@ -65,19 +68,27 @@ def test_research_script_needs_public_names_only(x64):
     pool, val_rows = fv.Batch(x, x @ np.array([1.0, -2.0, 0.5])), np.arange(32, 40)
     data = fv.Data(pool, *[val_rows[None].astype(np.int32)] * 3)
     clients = [np.arange(8), np.arange(8, 20), np.arange(20, 32)]
-    task, algorithm, weighting = linear_regression(), fv.algorithms.fedprox(), fv.weightings.samples()
+    task, algorithm, weighting = (
+        linear_regression(),
+        fv.algorithms.fedprox(),
+        fv.weightings.samples(),
+    )
     hyper = {"lr": 0.05, "fedprox.mu": 0.1}
     state = fv.init_state(task, algorithm, len(clients), hyper)
     schedules = [fv.make_schedule(i, clients, cohort_size=2, batch_size=4) for i in range(3)]
 
-    fast = worlds.jit(fv.make_round(task, algorithm, weighting, fv.executors.lanes(1), fv.sgd, len(clients)))
+    fast = worlds.jit(
+        fv.make_round(task, algorithm, weighting, fv.executors.lanes(1), fv.sgd, len(clients))
+    )
     final = state
     for schedule in schedules:
         final, metrics = fast(final, schedule, data, hyper)
     assert metrics.weights.shape == (2,)
 
     unrolled = fv.unrolled(fv.max_steps(schedules))
-    rounds = fv.over_rounds(fv.make_round(task, algorithm, weighting, unrolled, fv.sgd, len(clients)))
+    rounds = fv.over_rounds(
+        fv.make_round(task, algorithm, weighting, unrolled, fv.sgd, len(clients))
+    )
 
     @jax.jit
     def validation_loss(hyper):
@@ -88,9 +99,9 @@ def test_research_script_needs_public_names_only(x64):
     value, gradient = fv.hypergradient(validation_loss, hyper, ["lr", "fedprox.mu"])
     evaluated = fv.evaluate(task, final.variables, data)
     assert evaluated["val_loss"] == pytest.approx(float(value), rel=1e-12)
-    assert fv.evaluate(task, final.variables, jax.tree.map(lambda leaf: leaf[val_rows], pool), batch_size=3)[
-        "loss"
-    ] == pytest.approx(float(value), rel=1e-12)
+    assert fv.evaluate(
+        task, final.variables, jax.tree.map(lambda leaf: leaf[val_rows], pool), batch_size=3
+    )["loss"] == pytest.approx(float(value), rel=1e-12)
     for name, at in hyper.items():
         ends = [validation_loss({**hyper, name: at + sign * 1e-5}) for sign in (1, -1)]
         assert float(gradient[name]) == pytest.approx(float(ends[0] - ends[1]) / 2e-5, rel=1e-6)
@@ -106,7 +117,9 @@ def test_a_simulation_evaluates_tables_of_nearly_as_many_rows_by_one_program():
     with compilations() as compiled:
         losses = [fv.evaluate(sim, model, table)["loss"] for table in tables]
     assert compiled == [] and losses == pytest.approx([4] * 6, rel=1e-5)
-    assert fv.evaluate(sim, model, (x, y), batch_size=np.int64(5))["loss"] == pytest.approx(4, rel=1e-5)
+    assert fv.evaluate(sim, model, (x, y), batch_size=np.int64(5))["loss"] == pytest.approx(
+        4, rel=1e-5
+    )
 
 
 # --- runs and their folders
@@ -130,7 +143,9 @@ def test_models_that_callbacks_and_metrics_keep_outlive_the_round():
     np.testing.assert_array_equal(kept, [np.asarray(model.params["w"]) for model in models])
     np.testing.assert_array_equal(kept[-1], history.variables.params["w"])
     assert len(np.unique(kept, axis=0)) == 3
-    assert all(np.isfinite(leaf).all() for state in states for leaf in jax.tree.leaves(state.server))
+    assert all(
+        np.isfinite(leaf).all() for state in states for leaf in jax.tree.leaves(state.server)
+    )
 
 
 def test_a_metric_that_is_not_finite_is_null_in_the_history():
@@ -152,7 +167,11 @@ def finished(tmp_path_factory):
 def test_loaded_history_is_the_history_of_the_run(finished):
     loaded = fv.History.load(finished.folder)
     assert loaded.records == finished.records
-    assert (loaded.summary, loaded.config, loaded.folder) == (finished.summary, finished.config, finished.folder)
+    assert (loaded.summary, loaded.config, loaded.folder) == (
+        finished.summary,
+        finished.config,
+        finished.folder,
+    )
     jax.tree.map(np.testing.assert_array_equal, loaded.variables, finished.variables)
     jax.tree.map(np.testing.assert_array_equal, loaded.best_variables, finished.best_variables)
     assert repr(loaded) == repr(finished) and len(repr(loaded).splitlines()) == 3
@@ -163,7 +182,10 @@ def test_runs_of_a_sweep_start_at_a_given_model(tmp_path):
     given = linear.GIVEN | {"initial": fv.Variables({"w": np.full(3, 5, np.float32)}, {})}
     config = replace(SMALL, weighting="uniform", partition="iid")
     (swept,) = fv.run_sweep(config, {"lr": [0.05]}, tmp_path, **given)
-    assert swept.result.records[-1]["val_loss"] == fv.run(replace(config, lr=0.05), **given).records[-1]["val_loss"]
+    assert (
+        swept.result.records[-1]["val_loss"]
+        == fv.run(replace(config, lr=0.05), **given).records[-1]["val_loss"]
+    )
     with pytest.raises(fv.UsageError, match="initial"):
         fv.run_sweep(config, {"lr": [0.05]}, tmp_path, **linear.GIVEN)
 
@@ -178,7 +200,9 @@ def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a
     before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     axes = {"seed": [0, 1]}
     try:
-        results = fv.run_sweep(replace(SMALL, model="linear", rounds=1), axes, metrics={"mine": stop})
+        results = fv.run_sweep(
+            replace(SMALL, model="linear", rounds=1), axes, metrics={"mine": stop}
+        )
     finally:
         signal.signal(signal.SIGTERM, before)
     assert received == [signal.SIGTERM]

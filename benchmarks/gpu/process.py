@@ -9,11 +9,17 @@ from typing import Any
 
 from benchmarks import machine
 
-GRAPHS = {"step": None, "step_off": "", "step_while": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE"}
+GRAPHS = {
+    "step": None,
+    "step_off": "",
+    "step_while": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE",
+}
 """Section -> `hardware.Choices.launch_graphs` that it measures."""
 
 
-def run_section(name: str, limit: float, args: argparse.Namespace, chosen: dict[str, Any]) -> dict[str, Any]:
+def run_section(
+    name: str, limit: float, args: argparse.Namespace, chosen: dict[str, Any]
+) -> dict[str, Any]:
     """Runs a section's process; returns its last result, because each extends the earlier ones.
 
     Args:
@@ -24,7 +30,9 @@ def run_section(name: str, limit: float, args: argparse.Namespace, chosen: dict[
     """
     start, words = time.monotonic(), (name, limit, args.cpu_smoke, chosen)
     environment = environment_of(args)
-    outcome = machine.call("benchmarks.gpu.sections", "measure", *words, environment=environment, limit=limit)
+    outcome = machine.call(
+        "benchmarks.gpu.sections", "measure", *words, environment=environment, limit=limit
+    )
     result = outcome.results[-1] if outcome.results else {}
     if outcome.code is None:
         result["stopped"] = f"after {limit:.0f} s"

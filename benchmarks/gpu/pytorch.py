@@ -40,7 +40,9 @@ class Variant(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"{self.launch}, {self.precision}, {'channels_last' if self.channels_last else 'nchw'}"
+        return (
+            f"{self.launch}, {self.precision}, {'channels_last' if self.channels_last else 'nchw'}"
+        )
 
 
 VARIANTS = (
@@ -78,7 +80,9 @@ def measure(sim: simulation.Simulation, model: str, smoke: bool) -> Iterator[dic
         try:
             contestant = Round(sim, model, variant, device)
             contestant.run()  # captures and compiles
-            times = [contestant.run() for _ in range(1 if smoke or variant.launch == "eager" else 3)]
+            times = [
+                contestant.run() for _ in range(1 if smoke or variant.launch == "eager" else 3)
+            ]
             seconds = {name: statistics.median(t[name] for t in times) for name in times[0]}
         except Exception as error:  # torch.compile needs a C compiler; the others still count
             seconds = {"error": f"{type(error).__name__}: {error}"[:300]}
@@ -91,12 +95,19 @@ def difference(sim: simulation.Simulation, model: str, device: str) -> float:
 
     PyTorch's gradient of both groups at once and the mean of its minibatches' are compared with ours.
     """
-    contestant, rows = Round(sim, model, Variant("eager", "float64"), device), np.arange(64).reshape(2, 32)
+    contestant, rows = (
+        Round(sim, model, Variant("eager", "float64"), device),
+        np.arange(64).reshape(2, 32),
+    )
     with jax.enable_x64(True):
-        model_of_ours = jax.tree.map(lambda x: jnp.asarray(x, float), jax.device_get(tuple(sim.state.variables)))
+        model_of_ours = jax.tree.map(
+            lambda x: jnp.asarray(x, float), jax.device_get(tuple(sim.state.variables))
+        )
         batch = jax.tree.map(lambda x: x[rows.ravel()], Batch(sim.arrays.x, sim.arrays.y))
         gradient = jax.jit(jax.grad(lambda *arguments: sim.task.loss(*arguments, True)[0]))
-        ours = contest.flatten_model("", jax.device_get(gradient(*model_of_ours, batch, np.ones((2, 32), bool))), {})
+        ours = contest.flatten_model(
+            "", jax.device_get(gradient(*model_of_ours, batch, np.ones((2, 32), bool))), {}
+        )
     theirs = contestant.gradient(contestant.on_device(rows), 2)
     halves = zip(*(contestant.gradient(contestant.on_device(r), 0) for r in rows), strict=True)
     gaps = []
@@ -122,7 +133,9 @@ class Round:
             for name, a in contest.select_prefix(arrays, "init").items()
         }
         copies = {name: self.formatted(t.clone()) for name, t in self.start.items()}
-        self.params = {n.removeprefix("params/"): t.requires_grad_() for n, t in copies.items() if n[0] == "p"}
+        self.params = {
+            n.removeprefix("params/"): t.requires_grad_() for n, t in copies.items() if n[0] == "p"
+        }
         self.stats = {n.removeprefix("stats/"): t for n, t in copies.items() if n[0] == "s"}
         self.total = [torch.zeros_like(p) for p in self.params.values()]
         pixels = torch.tensor(np.asarray(sim.arrays.x)).to(device).to(dtype) / 255
@@ -130,22 +143,29 @@ class Round:
         self.y = torch.tensor(np.asarray(sim.arrays.y)).long().to(device)
         stops = planned.start + planned.num_steps
         self.clients = [
-            [self.on_device(rows) for rows in planned.rows[a:b]] for a, b in zip(planned.start, stops, strict=True)
+            [self.on_device(rows) for rows in planned.rows[a:b]]
+            for a, b in zip(planned.start, stops, strict=True)
         ]
         scoring = np.asarray(sim.data.scoring)
         full = scoring[(scoring >= 0).all(1)]
         passes = [full[i : i + PASS_GROUPS] for i in range(0, len(full), PASS_GROUPS)]
         rest = [r[r >= 0][None] for r in scoring if 0 < (r >= 0).sum() < len(r)]
         self.passes = [(self.on_device(groups), len(groups)) for groups in (*passes, *rest)]
-        whole = torch.compile(self.loss, dynamic=False) if variant.launch == "compiled" else self.loss
+        whole = (
+            torch.compile(self.loss, dynamic=False) if variant.launch == "compiled" else self.loss
+        )
         mode = "reduce-overhead"
-        self.fast_loss = torch.compile(self.loss, mode=mode, dynamic=False) if variant.launch == mode else whole
+        self.fast_loss = (
+            torch.compile(self.loss, mode=mode, dynamic=False) if variant.launch == mode else whole
+        )
         self.full = {config.batch_size, *(rows.numel() for rows, _ in self.passes[:1])}
 
     def formatted(self, tensor: Tensor) -> Tensor:
         """Returns a kernel in the variant's memory format."""
         is_last = self.variant.channels_last and tensor.ndim == 4
-        return tensor.contiguous(memory_format=torch.channels_last if is_last else torch.contiguous_format)
+        return tensor.contiguous(
+            memory_format=torch.channels_last if is_last else torch.contiguous_format
+        )
 
     def on_device(self, rows: np.ndarray) -> Tensor:
         """Returns row numbers on the device without padding; those of groups in the order of `torch_nets.norm`."""
@@ -156,14 +176,20 @@ class Round:
     def loss(self, x: Tensor, y: Tensor, count: int) -> Tensor:
         """Returns the mean loss of the rows; of several groups with statistics of each."""
         groups = torch_nets.Groups(max(count, 1), not self.variant.channels_last)
-        with torch.autocast(self.device, torch.bfloat16, enabled=self.variant.precision == "bfloat16"):
-            return F.cross_entropy(self.net(self.params, self.stats if count == 0 else None, x, groups), y)
+        with torch.autocast(
+            self.device, torch.bfloat16, enabled=self.variant.precision == "bfloat16"
+        ):
+            return F.cross_entropy(
+                self.net(self.params, self.stats if count == 0 else None, x, groups), y
+            )
 
     def gradient(self, rows: Tensor, count: int) -> tuple[Tensor, ...]:
         """Returns the gradient of the mean loss over rows; count: of groups, 0 in training, which moves statistics."""
         x = self.x[rows]
         x = x.permute(0, 3, 1, 2) if self.variant.channels_last else x
-        torch.backends.cudnn.benchmark = len(rows) in self.full  # each other size would be tuned, too, for seconds
+        torch.backends.cudnn.benchmark = (
+            len(rows) in self.full
+        )  # each other size would be tuned, too, for seconds
         loss = self.fast_loss if len(rows) in self.full else self.loss
         return torch.autograd.grad(loss(x, self.y[rows], count), list(self.params.values()))
 
@@ -231,11 +257,16 @@ class Round:
         clock.append(self.now())
         inverse = 1 / (torch.stack(norms) + self.eps)
         weights = inverse / inverse.sum()
-        self.averaged = [torch.tensordot(weights.to(t[0].dtype), torch.stack(t), 1) for t in zip(*models, strict=True)]
+        self.averaged = [
+            torch.tensordot(weights.to(t[0].dtype), torch.stack(t), 1)
+            for t in zip(*models, strict=True)
+        ]
         self.weights = weights
         clock.append(self.now())
         names = "train", "score", "aggregate"
-        return dict(zip(names, np.diff(clock).tolist(), strict=True)) | {"round": clock[-1] - clock[0]}
+        return dict(zip(names, np.diff(clock).tolist(), strict=True)) | {
+            "round": clock[-1] - clock[0]
+        }
 
     def now(self) -> float:
         """Returns the time when the device has finished its work."""

@@ -37,7 +37,9 @@ MODELS = (
 def peaks(box: workload.Box) -> Results:
     """Speed of matrix products by precision, and of a copy: what shares of a peak are shares of."""
     device = jax.devices()[0]
-    results: dict[str, Any] = {"device": {"accelerator": device.device_kind, "jax_backend": device.platform}}
+    results: dict[str, Any] = {
+        "device": {"accelerator": device.device_kind, "jax_backend": device.platform}
+    }
     results["TF/s"] = machine.accelerator_peaks(128 if box.smoke else 8192, 3 if box.smoke else 20)
     yield results
     size = 2**10 if box.smoke else 2**28
@@ -61,7 +63,9 @@ def step(box: workload.Box, graphs: str | None) -> Results:
     results: dict[str, Any] = {}
     for conv in ("gemm",) if box.smoke else ("gemm", "lax"):
         way = workload.Way(conv, graphs=graphs)
-        results |= workload.step_milliseconds(box, [(lanes, way) for lanes in ((2,) if box.smoke else (4, 10, 1))])
+        results |= workload.step_milliseconds(
+            box, [(lanes, way) for lanes in ((2,) if box.smoke else (4, 10, 1))]
+        )
         yield {"milliseconds": results}
 
 
@@ -70,7 +74,9 @@ def models(box: workload.Box) -> Results:
     results: dict[str, Any] = {}
     for model, side, convs in MODELS[: 1 if box.smoke else None]:
         ways = [(n, workload.Way(conv, model=model, side=side)) for n in (4, 1) for conv in convs]
-        results[f"{model} at {side} pixels"] = workload.step_milliseconds(box, ways[: 1 if box.smoke else None])
+        results[f"{model} at {side} pixels"] = workload.step_milliseconds(
+            box, ways[: 1 if box.smoke else None]
+        )
         yield {"milliseconds": results}
 
 
@@ -80,7 +86,12 @@ def trained_parts(box: workload.Box) -> Results:
     Each case has a process of its own, because a device's peak of memory cannot be reset.
     """
     models = ["tinycnn"] if box.smoke else ["vit_s16", "efficientnet_lite0", "vit_b16"]
-    cases = [(m, cohort, part) for m in models for cohort in adapters.COHORTS[m] for part in adapters.PARTS[m]]
+    cases = [
+        (m, cohort, part)
+        for m in models
+        for cohort in adapters.COHORTS[m]
+        for part in adapters.PARTS[m]
+    ]
     points: list[dict[str, Any]] = []
     for case in sorted(cases, key=operator.itemgetter(1)):
         try:
@@ -99,7 +110,10 @@ def phases(box: workload.Box) -> Results:
     planned = [sim.schedule(0)]
     start = time.perf_counter()
     ours = Ours(sim, planned)
-    results: dict[str, Any] = {"compile_seconds": time.perf_counter() - start, "chosen": dict(box.chosen)}
+    results: dict[str, Any] = {
+        "compile_seconds": time.perf_counter() - start,
+        "chosen": dict(box.chosen),
+    }
     times = [ours.time() for _ in range(2 if box.smoke else 5)]
     results["seconds"] = {name: machine.spread([t[name] for t in times]) for name in times[0]}
     steps, length = int(planned[0].num_steps.sum()), int(planned[0].plan.length.sum())
@@ -121,7 +135,11 @@ def run(box: workload.Box) -> Results:
             signal.raise_signal(signal.SIGINT)  # stops the run after this chunk, as Ctrl-C does
 
     history = loop.run_simulation(sim, on_records=stop_in_time)
-    seconds, num_rounds, rounds = history.summary["run_seconds"], len(history.records), sim.config.rounds
+    seconds, num_rounds, rounds = (
+        history.summary["run_seconds"],
+        len(history.records),
+        sim.config.rounds,
+    )
     yield {
         "chosen": dict(box.chosen),
         "rounds": num_rounds,

@@ -52,18 +52,30 @@ def main(argv: list[str] | None = None) -> int:
     if args.command == "study":
         return study.run(args)
     command = ["python", "-m", "benchmarks.gpu", *(sys.argv[1:] if argv is None else argv)]
-    file = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sessions": []}
-    run: dict[str, Any] = {"machine": machine.describe(command), "smoke": args.cpu_smoke, "sections": {}}
+    file = (
+        json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sessions": []}
+    )
+    run: dict[str, Any] = {
+        "machine": machine.describe(command),
+        "smoke": args.cpu_smoke,
+        "sections": {},
+    }
     file |= {"command": run["machine"]["command"], "sessions": [*file["sessions"], run]}
     start, total = time.monotonic(), sum(SECTIONS[name] for name in args.sections)
     for i, name in enumerate(args.sections):
         later = sum(SECTIONS[following] for following in args.sections[i + 1 :])
         limit = args.minutes * 60 * (1 - later / total) - (time.monotonic() - start)
         chosen = choose(file["sessions"], run["machine"].get("accelerator"))
-        result = process.run_section(name, limit, args, chosen) if limit > 5 else {"failed": "no time was left"}
+        result = (
+            process.run_section(name, limit, args, chosen)
+            if limit > 5
+            else {"failed": "no time was left"}
+        )
         run["machine"] |= result.pop("device", {})
         measured_on = {key: run["machine"][key] for key in MEASURED_ON if key in run["machine"]}
-        run["sections"][name] = result | {"on": measured_on | {"peaks": run["sections"].get("peaks", {})}}
+        run["sections"][name] = result | {
+            "on": measured_on | {"peaks": run["sections"].get("peaks", {})}
+        }
         print(f"{name}: {json.dumps(result)[:2000]}", flush=True)
         machine.write(args.out, file)
     run["machine"] = machine.add_final_load(run["machine"])
@@ -79,10 +91,20 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=9.0, help="wall time of the whole command")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
     parser.add_argument("--cpu-smoke", action="store_true")
-    parser.add_argument("--cache-dir", type=Path, default=Path.home() / ".cache" / "fedvg_jax" / "xla")
-    parser.add_argument("--data-dir", type=Path, help="of the study: a folder with cifar10.npz, or its pieces part-*")
     parser.add_argument(
-        "--adapters", nargs=2, type=Path, metavar=("FILE.npz", "START"), help="of the study of adapters"
+        "--cache-dir", type=Path, default=Path.home() / ".cache" / "fedvg_jax" / "xla"
+    )
+    parser.add_argument(
+        "--data-dir",
+        type=Path,
+        help="of the study: a folder with cifar10.npz, or its pieces part-*",
+    )
+    parser.add_argument(
+        "--adapters",
+        nargs=2,
+        type=Path,
+        metavar=("FILE.npz", "START"),
+        help="of the study of adapters",
     )
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), metavar="FILE.json")
     return parser.parse_args(argv)
@@ -103,18 +125,28 @@ def choose(sessions: Sequence[dict[str, Any]], accelerator: str | None) -> dict[
         if run["machine"].get("accelerator") != accelerator:
             continue
         for section, graphs in process.GRAPHS.items():
-            for way, milliseconds in run["sections"].get(section, {}).get("milliseconds", {}).items():
+            for way, milliseconds in (
+                run["sections"].get(section, {}).get("milliseconds", {}).items()
+            ):
                 lanes, conv = way.split(" lanes, ")
                 if isinstance(milliseconds, float):
                     num_steps = max(STEPS[0], STEPS[1] / int(lanes))
                     steps[graphs, int(lanes), conv] = num_steps * int(lanes) * milliseconds
         for conv, rows_of in run["sections"].get("score", {}).get("rows per second", {}).items():
-            rates |= {(conv, int(rows)): rate for rows, rate in rows_of["default"].items() if isinstance(rate, float)}
+            rates |= {
+                (conv, int(rows)): rate
+                for rows, rate in rows_of["default"].items()
+                if isinstance(rate, float)
+            }
     chosen: dict[str, Any] = {}
     if steps:
         graphs, lanes, conv = min(steps, key=lambda way: steps[way])
         chosen |= {"max_lanes": lanes, "small_image_conv": conv, "launch_graphs": graphs}
     if rates:
         conv, rows = max(rates, key=lambda way: rates[way])
-        chosen |= {"scoring_conv": conv, "rows_per_scoring_pass": rows, "values_per_scoring_pass": rows * 3072}
+        chosen |= {
+            "scoring_conv": conv,
+            "rows_per_scoring_pass": rows,
+            "values_per_scoring_pass": rows * 3072,
+        }
     return chosen

@@ -25,7 +25,12 @@ from benchmarks.gpu import process as sections
 SWEEPS = machine.ROOT / "configs" / "sweeps"
 
 STAGES = {
-    f"{methods}_alpha_{alpha}": ("--config", str(SWEEPS / f"paper_cell_{methods}.toml"), "--alpha", alpha)
+    f"{methods}_alpha_{alpha}": (
+        "--config",
+        str(SWEEPS / f"paper_cell_{methods}.toml"),
+        "--alpha",
+        alpha,
+    )
     for methods in ("controls", "algorithms")
     for alpha in ("0.05", "0.1", "10")
 }
@@ -34,7 +39,18 @@ STAGES = {
 ADAPTERS = ("--config", str(SWEEPS / "adapters.toml"))
 """Command line of the study of adapters, the last stage."""
 
-SMOKE = ["--dataset", "digits", "--model", "mlp", "--rounds", "2", "--clients", "10", "--join-ratio", "0.3"]
+SMOKE = [
+    "--dataset",
+    "digits",
+    "--model",
+    "mlp",
+    "--rounds",
+    "2",
+    "--clients",
+    "10",
+    "--join-ratio",
+    "0.3",
+]
 SMOKE += ["--min-samples-rule", "top_up", "--local-epochs", "1", "--seed", "0"]
 """Options of a sweep that shows on a CPU that a stage works."""
 
@@ -47,7 +63,10 @@ RESERVE = 30
 
 def run(args: argparse.Namespace) -> int:
     """Runs the stages until all are finished or the time is over; exit code 1 if some sweep failed."""
-    deadline, archive = time.monotonic() + 60 * args.minutes, args.out.with_name(f"{args.out.name}.tar.xz")
+    deadline, archive = (
+        time.monotonic() + 60 * args.minutes,
+        args.out.with_name(f"{args.out.name}.tar.xz"),
+    )
     if archive.exists() and not args.out.exists():
         with tarfile.open(archive) as file:
             file.extractall(args.out.parent, filter="data")
@@ -55,9 +74,18 @@ def run(args: argparse.Namespace) -> int:
     stages = {}
     if args.data_dir or not args.adapters:
         data = () if args.cpu_smoke else ("--data-dir", str(assemble(args.data_dir)))
-        stages |= {name: (*words, *data) for name, words in list(STAGES.items())[:: 3 if args.cpu_smoke else 1]}
+        stages |= {
+            name: (*words, *data)
+            for name, words in list(STAGES.items())[:: 3 if args.cpu_smoke else 1]
+        }
     if args.adapters:
-        stages["adapters"] = (*ADAPTERS, "--data-dir", str(args.adapters[0]), "--init", str(args.adapters[1]))
+        stages["adapters"] = (
+            *ADAPTERS,
+            "--data-dir",
+            str(args.adapters[0]),
+            "--init",
+            str(args.adapters[1]),
+        )
     note_machine(args)
     code = 0
     for name, words in stages.items():
@@ -88,7 +116,9 @@ def assemble(data_dir: Path | None) -> Path:
     path, pieces = data_dir / "cifar10.npz", sorted(data_dir.glob("part-*"))
     if not path.exists():
         if not pieces:
-            raise SystemExit(f"{data_dir} has neither cifar10.npz nor pieces part-*; split -b 50m cifar10.npz part-")
+            raise SystemExit(
+                f"{data_dir} has neither cifar10.npz nor pieces part-*; split -b 50m cifar10.npz part-"
+            )
         with (data_dir / "cifar10.tmp").open("wb") as file:
             for piece in pieces:
                 file.write(piece.read_bytes())
@@ -102,7 +132,9 @@ def note_machine(args: argparse.Namespace) -> None:
     machines = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
     peaks = sections.run_section("peaks", 60, args, {})
     command = ["python", "-m", "benchmarks.gpu", *sys.argv[1:]]
-    path.write_text(json.dumps([*machines, machine.describe(command) | peaks], indent=1), encoding="utf-8")
+    path.write_text(
+        json.dumps([*machines, machine.describe(command) | peaks], indent=1), encoding="utf-8"
+    )
 
 
 def pack(folder: Path, archive: Path) -> None:
@@ -114,6 +146,8 @@ def pack(folder: Path, archive: Path) -> None:
         return None if is_unfinished or path.name.startswith(LEFT_OUT) else info
 
     draft = archive.with_suffix(".tmp")
-    with tarfile.open(draft, "w:xz", preset=9) as file:  # of runs with one partition, only the first takes space
+    with tarfile.open(
+        draft, "w:xz", preset=9
+    ) as file:  # of runs with one partition, only the first takes space
         file.add(folder, folder.name, filter=kept)
     shutil.move(draft, archive)

@@ -52,8 +52,17 @@ def take_choices(chosen: Mapping[str, Any]) -> None:
 def simulation(box: Box, rounds: int = 200) -> build.Simulation:
     """Returns the paper's CIFAR-10 run, on noise of the same shape."""
     case = cases.CASES[box.case]._replace(images=600 if box.smoke else 60_000)
-    settings = {"alpha": 0.05, "clients": 100, "join_ratio": 0.1, "min_samples": 10, "eval_every": 20, "rounds": rounds}
-    settings |= {"alpha": 1.0, "clients": 6, "join_ratio": 0.5, "local_epochs": 1} if box.smoke else {}
+    settings = {
+        "alpha": 0.05,
+        "clients": 100,
+        "join_ratio": 0.1,
+        "min_samples": 10,
+        "eval_every": 20,
+        "rounds": rounds,
+    }
+    settings |= (
+        {"alpha": 1.0, "clients": 6, "join_ratio": 0.5, "local_epochs": 1} if box.smoke else {}
+    )
     config = configs.apply(cases.config(case), settings, "benchmark")
     return build.simulation(config, data=cases.arrays(case, None))
 
@@ -78,7 +87,9 @@ def make_task(box: Box, way: Way) -> Task:
     changes = {"conv": way.conv, "precision": way.precision, "model": way.model or box.case}
     config = dataclasses.replace(cases.config(cases.CASES[box.case]), **changes)
     images, labels = np.zeros((2, way.side, way.side, 3), np.uint8), np.zeros(2, np.int32)
-    return registry.make_task(config, Arrays("zeros", images, labels, tuple(map(str, range(10))), 2))
+    return registry.make_task(
+        config, Arrays("zeros", images, labels, tuple(map(str, range(10))), 2)
+    )
 
 
 def median_seconds(box: Box, makers: Mapping[str, Callable[[], Call]]) -> dict[str, float | str]:
@@ -97,7 +108,9 @@ def median_seconds(box: Box, makers: Mapping[str, Callable[[], Call]]) -> dict[s
     for name, future in futures.items():
         try:
             results[name] = machine.median_seconds(future.result(), 3)
-        except Exception as error:  # out of memory, or a kernel that XLA cannot compile: the others still count
+        except (
+            Exception
+        ) as error:  # out of memory, or a kernel that XLA cannot compile: the others still count
             results[name] = f"{type(error).__name__}: {error}"[:200]
     return results
 
@@ -111,10 +124,13 @@ def step_milliseconds(box: Box, ways: Sequence[tuple[int, Way]]) -> dict[str, fl
     """
     count = 2 if box.smoke else 40
     names = {f"{lanes} lanes, {way.conv}": (lanes, way) for lanes, way in ways}
-    makers = {name: functools.partial(_compiled_steps, box, count, *way) for name, way in names.items()}
+    makers = {
+        name: functools.partial(_compiled_steps, box, count, *way) for name, way in names.items()
+    }
     seconds = median_seconds(box, makers)
     return {
-        name: s if isinstance(s, str) else round(1e3 * s / (count * names[name][0]), 4) for name, s in seconds.items()
+        name: s if isinstance(s, str) else round(1e3 * s / (count * names[name][0]), 4)
+        for name, s in seconds.items()
     }
 
 
@@ -124,7 +140,9 @@ def _compiled_steps(box: Box, count: int, num_lanes: int, way: Way) -> Call:
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, num_images, (count, BATCH), np.int32) for _ in range(num_lanes)]
     clients, capacity = np.arange(num_lanes, dtype=np.int32), num_lanes * count
-    planned = schedules.pack(clients, rows, [num_images] * num_lanes, num_lanes=num_lanes, capacity=capacity)
+    planned = schedules.pack(
+        clients, rows, [num_images] * num_lanes, num_lanes=num_lanes, capacity=capacity
+    )
     task = make_task(box, way)
     variables = jax.jit(task.init)(jax.random.key(0))
     state = SimState(jnp.int32(0), variables, (), tree.repeat((), num_lanes))
@@ -134,7 +152,9 @@ def _compiled_steps(box: Box, count: int, num_lanes: int, way: Way) -> Call:
     def train(state, data, hyper, planned):
         return executors.lanes(num_lanes).train(make_client, (state, data, hyper), planned)
 
-    options = None if way.graphs is None or box.smoke else {"xla_gpu_enable_command_buffer": way.graphs}
+    options = (
+        None if way.graphs is None or box.smoke else {"xla_gpu_enable_command_buffer": way.graphs}
+    )
     compiled = jax.jit(train, compiler_options=options).lower(state, data, hyper, planned).compile()
     return lambda: jax.block_until_ready(compiled(state, data, hyper, planned))
 
@@ -142,7 +162,9 @@ def _compiled_steps(box: Box, count: int, num_lanes: int, way: Way) -> Call:
 def _data(num_images: int, side: int) -> Data:
     """Returns random images, all of them in D_val."""
     pixels = np.random.default_rng(0).integers(0, 256, (num_images, side, side, 3), np.uint8)
-    rows = jnp.asarray(schedules.table(np.arange(num_images, dtype=np.int32), BATCH, -(-num_images // BATCH)))
+    rows = jnp.asarray(
+        schedules.table(np.arange(num_images, dtype=np.int32), BATCH, -(-num_images // BATCH))
+    )
     return Data(Batch(jnp.asarray(pixels), jnp.zeros(num_images, jnp.int32)), rows, rows, rows)
 
 
@@ -162,4 +184,6 @@ def scoring_rates(box: Box, way: Way, sizes: tuple[int, ...]) -> dict[str, float
         return lambda: jax.block_until_ready(run(variables, data))
 
     seconds = median_seconds(box, {str(rows): functools.partial(compiled, rows) for rows in sizes})
-    return {rows: s if isinstance(s, str) else round(num_images / s, 1) for rows, s in seconds.items()}
+    return {
+        rows: s if isinstance(s, str) else round(num_images / s, 1) for rows, s in seconds.items()
+    }

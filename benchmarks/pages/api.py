@@ -36,7 +36,15 @@ SECTIONS = {
 """page -> (title, public names); names that are not listed go to a page of their own."""
 
 SIGNALS = "fedvg_jax.weightings.signals"
-OF_SIGNALS = ["normed", "validation_gradient", "delta", "fisher", "validation_loss", "validation_accuracy", "mean_over"]
+OF_SIGNALS = [
+    "normed",
+    "validation_gradient",
+    "delta",
+    "fisher",
+    "validation_loss",
+    "validation_accuracy",
+    "mean_over",
+]
 """Names of a module inside a namespace, of which a weighting of one's own is made."""
 
 WITHOUT_ARGUMENTS = {"Config": "**settings"}
@@ -45,10 +53,15 @@ WITHOUT_ARGUMENTS = {"Config": "**settings"}
 
 def sections() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Returns every public name that is no module, by page."""
-    public = [name for name in fedvg_jax.__all__ if not isinstance(getattr(fedvg_jax, name), ModuleType)]
+    public = [
+        name for name in fedvg_jax.__all__ if not isinstance(getattr(fedvg_jax, name), ModuleType)
+    ]
     placed = {name for _, names in SECTIONS.values() for name in names.split()}
     others = tuple(name for name in public if name not in placed)
-    known = {page: (title, tuple(n for n in names.split() if n in public)) for page, (title, names) in SECTIONS.items()}
+    known = {
+        page: (title, tuple(n for n in names.split() if n in public))
+        for page, (title, names) in SECTIONS.items()
+    }
     return known | ({"others": ("Other names", others)} if others else {})
 
 
@@ -59,11 +72,16 @@ def namespaces() -> list[str]:
 
 def pages() -> dict[str, str]:
     """Returns name of a page -> Markdown."""
-    made = {page: heading(title) + entries("fedvg_jax", names) for page, (title, names) in sections().items()}
+    made = {
+        page: heading(title) + entries("fedvg_jax", names)
+        for page, (title, names) in sections().items()
+    }
     for name in namespaces():
         module = getattr(fedvg_jax, name)
         made[name] = heading(f"fedvg_jax.{name}") + entries(module.__name__, public_names(module))
-    made["parts"] = heading("Signals of a weighting") + f"## `{SIGNALS}`\n\n{entries(SIGNALS, OF_SIGNALS)}"
+    made["parts"] = (
+        heading("Signals of a weighting") + f"## `{SIGNALS}`\n\n{entries(SIGNALS, OF_SIGNALS)}"
+    )
     made["contracts"] = heading("Contracts") + entries("fedvg_jax.core.types", contracts())
     return made
 
@@ -72,7 +90,12 @@ def index() -> str:
     """Returns every public name: those of `fv` with their docstring's first line, those of its namespaces by name."""
     parts = []
     for title, names in sections().values():
-        parts += [f"## {title}", "", *(f"- `fv.{name}`: {summary(getattr(fedvg_jax, name))}" for name in names), ""]
+        parts += [
+            f"## {title}",
+            "",
+            *(f"- `fv.{name}`: {summary(getattr(fedvg_jax, name))}" for name in names),
+            "",
+        ]
     parts += ["## Namespaces", ""]
     for name in namespaces():
         names = (n for n in public_names(getattr(fedvg_jax, name)) if n not in fedvg_jax.__all__)
@@ -88,7 +111,14 @@ def heading(title: str) -> str:
 def entries(module: str, names) -> str:
     """Returns autodoc directives."""
     home = importlib.import_module(module)
-    return "\n".join(["```{eval-rst}", *(directive(module, name, getattr(home, name)) for name in names), "```", ""])
+    return "\n".join(
+        [
+            "```{eval-rst}",
+            *(directive(module, name, getattr(home, name)) for name in names),
+            "```",
+            "",
+        ]
+    )
 
 
 def directive(module: str, name: str, thing) -> str:
@@ -97,7 +127,9 @@ def directive(module: str, name: str, thing) -> str:
     if inspect.isclass(thing):
         signature = f"({WITHOUT_ARGUMENTS[name]})" if name in WITHOUT_ARGUMENTS else ""
         options += "" if signature else "   :members:\n"
-        options += f"   :exclude-members: {', '.join(listed)}\n" if (listed := attributes(thing)) else ""
+        options += (
+            f"   :exclude-members: {', '.join(listed)}\n" if (listed := attributes(thing)) else ""
+        )
         return f".. autoclass:: {module}.{name}{signature}\n{options}"
     kind = "function" if callable(thing) else "data"
     return f".. auto{kind}:: {module}.{name}\n{options}"
@@ -119,7 +151,9 @@ def summary(thing) -> str:
 
 def public_names(module: ModuleType) -> tuple[str, ...]:
     """Returns what a namespace promises, except modules: `__all__`, or else the names that a package imports."""
-    names = getattr(module, "__all__", sorted(name for name in vars(module) if not name.startswith("_")))
+    names = getattr(
+        module, "__all__", sorted(name for name in vars(module) if not name.startswith("_"))
+    )
     return tuple(name for name in names if not isinstance(getattr(module, name), ModuleType))
 
 
@@ -129,5 +163,7 @@ def contracts() -> tuple[str, ...]:
     return tuple(
         name
         for name, thing in vars(types).items()
-        if inspect.isclass(thing) and thing.__module__ == types.__name__ and name not in fedvg_jax.__all__
+        if inspect.isclass(thing)
+        and thing.__module__ == types.__name__
+        and name not in fedvg_jax.__all__
     )

@@ -17,7 +17,15 @@ SCALES = {
     "controls_cifar10_lenet5_full": (60_000, "cifar10", "lenet5", "200", "100", "10", 40),
     "controls_cifar10_lenet5": (12_000, "cifar10", "lenet5", "100", "20", "10", 80),
     "controls_digits": (1_797, "digits", "mlp", "100", "20", "30", 540),
-    "whole_network": (12_000, "CIFAR-10 from ImageNet weights", "efficientnet_lite0", "15", "20", "5", 50),
+    "whole_network": (
+        12_000,
+        "CIFAR-10 from ImageNet weights",
+        "efficientnet_lite0",
+        "15",
+        "20",
+        "5",
+        50,
+    ),
     "features_cifar10": (60_000, "features of CIFAR-10", "linear", "200", "100", "10", 150),
     "features_dermamnist": (10_015, "features of DermaMNIST", "linear", "200", "25", "10", 360),
     "features_tinyimagenet": (5_500, "features of Tiny ImageNet", "linear", "200", "20", "10", 360),
@@ -32,7 +40,12 @@ def claims() -> str:
     for claim, results in claims_of_paper.by_claim(results_of_claims()).items():
         largest = claims_of_paper.largest(results)
         ours = largest.finding.text if largest else "–"
-        cells = (claim.statement, claims_of_paper.papers_numbers(claim), ours, claims_of_paper.verdict(results))
+        cells = (
+            claim.statement,
+            claims_of_paper.papers_numbers(claim),
+            ours,
+            claims_of_paper.verdict(results),
+        )
         rows.append([escape(cell) for cell in cells])
     return table(["claim", "the paper", "largest study here", "verdict"], rows)
 
@@ -62,7 +75,9 @@ def results_of_claims() -> list[Any]:
 def results_of_controls() -> list[Any]:
     """Returns FedVG minus FedAvg at alpha 0.05 in the comparisons of `SCALES`, for the claim about it."""
     of_dirichlet = [s for s in studies() if not s.what.startswith("equal sizes")]
-    gaps = {s.folder: s.gaps["FedAvg"] for s in of_dirichlet if s.folder in SCALES and s.alpha == "0.05"}
+    gaps = {
+        s.folder: s.gaps["FedAvg"] for s in of_dirichlet if s.folder in SCALES and s.alpha == "0.05"
+    }
     for folder in (*uses.SETS, *uses.WHOLE):
         if contrast := uses.primary(uses.read(folder)).get(("H1", "0.05")):
             gaps[folder] = contrast[1:]

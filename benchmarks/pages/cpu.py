@@ -29,8 +29,13 @@ def short_rounds(file: dict[str, Any]) -> Iterator[str]:
     yield describe(file) + "\n"
     rows = []
     for name, case in file["cases"].items():
-        ratios = [f"{case['ratio'][peer]:.1f} x" if peer in case["ratio"] else "-" for peer in SHORT]
-        seconds = number(case["seconds"]["ours"]["round"]["median"]), f"{case['about']['ours']['compile_seconds']:.1f}"
+        ratios = [
+            f"{case['ratio'][peer]:.1f} x" if peer in case["ratio"] else "-" for peer in SHORT
+        ]
+        seconds = (
+            number(case["seconds"]["ours"]["round"]["median"]),
+            f"{case['about']['ours']['compile_seconds']:.1f}",
+        )
         rows.append([name + ("" if quiet(case) else " (busy)"), *seconds, *ratios])
     yield table(["round", "ours, s", "compiling, s", *SHORT.values()], rows).rstrip()
 
@@ -51,7 +56,9 @@ def describe(file: dict[str, Any]) -> str:
             of_torch.setdefault(version, []).append(name)
     names = [f"jax {machine['versions']['jax']}"]
     for version, measured in sorted(of_torch.items()):
-        names.append(f"torch {version}" + (f" ({', '.join(measured)})" if len(of_torch) > 1 else ""))
+        names.append(
+            f"torch {version}" + (f" ({', '.join(measured)})" if len(of_torch) > 1 else "")
+        )
     versions = ", ".join(names)
     peak = file["sgemm GF/s"]
     return (
@@ -77,7 +84,16 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
             *(ratio_to_ours(case, peer) for peer in ("lean", "loader", "pfl", "flower")),
             f"{case['about']['ours']['compile_seconds']:.1f}",
         ])  # fmt: skip
-    head = ["round", "alpha", "images forward and back", "ours, s", "CPU s", "of peak", "PyTorch, lean", "DataLoader"]
+    head = [
+        "round",
+        "alpha",
+        "images forward and back",
+        "ours, s",
+        "CPU s",
+        "of peak",
+        "PyTorch, lean",
+        "DataLoader",
+    ]
     yield table([*head, "pfl", "Flower", "compile, s"], rows).rstrip()
     if not all(map(quiet, file["cases"].values())):
         yield "\nbusy: other work was running on the machine, so that these times are too long and their ratios rough."
@@ -85,7 +101,9 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
 
 def render_limits(results: Path = RESULTS) -> str:
     """Returns what `benchmarks.speed.limits` measured, one list per machine."""
-    return "\n\n".join("\n".join(limits(file)) for file in load_all(results) if set(LIMITS) & set(file))
+    return "\n\n".join(
+        "\n".join(limits(file)) for file in load_all(results) if set(LIMITS) & set(file)
+    )
 
 
 def limits(file: dict[str, Any]) -> Iterator[str]:
@@ -97,7 +115,9 @@ def limits(file: dict[str, Any]) -> Iterator[str]:
     if "help" in file:
         yield f"- `--help`: {number(file['help']['median'])} s (target 1 s)."
     if "start" in file:
-        seconds = ", ".join(f"{name} {number(file['start'][name]['median'])} s" for name in file["start"])
+        seconds = ", ".join(
+            f"{name} {number(file['start'][name]['median'])} s" for name in file["start"]
+        )
         yield f"- A warm start, to the end of its first round and an evaluation: {seconds} (targets 2 s and 5 s)."
     if "sweep" in file:
         empty, full = (number(file["sweep"][state]["median"]) for state in ("empty", "full"))
@@ -107,7 +127,10 @@ def limits(file: dict[str, Any]) -> Iterator[str]:
         )
     if "plan" in file:
         yield "\nWhat `--dry-run` estimates, divided by what is measured (target: within 20 %):\n"
-        rows = [[name, f"{plan['time']:.2f}", f"{plan['memory']:.2f}"] for name, plan in file["plan"].items()]
+        rows = [
+            [name, f"{plan['time']:.2f}", f"{plan['memory']:.2f}"]
+            for name, plan in file["plan"].items()
+        ]
         yield table(["run", "seconds", "memory"], rows).rstrip()
     yield "\nCommands of these measurements:\n"
     for command in dict.fromkeys(section["command"] for section in sections):

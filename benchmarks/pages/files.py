@@ -36,7 +36,10 @@ def source_of_folder(name: str) -> str:
     """Returns the command, commit, machine and date of a folder of results, or of each of its parts."""
     written = load(f"{name}/run")
     parts = written if isinstance(written, list) else [written]
-    lines = [f"`{p['command']}` at commit {short(p['commit'])} on {p['machine']}, {p['date']}." for p in parts]
+    lines = [
+        f"`{p['command']}` at commit {short(p['commit'])} on {p['machine']}, {p['date']}."
+        for p in parts
+    ]
     return "\n".join(f"- {line}" for line in lines) if len(lines) > 1 else lines[0]
 
 

@@ -14,7 +14,9 @@ from benchmarks.pages.markdown import number
 def render(results: Path = RESULTS) -> str:
     """Returns the tables of GPUs of docs/performance.md, one per device."""
     cards: dict[str, list[dict[str, Any]]] = {}
-    for run in (run for file in load_all(results) for run in file.get("sessions", ()) if not run["smoke"]):
+    for run in (
+        run for file in load_all(results) for run in file.get("sessions", ()) if not run["smoke"]
+    ):
         cards.setdefault(run["machine"].get("accelerator", "GPU"), []).append(run)
     return "\n\n".join("\n".join(gpu(card, runs)) for card, runs in cards.items())
 
@@ -22,7 +24,9 @@ def render(results: Path = RESULTS) -> str:
 def gpu(card: str, runs: list[dict[str, Any]]) -> Iterator[str]:
     """Yields the lines on a card: of each section of `benchmarks.gpu` the newest results, and what has none."""
     sections: dict[str, Any] = {}
-    for name, section in ((name, section) for run in runs for name, section in run["sections"].items()):
+    for name, section in (
+        (name, section) for run in runs for name, section in run["sections"].items()
+    ):
         if "failed" not in section or name not in sections:
             sections[name] = section
     newest = runs[-1]["machine"]
@@ -38,17 +42,25 @@ def gpu(card: str, runs: list[dict[str, Any]]) -> Iterator[str]:
                 label = "a round" if phase == "round" else f"{phase} alone"
                 yield f"| {label}{how} | {number(seconds['median'])} s |"
     graphs = {"step": "", "step_off": ", no CUDA graphs", "step_while": ", CUDA graphs with WHILE"}
-    steps = {f"a client's step{how}": sections.get(s, {}).get("milliseconds", {}) for s, how in graphs.items()}
+    steps = {
+        f"a client's step{how}": sections.get(s, {}).get("milliseconds", {})
+        for s, how in graphs.items()
+    }
     networks = sections.get("models", {}).get("milliseconds", {})
     steps |= {f"{network}, a client's step": ways for network, ways in networks.items()}
-    for name, way, milliseconds in ((name, way, ms) for name, ways in steps.items() for way, ms in ways.items()):
+    for name, way, milliseconds in (
+        (name, way, ms) for name, ways in steps.items() for way, ms in ways.items()
+    ):
         yield f"| {name}, {way.replace('lanes, ', 'lanes, --conv ').replace('1 lanes', '1 lane')} | {milliseconds} ms |"
     for point in sections.get("adapters", {}).get("points", ()):
         if "seconds" in point:
             name = f"{point['model']}, cohort {point['cohort']}, {point['part']}: a round, peak of memory"
             yield f"| {name} | {number(point['seconds'])} s, {point['peak_bytes'] / 2**20:,.0f} MiB |"
     for conv, rates in sections.get("score", {}).get("rows per second", {}).items():
-        fastest = {precision: max(of_rows.items(), key=lambda row: row[1]) for precision, of_rows in rates.items()}
+        fastest = {
+            precision: max(of_rows.items(), key=lambda row: row[1])
+            for precision, of_rows in rates.items()
+        }
         for precision, (rows, rate) in fastest.items():
             yield f"| scoring one client, --conv {conv}, {precision}, {rows} rows a pass | {rate:,.0f} rows a second |"
     ways = sections.get("torch", {}).get("ways", {})
@@ -59,7 +71,9 @@ def gpu(card: str, runs: list[dict[str, Any]]) -> Iterator[str]:
         yield "\n| a CNN on digits | largest relative difference of a weight from the CPU's | the same bits twice |"
         yield "|---|---|---|"
         for way, rounds in agree["differences from the CPU, by round"].items():
-            same = {True: "yes", False: "no", None: "not tried"}[agree["the same bits twice"].get(way)]
+            same = {True: "yes", False: "no", None: "not tried"}[
+                agree["the same bits twice"].get(way)
+            ]
             yield f"| {way} | {rounds[0]['weights']:.0e} | {same} |"
     if failed := [name for name, section in sections.items() if "failed" in section]:
         yield f"\nWithout a result: {', '.join(failed)}."

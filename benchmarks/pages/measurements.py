@@ -15,8 +15,18 @@ def compiling() -> str:
     measured, rows = load("compile_time"), []
     for name, states in measured["networks"].items():
         clocks = [states.get(state) for state in ("here, empty cache", "here, full cache", "plain")]
-        rows.append([_COMPILED[name], *(f"{clock[1]:.1f} ({clock[0]:.1f})" if clock else "" for clock in clocks)])
-    columns = ["", "first process, s (CPU s)", "the next, s (CPU s)", "a plain scan of the steps, s (CPU s)"]
+        rows.append(
+            [
+                _COMPILED[name],
+                *(f"{clock[1]:.1f} ({clock[0]:.1f})" if clock else "" for clock in clocks),
+            ]
+        )
+    columns = [
+        "",
+        "first process, s (CPU s)",
+        "the next, s (CPU s)",
+        "a plain scan of the steps, s (CPU s)",
+    ]
     taken = measured["machine"]
     return f"{table(columns, rows)}\n\n`{taken['command']}` at commit {taken['commit'][:7]}, {taken['date'][:10]}."
 
@@ -36,8 +46,17 @@ def adapters() -> str:
     measured, rows = load("adapters"), []
     for case in measured["points"]:
         mib = f"{case['temporaries'] / MIB:,.0f}", f"{case['bytes_up'] / MIB:.2f}"
-        rows.append([case["model"], str(case["cohort"]), case["part"], f"{case['seconds']:.2f}", *mib])
-    columns = ["model", "cohort", "trained", "s a round", "temporaries, MiB", "sent by a client, MiB"]
+        rows.append(
+            [case["model"], str(case["cohort"]), case["part"], f"{case['seconds']:.2f}", *mib]
+        )
+    columns = [
+        "model",
+        "cohort",
+        "trained",
+        "s a round",
+        "temporaries, MiB",
+        "sent by a client, MiB",
+    ]
     return table(columns, rows) + "\n\n" + source(measured["machine"])
 
 
@@ -53,10 +72,16 @@ def adapters_vit_b16() -> str:
 
 def cohort_memory() -> str:
     """Returns MiB of a round's temporaries, by cohort and `--hold`."""
-    points = {(p["cohort"], p["hold"]): f"{p['bytes'] / MIB:,.0f} MiB" for p in load("cohort_memory")["points"]}
+    points = {
+        (p["cohort"], p["hold"]): f"{p['bytes'] / MIB:,.0f} MiB"
+        for p in load("cohort_memory")["points"]
+    }
     cohorts = sorted({cohort for cohort, _ in points})
     rows = [
-        [f"`--hold {hold}`" + ("" if hold else " (the whole cohort)"), *(points.get((c, hold), "") for c in cohorts)]
+        [
+            f"`--hold {hold}`" + ("" if hold else " (the whole cohort)"),
+            *(points.get((c, hold), "") for c in cohorts),
+        ]
         for hold in sorted({hold for _, hold in points}, key=lambda hold: (hold > 0, -hold))
     ]
     return table(["setting", *(f"cohort of {cohort}" for cohort in cohorts)], rows)
@@ -78,7 +103,9 @@ def hypergradient_memory() -> str:
     """Returns MiB that a hypergradient through k rounds holds."""
     sizes = load("hypergradient_memory")["bytes"]
     counts = list(next(iter(sizes.values())))
-    rows = [[name, *(f"{by_rounds[c] / MIB:,.1f}" for c in counts)] for name, by_rounds in sizes.items()]
+    rows = [
+        [name, *(f"{by_rounds[c] / MIB:,.1f}" for c in counts)] for name, by_rounds in sizes.items()
+    ]
     return table(["rounds", *counts], rows)
 
 
@@ -89,9 +116,20 @@ def parity() -> str:
         chained = max(r["chained"] for r in method["rounds"])
         weights = [r["weights"] for r in method["rounds"] if r["weights"] is not None]
         values = [max(method["client_models"]), *(r["ratio"] for r in method["rounds"]), chained]
-        rows.append([f"`{name}`", *(f"{v:.1e}" for v in values), f"{max(weights):.1e}" if weights else ""])
+        rows.append(
+            [f"`{name}`", *(f"{v:.1e}" for v in values), f"{max(weights):.1e}" if weights else ""]
+        )
     count = max(len(method["rounds"]) for method in methods.values())
-    return table(["method", "client models", *(f"round {i + 1}" for i in range(count)), "chained", "weights"], rows)
+    return table(
+        [
+            "method",
+            "client models",
+            *(f"round {i + 1}" for i in range(count)),
+            "chained",
+            "weights",
+        ],
+        rows,
+    )
 
 
 COSTS = "amd-epyc-2-cores-costs"
@@ -102,7 +140,10 @@ def costs() -> str:
     measured, rows = load(COSTS), []
     for axis in AXES:
         points, key = measured["axes"][axis]["points"], "parameters" if axis == "width" else axis
-        ends = [(f"{p[key]:,}", f"{1e3 * p['seconds']['median']:.3g} ms") for p in (points[0], points[-1])]
+        ends = [
+            (f"{p[key]:,}", f"{1e3 * p['seconds']['median']:.3g} ms")
+            for p in (points[0], points[-1])
+        ]
         rows.append([TITLES[axis], *ends[0], *ends[1], f"{measured['axes'][axis]['growth']:.2f}"])
     note = "Growth is the exponent between the last two points: 1 is proportional."
     head = ["", "from", "a round", "to", "a round", "growth"]
@@ -128,7 +169,14 @@ def experiments() -> str:
         for mode, row in modes.items():
             rate, (low, high) = row["experiments_per_hour"], row["range"]
             times = f"{rate:,.1f}" if low == high else f"{rate:,.0f} ({low:,.0f} to {high:,.0f})"
-            rows.append([name, mode, times, f"{rate / modes['one after another']['experiments_per_hour']:.2f}"])
+            rows.append(
+                [
+                    name,
+                    mode,
+                    times,
+                    f"{rate / modes['one after another']['experiments_per_hour']:.2f}",
+                ]
+            )
     head = ["network", "points", "experiments an hour (range)", "relative"]
     note = f"An experiment is {files[0]['rounds']} rounds of FedVG; compiling is not counted."
     sources = "\n".join(f"- {source(measured['machine'])}" for measured in files)
@@ -150,5 +198,7 @@ def index_of_measurements() -> str:
         machine = measured.get("machine")
         machine = machine if isinstance(machine, dict) else {}
         commit = f" at commit {short(machine['commit'])[:7]}" if machine.get("commit") else ""
-        lines.append(f"- `{path.name}`: `{measured.get('command') or machine['command']}`{commit}\n")
+        lines.append(
+            f"- `{path.name}`: `{measured.get('command') or machine['command']}`{commit}\n"
+        )
     return "".join(lines)

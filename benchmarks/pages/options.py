@@ -31,8 +31,13 @@ def options() -> str:
     for name, setting in SETTINGS.items():
         topic = OWN_SECTIONS.get(name, setting.facts.topic)
         topics.setdefault(topic, []).append(entry(name, setting, texts[name]))
-    topics = {topic: topics[topic] for topic in sorted(topics, key=list(OWN_SECTIONS.values()).__contains__)}
-    return "\n".join("\n".join([f"## {topic}", "", *entries, ""]) for topic, entries in topics.items())
+    topics = {
+        topic: topics[topic]
+        for topic in sorted(topics, key=list(OWN_SECTIONS.values()).__contains__)
+    }
+    return "\n".join(
+        "\n".join([f"## {topic}", "", *entries, ""]) for topic, entries in topics.items()
+    )
 
 
 def entry(name: str, setting: Setting, text: str) -> str:
@@ -55,7 +60,8 @@ def methods() -> str:
     """Returns `--method NAME` -> the settings it stands for, of the base methods and FedVG."""
     bases = {name: settings for name, settings in presets.METHODS.items() if "+" not in name}
     rows = [
-        [f"`{name}`", ", ".join(f"`{key} = {v}`" for key, v in settings.items())] for name, settings in bases.items()
+        [f"`{name}`", ", ".join(f"`{key} = {v}`" for key, v in settings.items())]
+        for name, settings in bases.items()
     ]
     return table(["`--method`", "settings"], rows)
 
@@ -91,7 +97,15 @@ def fidelity() -> str:
             escape(row.paper) + DOUBT[row.paper_evidence],
             escape(row.published) + DOUBT[row.published_evidence],
         )
-        rows.append([escape(row.subject), paper, published, escape(row.ours), published_behaviour(row, defaults)])
+        rows.append(
+            [
+                escape(row.subject),
+                paper,
+                published,
+                escape(row.ours),
+                published_behaviour(row, defaults),
+            ]
+        )
     return table(["", "paper", "published code", "default here", "published behaviour"], rows)
 
 
@@ -103,6 +117,8 @@ def published_behaviour(row, defaults: dict[str, Any]) -> str:
     """Returns the flags of a row, whether they are the default or in the profile, and the row's reason."""
     settings = {"departures": row.id} if row.is_switch else row.settings
     flags = " ".join(f"`--{name.replace('_', '-')} {value}`" for name, value in settings.items())
-    is_default = row.by_default or (flags and all(defaults.get(name) == value for name, value in settings.items()))
+    is_default = row.by_default or (
+        flags and all(defaults.get(name) == value for name, value in settings.items())
+    )
     note = " (default)" if is_default else " (official)" if row.official else ""
     return "; ".join(filter(None, [flags + note, escape(row.reason)]))

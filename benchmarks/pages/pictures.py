@@ -47,7 +47,9 @@ REACH = 12.0
 def draw_forest(path: Path) -> None:
     """Writes FedVG minus its controls in every committed study; the rows are those of benchmarks/results/README.md."""
     listed = pages.studies()
-    figure, panels = plt.subplots(1, len(CONTROLS), sharey=True, figsize=(9, 5.6), layout="constrained")
+    figure, panels = plt.subplots(
+        1, len(CONTROLS), sharey=True, figsize=(9, 5.6), layout="constrained"
+    )
     for panel, (name, colour) in zip(panels, CONTROLS.items(), strict=True):
         for height, study in enumerate(reversed(listed)):
             if name not in study.gaps:
@@ -57,13 +59,24 @@ def draw_forest(path: Path) -> None:
             panel.plot([gap], [height], "o", color=colour, ms=5)
             for end, marker in ((low, "<"), (high, ">")):
                 if abs(end) > REACH:
-                    panel.plot([REACH if end > 0 else -REACH], [height], marker, color=colour, ms=4, clip_on=False)
+                    panel.plot(
+                        [REACH if end > 0 else -REACH],
+                        [height],
+                        marker,
+                        color=colour,
+                        ms=4,
+                        clip_on=False,
+                    )
         panel.axvline(0, color="0.6", lw=0.8, zorder=0)
         panel.set(xlim=(-REACH, REACH), title=f"FedVG minus {name}")
         panel.spines[["top", "right", "left"]].set_visible(False)
         panel.tick_params(axis="y", length=0)
-    panels[0].set_yticks(range(len(listed)), [f"{s.what}, {_setting(s.alpha)}" for s in reversed(listed)], fontsize=8)
-    figure.supxlabel("points of test accuracy in the final round; right of 0 FedVG is ahead", fontsize=9)
+    panels[0].set_yticks(
+        range(len(listed)), [f"{s.what}, {_setting(s.alpha)}" for s in reversed(listed)], fontsize=8
+    )
+    figure.supxlabel(
+        "points of test accuracy in the final round; right of 0 FedVG is ahead", fontsize=9
+    )
     figure.savefig(path, dpi=130)
 
 
@@ -75,13 +88,22 @@ def draw_uses(path: Path) -> None:
     """Writes the picture: every use of D_val minus FedAvg, one panel a data set, one colour an alpha."""
     sets = {title: values for folder, title in uses.SETS.items() if (values := uses.read(folder))}
     colours = dict(zip(uses.ALPHAS, ("#d55e00", "#0072b2", "#009e73"), strict=True))
-    figure, panels = plt.subplots(1, len(sets), sharey=True, figsize=(2.6 + 2.4 * len(sets), 4.6), layout="constrained")
+    figure, panels = plt.subplots(
+        1, len(sets), sharey=True, figsize=(2.6 + 2.4 * len(sets), 4.6), layout="constrained"
+    )
     for panel, (title, values) in zip(np.atleast_1d(panels), sets.items(), strict=True):
         for height, method in enumerate(reversed(uses.USES)):
             for shift, (alpha, colour) in zip((0.22, 0, -0.22), colours.items(), strict=True):
                 if gap := uses.against(values, alpha, method):
                     panel.plot([gap.low, gap.high], [height + shift] * 2, color=colour, lw=1.4)
-                    panel.plot([gap.mean], [height + shift], "o", color=colour, ms=4, label=f"alpha {alpha}")
+                    panel.plot(
+                        [gap.mean],
+                        [height + shift],
+                        "o",
+                        color=colour,
+                        ms=4,
+                        label=f"alpha {alpha}",
+                    )
         panel.axvline(0, color="0.6", lw=0.8, zorder=0)
         panel.set_title(title, fontsize=10)
         panel.spines[["top", "right", "left"]].set_visible(False)
@@ -91,7 +113,12 @@ def draw_uses(path: Path) -> None:
     handles, labels = first.get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
     figure.legend(
-        unique.values(), unique.keys(), loc="outside upper right", ncols=len(unique), fontsize=8, frameon=False
+        unique.values(),
+        unique.keys(),
+        loc="outside upper right",
+        ncols=len(unique),
+        fontsize=8,
+        frameon=False,
     )
     figure.supxlabel("points of test accuracy more than FedAvg in the final round", fontsize=9)
     figure.savefig(path, dpi=130)
@@ -111,8 +138,14 @@ METHODS = {
 
 def draw_methods(path: Path) -> None:
     """Writes the README's picture: methods minus FedAvg on CIFAR-10 at alpha 0.05, Holm's correction over them."""
-    folders = [uses.read("methods_cifar10"), uses.read("features_cifar10")]  # the latter has equal weights
-    found = {method: next(gap for f in folders if (gap := uses.against(f, "0.05", method))) for method in METHODS}
+    folders = [
+        uses.read("methods_cifar10"),
+        uses.read("features_cifar10"),
+    ]  # the latter has equal weights
+    found = {
+        method: next(gap for f in folders if (gap := uses.against(f, "0.05", method)))
+        for method in METHODS
+    }
     p_values = statistics.holm([gap.p for gap in found.values()])
     bars = []
     for (method, gap), p in zip(found.items(), p_values, strict=True):
@@ -138,7 +171,9 @@ def draw_size(path: Path) -> None:
                     outcome = run["at_best_val" if method == "samples" else "final"]
                     runs.setdefault(_rows(run["set"]), []).append(float(outcome))
             if method == "uniform":  # which reads no row
-                axes.axhline(np.mean(runs[_rows("all")]), color=colour, lw=1.3, ls="--", label=name, zorder=0)
+                axes.axhline(
+                    np.mean(runs[_rows("all")]), color=colour, lw=1.3, ls="--", label=name, zorder=0
+                )
             else:
                 _draw_means(axes, runs, color=colour, label=name)
         axes.set(title=f"alpha {alpha}", ylabel="test accuracy, %")
@@ -149,7 +184,13 @@ def draw_size(path: Path) -> None:
             by_rows.setdefault(int(pair["rows"]), []).append(float(pair[name]))
     for (name, alpha), by_rows in pairs.items():
         label = f"{'share of signal' if name == 'signal' else 'rank correlation'}, alpha {alpha}"
-        _draw_means(last, by_rows, color=SIZE_COLOURS[alpha], ls="-" if name == "signal" else ":", label=label)
+        _draw_means(
+            last,
+            by_rows,
+            color=SIZE_COLOURS[alpha],
+            ls="-" if name == "signal" else ":",
+            label=label,
+        )
     last.axhline(0.5, color="0.6", lw=0.8, zorder=0)
     last.set(title="Weights by two disjoint sets", ylim=(0, 1))
     for axes in (*of_alphas, last):
@@ -157,7 +198,11 @@ def draw_size(path: Path) -> None:
         axes.title.set_size(10)
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
-        *of_alphas[0].get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=8, frameon=False
+        *of_alphas[0].get_legend_handles_labels(),
+        loc="outside lower left",
+        ncols=3,
+        fontsize=8,
+        frameon=False,
     )
     last.legend(fontsize=8, frameon=False)
     figure.savefig(path, dpi=130, metadata={"Software": None})

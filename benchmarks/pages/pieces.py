@@ -32,7 +32,9 @@ def pieces() -> dict[str, str]:
         "contrasts": validation.contrasts(uses.SETS),
         "contrasts_at_best_val": validation.contrasts(uses.SETS, "at_best_val", decides=False),
         "contrasts_whole_network": validation.contrasts(uses.WHOLE),
-        "contrasts_whole_network_at_best_val": validation.contrasts(uses.WHOLE, "at_best_val", decides=False),
+        "contrasts_whole_network_at_best_val": validation.contrasts(
+            uses.WHOLE, "at_best_val", decides=False
+        ),
         "contrasts_adapters": validation.contrasts(uses.ADAPTERS),
         **{name: validation.uses_of_validation(name) for name in USES},
         "contrasts_hidden": validation.contrasts(uses.HIDDEN, decides=False),
@@ -41,12 +43,26 @@ def pieces() -> dict[str, str]:
         **{folder: validation.methods_on_features(folder) for folder in uses.METHODS},
         **{f"controls_{name}": studies.controls(f"controls_{name}") for name in CONTROLS},
         **{
-            f"controls_{name}_at_best_val": studies.controls(f"controls_{name}", choice="at_best_val")
-            for name in ("cifar10_lenet5_alpha_0.1", "cifar10_lenet5_alpha_0.5", "cifar10_lenet5_full")
+            f"controls_{name}_at_best_val": studies.controls(
+                f"controls_{name}", choice="at_best_val"
+            )
+            for name in (
+                "cifar10_lenet5_alpha_0.1",
+                "cifar10_lenet5_alpha_0.5",
+                "cifar10_lenet5_full",
+            )
         },
-        "controls_cifar10_lenet5_full_against_fedavg": studies.controls("controls_cifar10_lenet5_full", "fedavg"),
-        **{name: studies.controls(name, "uniform") for name in ("family_digits", "family_breast_cancer")},
-        **{name: studies.controls(name) for name in ("learning_rates_digits", "learning_rates_features")},
+        "controls_cifar10_lenet5_full_against_fedavg": studies.controls(
+            "controls_cifar10_lenet5_full", "fedavg"
+        ),
+        **{
+            name: studies.controls(name, "uniform")
+            for name in ("family_digits", "family_breast_cancer")
+        },
+        **{
+            name: studies.controls(name)
+            for name in ("learning_rates_digits", "learning_rates_features")
+        },
         "claims": claims.claims(),
         "claims_by_data_set": claims.claims_by_data_set(),
         "claims_in_detail": claims.claims_in_detail(),

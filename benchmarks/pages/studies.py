@@ -47,16 +47,22 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final", setting:
     Returns:
         A table and its source.
     """
-    listed = [row for row in rows_of_results(name, baseline, choice) if setting in ("", row.setting)]
+    listed = [
+        row for row in rows_of_results(name, baseline, choice) if setting in ("", row.setting)
+    ]
     has_settings = not setting and any(row.setting for row in listed)
     rows = []
     for row in listed:
         spread = "" if math.isnan(row.std) else f" ± {row.std:.2f}"
         shown = [row.setting, method_title(row.method), f"{row.mean:.2f}{spread}", str(row.n or "")]
         if row.difference:
-            shown += _shown_difference(*(of_fedvg(row.difference) if baseline == "fedvg" else row.difference))
+            shown += _shown_difference(
+                *(of_fedvg(row.difference) if baseline == "fedvg" else row.difference)
+            )
         rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
-    subject = "FedVG minus these" if baseline == "fedvg" else f"these minus {method_title(baseline)}"
+    subject = (
+        "FedVG minus these" if baseline == "fedvg" else f"these minus {method_title(baseline)}"
+    )
     minus = f"{subject}, points (95 % interval)"
     columns = ["setting", "weights", "test accuracy, %", "runs", minus, "p, Holm"]
     chosen = "" if choice == "final" else f" --choice {choice}"
@@ -88,24 +94,59 @@ _EQUAL = "partition dirichlet_equal"
 
 STUDIES = (
     ("CIFAR-10, LeNet-5, 100 clients, 200 rounds", "controls_cifar10_lenet5_full", {"": "0.05"}),
-    ("CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5", {"partition dirichlet": "0.05"}),
-    ("CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5_alpha_0.1", {"partition dirichlet": "0.1"}),
-    ("CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5_alpha_0.5", {"partition dirichlet": "0.5"}),
-    ("CIFAR-10, 6,000 images, ResNet-18, BatchNorm", "controls_cifar10_resnet18_batch", {"norm batch": "0.05"}),
-    ("CIFAR-10, 6,000 images, ResNet-18, GroupNorm", "controls_cifar10_resnet18_group", {"": "0.05"}),
+    (
+        "CIFAR-10, 12,000 images, LeNet-5",
+        "controls_cifar10_lenet5",
+        {"partition dirichlet": "0.05"},
+    ),
+    (
+        "CIFAR-10, 12,000 images, LeNet-5",
+        "controls_cifar10_lenet5_alpha_0.1",
+        {"partition dirichlet": "0.1"},
+    ),
+    (
+        "CIFAR-10, 12,000 images, LeNet-5",
+        "controls_cifar10_lenet5_alpha_0.5",
+        {"partition dirichlet": "0.5"},
+    ),
+    (
+        "CIFAR-10, 6,000 images, ResNet-18, BatchNorm",
+        "controls_cifar10_resnet18_batch",
+        {"norm batch": "0.05"},
+    ),
+    (
+        "CIFAR-10, 6,000 images, ResNet-18, GroupNorm",
+        "controls_cifar10_resnet18_group",
+        {"": "0.05"},
+    ),
     ("digits, MLP", "controls_digits", {f"alpha {a}": a for a in ("0.05", "0.1", "0.5")}),
     ("digits, tiny CNN", "controls_digits_tinycnn", {"": "0.05"}),
-    ("digits, tiny CNN", "controls_digits_tinycnn_milder", {f"alpha {a}": a for a in ("0.1", "0.5")}),
+    (
+        "digits, tiny CNN",
+        "controls_digits_tinycnn_milder",
+        {f"alpha {a}": a for a in ("0.1", "0.5")},
+    ),
     ("breast cancer, MLP", "controls_breast_cancer", {"": "0.05"}),
     ("texts, GRU", "controls_literature", {"": "by author"}),
     ("equal sizes: CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5", {_EQUAL: "0.05"}),
     *(
-        ("equal sizes: CIFAR-10, 12,000 images, LeNet-5", f"controls_cifar10_lenet5_alpha_{alpha}", {_EQUAL: alpha})
+        (
+            "equal sizes: CIFAR-10, 12,000 images, LeNet-5",
+            f"controls_cifar10_lenet5_alpha_{alpha}",
+            {_EQUAL: alpha},
+        )
         for alpha in ("0.1", "0.5")
     ),
     *(
-        (f"equal sizes: digits, {network}", folder, {f"alpha {a}": a for a in ("0.05", "0.1", "0.5")})
-        for network, folder in (("MLP", "controls_digits_equal"), ("tiny CNN", "controls_digits_tinycnn_equal"))
+        (
+            f"equal sizes: digits, {network}",
+            folder,
+            {f"alpha {a}": a for a in ("0.05", "0.1", "0.5")},
+        )
+        for network, folder in (
+            ("MLP", "controls_digits_equal"),
+            ("tiny CNN", "controls_digits_tinycnn_equal"),
+        )
     ),
 )
 """(data set and network, folder of results, its settings -> alpha). With clients of one size FedAvg's weights are
@@ -119,8 +160,12 @@ def studies() -> list[Study]:
         rows = rows_of_results(folder)
         for setting, alpha in settings.items():
             of_setting = {row.method: row for row in rows if row.setting == setting}
-            differences = {name: of_setting[m].difference for name, m in CONTROLS.items() if m in of_setting}
-            gaps = {name: of_fedvg(difference) for name, difference in differences.items() if difference}
+            differences = {
+                name: of_setting[m].difference for name, m in CONTROLS.items() if m in of_setting
+            }
+            gaps = {
+                name: of_fedvg(difference) for name, difference in differences.items() if difference
+            }
             listed.append(Study(what, folder, of_setting["fedvg"].n, alpha, gaps))
     return listed
 
@@ -132,13 +177,18 @@ def overview() -> str:
         + [_shown_difference(*s.gaps[name])[0] if name in s.gaps else "–" for name in CONTROLS]
         for s in studies()
     ]
-    return table(["data and network", "alpha", "seeds", *(f"FedVG minus {name}" for name in CONTROLS)], rows)
+    return table(
+        ["data and network", "alpha", "seeds", *(f"FedVG minus {name}" for name in CONTROLS)], rows
+    )
 
 
 def _shown_difference(gap: float, low: float, high: float, p: float) -> list[str]:
     """Returns a difference with its interval, and p; a dash for what one pair or equal differences do not give."""
     interval = "–" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
-    return [f"{gap:+.2f} ({interval})", "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001"]
+    return [
+        f"{gap:+.2f} ({interval})",
+        "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001",
+    ]
 
 
 def rows_of_results(name: str, baseline: str = "fedvg", choice: str = "final") -> list[Row]:
@@ -180,7 +230,10 @@ def rows_of_report(folder: Path) -> list[Row]:
     accuracy, effects = (csv_rows(folder / f"{part}.csv") for part in ("accuracy", "effects"))
     settings = [column.removesuffix(" mean") for column in accuracy[0] if column.endswith(" mean")]
     has_settings = "setting" in effects[0]
-    against = {(name_of_today(row["method"]), row["setting"] if has_settings else settings[0]): row for row in effects}
+    against = {
+        (name_of_today(row["method"]), row["setting"] if has_settings else settings[0]): row
+        for row in effects
+    }
     rows = []
     for setting in settings:
         label = setting if has_settings else ""
@@ -188,8 +241,19 @@ def rows_of_report(folder: Path) -> list[Row]:
             mean, std, count = (row[f"{setting} {part}"] for part in ("mean", "std", "n"))
             method = name_of_today(row["method"])
             effect = against.get((method, setting))
-            difference = effect and tuple(float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm"))
-            rows.append(Row(label, method, float(mean), float(std or "nan"), int(count or 0), difference or None))
+            difference = effect and tuple(
+                float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm")
+            )
+            rows.append(
+                Row(
+                    label,
+                    method,
+                    float(mean),
+                    float(std or "nan"),
+                    int(count or 0),
+                    difference or None,
+                )
+            )
     return rows
 
 
@@ -208,14 +272,23 @@ def rows_of_runs(runs: list[dict[str, str]], choice: str, baseline: str = "fedvg
         for (setting, method), values in cells.items()
         if method != baseline
     }
-    corrected = dict(zip(compared, statistics.holm([c.t_p for c in compared.values()]), strict=True))
+    corrected = dict(
+        zip(compared, statistics.holm([c.t_p for c in compared.values()]), strict=True)
+    )
     rows = []
     for setting in dict.fromkeys(setting for setting, _ in cells):
         for key, values in cells.items():
             if key[0] == setting:
                 effect = compared.get(key)
                 difference = (effect.mean, *effect.t_interval, corrected[key]) if effect else None
-                rows.append(Row(*key, *statistics.mean_and_std(list(values.values())), len(values), difference))
+                rows.append(
+                    Row(
+                        *key,
+                        *statistics.mean_and_std(list(values.values())),
+                        len(values),
+                        difference,
+                    )
+                )
         if shares := largest[setting]:
             rows.append(Row(setting, LARGEST_CLASS, float(np.mean(shares))))
     return rows
@@ -225,9 +298,14 @@ def index_of_studies() -> str:
     """Returns every folder of results with its title, its number of runs and its commands."""
     lines = []
     for page in (run.with_name("README.md") for run in sorted(RESULTS.glob("*/run.json"))):
-        title, name = page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "), page.parent.name
+        title, name = (
+            page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "),
+            page.parent.name,
+        )
         written = load(f"{name}/run")
         parts = written if isinstance(written, list) else [written]
         commands = "; ".join(dict.fromkeys(f"`{part['command']}`" for part in parts))
-        lines.append(f"- [{title}]({name}/README.md), {sum(part['runs'] for part in parts):,} runs: {commands}")
+        lines.append(
+            f"- [{title}]({name}/README.md), {sum(part['runs'] for part in parts):,} runs: {commands}"
+        )
     return "\n".join(lines) + "\n"

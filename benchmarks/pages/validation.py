@@ -18,7 +18,10 @@ def outcomes(sets: Mapping[str, str]) -> str:
     rows = []
     for folder, title in sets.items():
         found = uses.primary(uses.read(folder, "final"))
-        cells = ([c for (name, _), c in found.items() if name == hypothesis] for hypothesis in uses.CONTROLS)
+        cells = (
+            [c for (name, _), c in found.items() if name == hypothesis]
+            for hypothesis in uses.CONTROLS
+        )
         rows.append([title, *map(uses.verdict, cells)])
     return table(["data", *_hypotheses()], rows)
 
@@ -34,7 +37,11 @@ def contrasts(sets: Mapping[str, str], choice: str = "final", decides: bool = Tr
         for alpha in uses.ALPHAS:
             of_alpha = [found.get((name, alpha)) for name in uses.CONTROLS]
             shown = [interval(c[1:4]) + f", {c.outcome}" * decides if c else "–" for c in of_alpha]
-            rows += [[title, alpha, str(max(c.n for c in of_alpha if c)), *shown]] if any(of_alpha) else []
+            rows += (
+                [[title, alpha, str(max(c.n for c in of_alpha if c)), *shown]]
+                if any(of_alpha)
+                else []
+            )
     return table(["data", "alpha", "seeds", *_hypotheses()], rows)
 
 
@@ -44,14 +51,18 @@ def pretraining() -> str:
     for folder, title in uses.RANDOM.items():
         effects = uses.effects_of_pretraining(folder)
         for alpha in dict.fromkeys(alpha for _, alpha in effects):
-            rows.append([title, alpha, *(interval(effects[name, alpha][1:4]) for name in uses.CONTROLS)])
+            rows.append(
+                [title, alpha, *(interval(effects[name, alpha][1:4]) for name in uses.CONTROLS)]
+            )
     return table(["data", "alpha", *_hypotheses()], rows)
 
 
 def _hypotheses() -> list[str]:
     """Returns the titles of the columns of the primary contrasts."""
     controls = ("FedAvg", "uniform", "placebo", "FedAvg with server steps")
-    return [f"{name}: minus {control}" for name, control in zip(uses.CONTROLS, controls, strict=True)]
+    return [
+        f"{name}: minus {control}" for name, control in zip(uses.CONTROLS, controls, strict=True)
+    ]
 
 
 def uses_of_validation(folder: str) -> str:
@@ -70,11 +81,20 @@ def uses_of_validation(folder: str) -> str:
                 continue
             gap = uses.against(values, alpha, method) if method != "fedavg" else None
             mean, *others = (
-                np.mean(list(v.get((alpha, method), {0: math.nan}).values())) for v in (values, balanced, rates)
+                np.mean(list(v.get((alpha, method), {0: math.nan}).values()))
+                for v in (values, balanced, rates)
             )
-            shown = f"{mean:.1f}" if method == uses.CHOSEN else f"{mean:.1f} / {others[0]:.1f} ({others[1]:g})"
+            shown = (
+                f"{mean:.1f}"
+                if method == uses.CHOSEN
+                else f"{mean:.1f} / {others[0]:.1f} ({others[1]:g})"
+            )
             cells += [shown, interval(gap[1:4]) if gap else ""]
-        ratios = [np.median(list(inequality[a, method].values())) for a in alphas if (a, method) in inequality]
+        ratios = [
+            np.median(list(inequality[a, method].values()))
+            for a in alphas
+            if (a, method) in inequality
+        ]
         rows.append([title, *cells, f"{np.median(ratios):.3g}" if ratios else "–"])
     head = ["use of D_val"]
     for alpha in alphas:

@@ -26,8 +26,16 @@ ROWS = {"vit_s16": 8, "efficientnet_lite0": 8, "vit_b16": 1, "tinycnn": 8}
 ROUNDS, SECONDS = 10, 60
 """Rounds of a case at most, and seconds after which no further one begins."""
 PARTS = {
-    "vit_s16": {"full": {}, "LoRA 8": {"lora": 8}, "head and norms": {"train": "^classifier/|norm"}},
-    "efficientnet_lite0": {"full": {}, "LoRA 8": {"lora": 8}, "head and norms": {"train": "^classifier/|/bn"}},
+    "vit_s16": {
+        "full": {},
+        "LoRA 8": {"lora": 8},
+        "head and norms": {"train": "^classifier/|norm"},
+    },
+    "efficientnet_lite0": {
+        "full": {},
+        "LoRA 8": {"lora": 8},
+        "head and norms": {"train": "^classifier/|/bn"},
+    },
     "vit_b16": {"LoRA 8": {"lora": 8}},
     "tinycnn": {"head": {"train": "^classifier/"}},
 }
@@ -45,12 +53,25 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
 
     rng, size, rows = np.random.default_rng(0), SIZES[model], ROWS[model]
     train, rest = np.split(np.arange((cohort + 2) * rows), [cohort * rows])
-    val, test = (np.split(half, [len(half)] + [len(half)] * (cohort - 2)) for half in np.split(rest, 2))
+    val, test = (
+        np.split(half, [len(half)] + [len(half)] * (cohort - 2)) for half in np.split(rest, 2)
+    )
     partition = (np.split(train, cohort), val, test)
     images = rng.integers(0, 256, ((cohort + 2) * rows, size, size, 3), np.uint8)
-    settings = {"rounds": ROUNDS, "join_ratio": 1.0, "local_epochs": 1, "batch_size": rows, "lr": 0.001}
+    settings = {
+        "rounds": ROUNDS,
+        "join_ratio": 1.0,
+        "local_epochs": 1,
+        "batch_size": rows,
+        "lr": 0.001,
+    }
     config = fv.Config(
-        model=model, clients=cohort, normalise="half", weighting="fedvg", **settings, **PARTS[model][part]
+        model=model,
+        clients=cohort,
+        normalise="half",
+        weighting="fedvg",
+        **settings,
+        **PARTS[model][part],
     )
     sim = fv.simulation(config, data=(images, np.arange(len(images)) % 10), partition=partition)
     plans = [schedules.stack([sim.schedule(r)], tables.MAX_ROUNDS) for r in range(config.rounds)]
@@ -79,17 +100,29 @@ def main(argv: list[str] | None = None) -> int:
     """Measures the cases that the command line chooses, by default all, and writes the results."""
     parser = machine.parser(__doc__, "adapters.json")
     cohorts = sorted({cohort for of_model in COHORTS.values() for cohort in of_model})
-    parser.add_argument("--models", nargs="+", choices=list(PARTS), default=["vit_s16", "efficientnet_lite0"])
+    parser.add_argument(
+        "--models", nargs="+", choices=list(PARTS), default=["vit_s16", "efficientnet_lite0"]
+    )
     parser.add_argument("--cohorts", nargs="+", type=int, choices=cohorts, default=cohorts)
     options = parser.parse_args(argv)
     results, points = machine.begin("speed.adapters", argv), []
     environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(len(machine.affinity()))}
-    cases = [(model, cohort) for model in options.models for cohort in COHORTS[model] if cohort in options.cohorts]
+    cases = [
+        (model, cohort)
+        for model in options.models
+        for cohort in COHORTS[model]
+        if cohort in options.cohorts
+    ]
     for model, cohort in cases:
         for part in PARTS[model]:
-            points.append(case := machine.in_process(measure, model, cohort, part, environment=environment))
+            points.append(
+                case := machine.in_process(measure, model, cohort, part, environment=environment)
+            )
             mib = f"{case['temporaries'] / 2**20:.0f} MiB, {case['bytes_up'] / 2**20:.2f} MiB up"
-            print(f"{model}, cohort {cohort}, {part}: {case['seconds']:.2f} s a round, {mib}", flush=True)
+            print(
+                f"{model}, cohort {cohort}, {part}: {case['seconds']:.2f} s a round, {mib}",
+                flush=True,
+            )
     machine.finish(options.out, results | {"rows": ROWS, "sizes": SIZES, "points": points})
     return 0
 

@@ -52,7 +52,11 @@ CASES = {
     # The deep layers have one pixel, where BatchNorm of a last minibatch of two rows only keeps a sign: rounding grows
     # to the size of the update within tens of steps, in float64 too.
     "resnet18": Case(
-        "resnet18", _CIFAR | {"clients": 20}, 12_000, description="20 clients, 2 a round", checked_steps=3
+        "resnet18",
+        _CIFAR | {"clients": 20},
+        12_000,
+        description="20 clients, 2 a round",
+        checked_steps=3,
     ),
     "vit_s16": Case(
         "vit_s16",
@@ -80,7 +84,14 @@ CASES = {
     "mlp200": Case("mlp200", _DIGITS, 0, 10, "digits, 100 clients, 10 a round"),
     "pfl_cnn": Case(
         "pfl_cnn",
-        {"clients": 1000, "join_ratio": 0.05, "local_epochs": 1, "batch_size": 10, "lr": 0.1, "weighting": "uniform"},
+        {
+            "clients": 1000,
+            "join_ratio": 0.05,
+            "local_epochs": 1,
+            "batch_size": 10,
+            "lr": 0.1,
+            "weighting": "uniform",
+        },
         50_000,
         each_core=True,
         description="1,000 users of 50 images, 50 a round, 1 epoch, batches of 10, no scoring",
@@ -105,7 +116,9 @@ def arrays(case: Case, data_dir: Path | None) -> Arrays:
     size = case.images + (_HELD_OUT if case.model == "pfl_cnn" else 0)
     if data_dir:
         cifar10 = datasets.load("cifar10", data_dir, options.default_cache_dir() / "data")
-        images = cifar10._replace(x=cifar10.x[:size], y=cifar10.y[:size], num_train=min(size, cifar10.num_train))
+        images = cifar10._replace(
+            x=cifar10.x[:size], y=cifar10.y[:size], num_train=min(size, cifar10.num_train)
+        )
     else:
         rng = np.random.default_rng(0)
         x = rng.integers(0, 256, (size, 32, 32, 3), np.uint8)
@@ -171,4 +184,7 @@ def image_gradients(schedules, scoring: np.ndarray, scored: bool) -> dict[str, i
         scored: whether the weighting scores clients on D_val.
     """
     trained = sum(int((s.rows >= 0).sum()) for s in schedules)
-    return {"train": trained, "score": int((scoring >= 0).sum()) * sum(len(s.clients) for s in schedules) * scored}
+    return {
+        "train": trained,
+        "score": int((scoring >= 0).sum()) * sum(len(s.clients) for s in schedules) * scored,
+    }

@@ -43,18 +43,26 @@ def flatten_model(prefix: str, params: Mapping, stats: Mapping) -> dict[str, np.
     def flatten(node, path: str) -> dict[str, np.ndarray]:
         if not isinstance(node, Mapping):
             return {} if node is None else {path: np.asarray(node)}
-        return {name: leaf for key in node for name, leaf in flatten(node[key], f"{path}/{key}").items()}
+        return {
+            name: leaf for key in node for name, leaf in flatten(node[key], f"{path}/{key}").items()
+        }
 
     return flatten(params, f"{prefix}/params") | flatten(stats, f"{prefix}/stats")
 
 
 def select_prefix(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
     """Returns the arrays whose name begins with "prefix/", by the rest of the name."""
-    return {n.removeprefix(prefix + "/"): a for n, a in arrays.items() if n.startswith(prefix + "/")}
+    return {
+        n.removeprefix(prefix + "/"): a for n, a in arrays.items() if n.startswith(prefix + "/")
+    }
 
 
 def serve(
-    folder: Path, name: str, files: Mapping[str, Callable[[], dict]], time: Callable[[], dict], about: dict[str, Any]
+    folder: Path,
+    name: str,
+    files: Mapping[str, Callable[[], dict]],
+    time: Callable[[], dict],
+    about: dict[str, Any],
 ) -> None:
     """Prints `about`, then answers requests from standard input until it ends.
 
@@ -77,7 +85,13 @@ def serve(
 class Contestant:
     """A process that runs `serve`."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, num_cores: int | None = None):
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        num_cores: int | None = None,
+    ):
         """Starts the process on the first `num_cores` cores of this process: XLA has a thread for each."""
         self.log = log
         cores = sorted(machine.affinity())[:num_cores]
@@ -117,7 +131,9 @@ class Contestant:
         self.process.wait()
 
 
-def differences(ours: Mapping, theirs: Mapping, exact: Mapping, initial: Mapping) -> dict[str, float]:
+def differences(
+    ours: Mapping, theirs: Mapping, exact: Mapping, initial: Mapping
+) -> dict[str, float]:
     """Returns how far another contestant's results are from ours, as ratios of norms; see `STEP` for their limits.
 
     Args:
@@ -128,18 +144,26 @@ def differences(ours: Mapping, theirs: Mapping, exact: Mapping, initial: Mapping
     """
 
     def distance(a: Mapping, b: Mapping) -> float:
-        return float(np.sqrt(sum(np.square(np.float64(a[n]) - b[n]).sum() for n in b if n.startswith("params/"))))
+        return float(
+            np.sqrt(
+                sum(np.square(np.float64(a[n]) - b[n]).sum() for n in b if n.startswith("params/"))
+            )
+        )
 
     start, truth = select_prefix(initial, "init"), select_prefix(exact, "round")
     step, update = select_prefix(theirs, "step"), max(distance(truth, start), 1e-30)
     our_step = select_prefix(ours, "step")
-    our_step = {name: our_step[name][: len(clients)] for name, clients in step.items()}  # pfl checks fewer clients
+    our_step = {
+        name: our_step[name][: len(clients)] for name, clients in step.items()
+    }  # pfl checks fewer clients
     return {
         "step": distance(our_step, step) / max(distance(step, start), 1e-30),
         "exact": distance(select_prefix(theirs, "exact"), truth) / update,
         "our rounding": distance(select_prefix(ours, "round"), truth) / update,
         "their rounding": distance(select_prefix(theirs, "round"), truth) / update,
-        "weights": float(np.abs(np.asarray(theirs["weights"]) / np.maximum(ours["weights"], 1e-30) - 1).max()),
+        "weights": float(
+            np.abs(np.asarray(theirs["weights"]) / np.maximum(ours["weights"], 1e-30) - 1).max()
+        ),
     }
 
 

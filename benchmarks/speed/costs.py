@@ -44,30 +44,49 @@ AXES: dict[str, tuple[int, ...]] = {
 TITLES = {"clients": "clients", "cohort": "cohort", "epochs": "local epochs", "validation": "validation images",
           "width": "parameters"}  # fmt: skip
 
-POPULATIONS = ((10_000, 1000), (100_000, 1000), (1_000_000, 10), (1_000_000, 100), (1_000_000, 1000))
+POPULATIONS = (
+    (10_000, 1000),
+    (100_000, 1000),
+    (1_000_000, 10),
+    (1_000_000, 100),
+    (1_000_000, 1000),
+)
 """(clients, cohort) of the rounds that are planned."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Measures the axes, writes the results and plots them."""
     parser = machine.parser(__doc__)
-    parser.add_argument("--only", nargs="+", choices=(*AXES, "planning"), default=(*AXES, "planning"))
+    parser.add_argument(
+        "--only", nargs="+", choices=(*AXES, "planning"), default=(*AXES, "planning")
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--points", type=int, default=5, help="number of points on each axis")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--picture", type=Path, metavar="FILE.png")
     args = parser.parse_args(argv)
     results = machine.begin("speed.costs", argv) | {"reference": Round()._asdict(), "axes": {}}
-    earlier = json.loads(args.out.read_text(encoding="utf-8")) if args.out and args.out.exists() else {}
+    earlier = (
+        json.loads(args.out.read_text(encoding="utf-8")) if args.out and args.out.exists() else {}
+    )
     results["axes"] |= earlier.get("axes", {})
     for axis in (axis for axis in AXES if axis in args.only):
-        points = [{**measure(axis, value, args.repeats), axis: value} for value in AXES[axis][: args.points]]
-        results["axes"][axis] = {"points": points, "growth": growth("parameters" if axis == "width" else axis, points)}
+        points = [
+            {**measure(axis, value, args.repeats), axis: value}
+            for value in AXES[axis][: args.points]
+        ]
+        results["axes"][axis] = {
+            "points": points,
+            "growth": growth("parameters" if axis == "width" else axis, points),
+        }
         show(TITLES[axis], points)
     if "planning" in args.only:
         points = [plan(*population, args.repeats) for population in POPULATIONS[: args.points]]
         show("planning", points)
-        results["planning"] = {"machine": machine.add_final_load(results["machine"]), "points": points}
+        results["planning"] = {
+            "machine": machine.add_final_load(results["machine"]),
+            "points": points,
+        }
     if "machine" in earlier and not set(AXES) & set(args.only):
         results["machine"] = earlier["machine"]
     machine.finish(args.out, earlier | results)
@@ -94,7 +113,10 @@ def plan(clients: int, cohort: int, repeats: int) -> dict[str, Any]:
         start = time.process_time()
         planned = schedule.make(number, rows, seed=0, **settings)
         times.append(time.process_time() - start)
-    sizes = {"partition_bytes": rows.rows.nbytes + rows.begin.nbytes, "plan_bytes": planned.rows.nbytes}
+    sizes = {
+        "partition_bytes": rows.rows.nbytes + rows.begin.nbytes,
+        "plan_bytes": planned.rows.nbytes,
+    }
     return {"clients": clients, "cohort": cohort, "seconds": machine.spread(times[1:])} | sizes
 
 
@@ -111,8 +133,19 @@ def measure(axis: str, value: int, repeats: int) -> dict[str, Any]:
     train, val, test = np.split(np.arange(size), [num_train, num_train + sizes.validation])
     empty = [val[:0]] * (sizes.clients - 1)
     partition = np.split(train, sizes.clients), [val, *empty], [test, *empty]
-    settings = {"clients": sizes.clients, "join_ratio": sizes.cohort / sizes.clients, "local_epochs": sizes.epochs}
-    config = fv.Config(**settings, weighting="fedvg", devices="1", lr=0.01, rounds=repeats + 1, eval_every=repeats + 1)
+    settings = {
+        "clients": sizes.clients,
+        "join_ratio": sizes.cohort / sizes.clients,
+        "local_epochs": sizes.epochs,
+    }
+    config = fv.Config(
+        **settings,
+        weighting="fedvg",
+        devices="1",
+        lr=0.01,
+        rounds=repeats + 1,
+        eval_every=repeats + 1,
+    )
     task = tasks.classification(plain.MLP(10, (sizes.width, sizes.width)), 10, (8, 8, 1))
     history = fv.run(config, data=data, partition=partition, task=task)
     return {
@@ -138,10 +171,17 @@ def plot(results: dict[str, Any], picture: Path) -> None:
     from matplotlib import pyplot
 
     measured = results["axes"]
-    figure, panels = pyplot.subplots(1, len(measured), figsize=(3.1 * len(measured), 3.2), sharey=True, squeeze=False)
+    figure, panels = pyplot.subplots(
+        1, len(measured), figsize=(3.1 * len(measured), 3.2), sharey=True, squeeze=False
+    )
     for panel, (axis, of_axis) in zip(panels[0], measured.items(), strict=True):
-        x = np.array([p["parameters" if axis == "width" else axis] for p in of_axis["points"]], float)
-        y, low, high = (1e3 * np.array([p["seconds"][k] for p in of_axis["points"]]) for k in ("median", "min", "max"))
+        x = np.array(
+            [p["parameters" if axis == "width" else axis] for p in of_axis["points"]], float
+        )
+        y, low, high = (
+            1e3 * np.array([p["seconds"][k] for p in of_axis["points"]])
+            for k in ("median", "min", "max")
+        )
         panel.fill_between(x, low, high, alpha=0.25, linewidth=0)
         panel.plot(x, y, "o-", markersize=4, label="median, with range")
         panel.plot(x, y[-1] * x / x[-1], ":", color="0.5", label="proportional")
@@ -149,7 +189,9 @@ def plot(results: dict[str, Any], picture: Path) -> None:
         panel.grid(alpha=0.3)
     panels[0, 0].set_ylabel("milliseconds a round")
     panels[0, 0].legend(fontsize=8, frameon=False)
-    figure.suptitle(f"{results['machine']['processor']}, {results['machine']['cores']} cores", fontsize=9)
+    figure.suptitle(
+        f"{results['machine']['processor']}, {results['machine']['cores']} cores", fontsize=9
+    )
     figure.tight_layout()
     figure.savefig(picture, dpi=120)
 

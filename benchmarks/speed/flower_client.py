@@ -21,7 +21,10 @@ def train(message: Message, context: Context) -> Message:
     peer = contestant(config["folder"], config["exact"])
     rounds = peer.workload.rounds
     batches = rounds[(config["server-round"] - 1) % len(rounds)][client][: config["steps"] or None]
-    received = {name: torch.from_numpy(array.numpy().copy()) for name, array in message.content["arrays"].items()}
+    received = {
+        name: torch.from_numpy(array.numpy().copy())
+        for name, array in message.content["arrays"].items()
+    }
     params, _ = peer.train(batches, (received, {}))
     settings = peer.workload.settings
     weight = 1 / (peer.score(params) + settings["eps"]) if settings["scored"] else 1.0

@@ -36,7 +36,10 @@ class Recorded(FedAvg):
 
     def __init__(self, nodes: int) -> None:
         super().__init__(
-            fraction_evaluate=0.0, min_train_nodes=nodes, min_available_nodes=nodes, weighted_by_key="weight"
+            fraction_evaluate=0.0,
+            min_train_nodes=nodes,
+            min_available_nodes=nodes,
+            weighted_by_key="weight",
         )
         self.replies: list[Any] = []
         self.times: list[float] = []
@@ -45,12 +48,16 @@ class Recorded(FedAvg):
         """Aggregates as FedAvg does."""
         replies = list(replies)
         result = super().aggregate_train(server_round, replies)
-        self.replies = sorted((reply.content for reply in replies), key=lambda content: content["metrics"]["client"])
+        self.replies = sorted(
+            (reply.content for reply in replies), key=lambda content: content["metrics"]["client"]
+        )
         self.times.append(time.perf_counter())
         return result
 
 
-def simulate(folder: Path, threads: int, rounds: int, exact: bool = False, steps: int = 0) -> tuple[Recorded, dict]:
+def simulate(
+    folder: Path, threads: int, rounds: int, exact: bool = False, steps: int = 0
+) -> tuple[Recorded, dict]:
     """Runs rounds from the initial model; returns the strategy and the global model, name -> array.
 
     Args:
@@ -70,7 +77,10 @@ def simulate(folder: Path, threads: int, rounds: int, exact: bool = False, steps
         config = ConfigRecord({"folder": str(folder), "exact": exact, "steps": steps})
         result.append(strategy.start(grid, start, num_rounds=rounds, train_config=config))
 
-    resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}, "init_args": {"num_cpus": threads}}
+    resources = {
+        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
+        "init_args": {"num_cpus": threads},
+    }
     run_simulation(server_app, client_app, nodes, backend_config=resources)
     return strategy, {name: array.numpy() for name, array in result[0].arrays.items()}
 
@@ -80,11 +90,20 @@ def check(folder: Path, threads: int) -> dict[str, np.ndarray]:
     settings = contestant(str(folder), False).workload.settings
     name, steps = settings["model"], settings["checked_steps"] or 0
     first, _ = simulate(folder, threads, 1, exact=True, steps=1)
-    clients = [{n: torch.from_numpy(a.numpy()) for n, a in reply["arrays"].items()} for reply in first.replies]
-    arrays = {f"step/params/{n}": np.stack([torch_nets.from_torch(name, n, c[n]) for c in clients]) for n in clients[0]}
+    clients = [
+        {n: torch.from_numpy(a.numpy()) for n, a in reply["arrays"].items()}
+        for reply in first.replies
+    ]
+    arrays = {
+        f"step/params/{n}": np.stack([torch_nets.from_torch(name, n, c[n]) for c in clients])
+        for n in clients[0]
+    }
     for kind, exact in (("round", False), ("exact", True)):
         strategy, model = simulate(folder, threads, 1, exact, steps)
-        arrays |= {f"{kind}/params/{n}": torch_nets.from_torch(name, n, torch.from_numpy(a)) for n, a in model.items()}
+        arrays |= {
+            f"{kind}/params/{n}": torch_nets.from_torch(name, n, torch.from_numpy(a))
+            for n, a in model.items()
+        }
         weights = np.array([reply["metrics"]["weight"] for reply in strategy.replies])
         arrays.setdefault("weights", weights / weights.sum())
     return arrays
@@ -97,14 +116,24 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args(argv)
     rounds = len(contestant(str(args.folder), False).workload.rounds)
-    about = {"threads": args.threads, "torch": torch.__version__, "flwr": importlib.metadata.version("flwr")}
+    about = {
+        "threads": args.threads,
+        "torch": torch.__version__,
+        "flwr": importlib.metadata.version("flwr"),
+    }
     about["ray"] = importlib.metadata.version("ray")
 
     def time_rounds() -> dict[str, float]:
         strategy, _ = simulate(args.folder, args.threads, rounds + 1)
         return {"round": (strategy.times[-1] - strategy.times[0]) / rounds}
 
-    contest.serve(args.folder, "flower", {"check": lambda: check(args.folder, args.threads)}, time_rounds, about)
+    contest.serve(
+        args.folder,
+        "flower",
+        {"check": lambda: check(args.folder, args.threads)},
+        time_rounds,
+        about,
+    )
     return 0
 
 

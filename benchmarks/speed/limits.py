@@ -33,7 +33,9 @@ _FEW = "--dataset npz --clients 20 --join-ratio 0.1 --alpha 1 --min-samples 2 --
 STARTS = {"digits": "--rounds 1", "resnet18": f"{_FEW} --model resnet18 --rounds 1"}
 """Runs of one round, evaluation included."""
 
-SWEEP = "--method fedavg fedprox scaffold fedvg fedavg+fedvg --alpha 0.05 0.5 --seed 0:3 --rounds 100"
+SWEEP = (
+    "--method fedavg fedprox scaffold fedvg fedavg+fedvg --alpha 0.05 0.5 --seed 0:3 --rounds 100"
+)
 """A comparison of five methods at two alphas with three seeds, on the digits: 30 runs."""
 
 PLANS = {
@@ -96,14 +98,23 @@ def time_sweeps(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
     seconds: dict[str, list[float]] = {"empty": [], "full": []}
     for repeat in range(repeats):
         for state, times in seconds.items():
-            paths = "--out", f"{folder}/sweep-{repeat}-{state}", "--cache-dir", f"{folder}/sweep-cache-{repeat}"
-            times.append(machine.time_call(lambda paths=paths: command("sweep", *SWEEP.split(), *paths)))
+            paths = (
+                "--out",
+                f"{folder}/sweep-{repeat}-{state}",
+                "--cache-dir",
+                f"{folder}/sweep-cache-{repeat}",
+            )
+            times.append(
+                machine.time_call(lambda paths=paths: command("sweep", *SWEEP.split(), *paths))
+            )
     return {state: machine.spread(times) for state, times in seconds.items()}
 
 
 def command(name: str, *words: str) -> None:
     """Runs a command of the package without showing its output."""
-    subprocess.run([sys.executable, "-m", f"fedvg_jax.{name}", *words], check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, "-m", f"fedvg_jax.{name}", *words], check=True, stdout=subprocess.DEVNULL
+    )
 
 
 def compare_predictions(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
@@ -111,10 +122,13 @@ def compare_predictions(folder: Path, repeats: int) -> dict[str, dict[str, float
     results = {}
     for name, flags in PLANS.items():
         # each has its own cache, so that both compile the same programs: compilation counts as memory of both
-        predicted, measured = (machine.in_process(f, words_of(flags, folder, f.__name__)) for f in (predict, run))
+        predicted, measured = (
+            machine.in_process(f, words_of(flags, folder, f.__name__)) for f in (predict, run)
+        )
         results[name] = {f"predicted {key}": value for key, value in predicted.items()} | measured
         results[name] |= {
-            short: round(predicted[key] / measured[key], 3) for short, key in (("time", "seconds"), ("memory", "GiB"))
+            short: round(predicted[key] / measured[key], 3)
+            for short, key in (("time", "seconds"), ("memory", "GiB"))
         }
         print(f"  {name}: {results[name]}", flush=True)
     return results

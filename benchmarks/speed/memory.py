@@ -37,14 +37,26 @@ def cohorts(model: str = "resnet18") -> dict[str, Any]:
     images = np.random.default_rng(0).integers(0, 256, (IMAGES, 32, 32, 3), np.uint8)
     rows, points = np.split(np.arange(IMAGES), CLIENTS), []
     for cohort, hold in POINTS:
-        settings = {"model": model, "clients": CLIENTS, "join_ratio": cohort / CLIENTS, "hold": hold, "lanes": "1"}
+        settings = {
+            "model": model,
+            "clients": CLIENTS,
+            "join_ratio": cohort / CLIENTS,
+            "hold": hold,
+            "lanes": "1",
+        }
         config = fv.Config(**settings, weighting="fedvg", local_epochs=1, rounds=1)
         sim = fv.simulation(config, data=(images, np.arange(IMAGES) % 10), partition=rows)
         plan = schedules.stack([sim.schedule(0)], tables.MAX_ROUNDS)
         compiled = sim.chunk.lower(sim.state, np.int32(0), plan, sim.data, sim.hyper).compile()
-        size, of_model = compiled.memory_analysis().temp_size_in_bytes, 4 * tree.size(sim.state.variables)
+        size, of_model = (
+            compiled.memory_analysis().temp_size_in_bytes,
+            4 * tree.size(sim.state.variables),
+        )
         points.append({"cohort": cohort, "hold": hold, "bytes": size, "model_bytes": of_model})
-        print(f"cohort {cohort}, hold {hold}: {size / 2**20:.0f} MiB, {size / of_model:.1f} models", flush=True)
+        print(
+            f"cohort {cohort}, hold {hold}: {size / 2**20:.0f} MiB, {size / of_model:.1f} models",
+            flush=True,
+        )
     return {"model": model, "clients": CLIENTS, "points": points}
 
 
@@ -67,19 +79,25 @@ def hypergradients() -> dict[str, Any]:
         "forward mode, fast executor": (executors.lanes(1), True, "forward"),
     }
     for name, (executor, remat, mode) in variants.items():
-        step = fv.make_round(sim.task, sim.algorithm, sim.weighting, executor, fv.sgd, sim.config.clients)
+        step = fv.make_round(
+            sim.task, sim.algorithm, sim.weighting, executor, fv.sgd, sim.config.clients
+        )
         rounds = fv.over_rounds(step, remat=remat)
 
         def hypergradient(hyper, state, schedules, data, rounds=rounds, mode=mode):
             def objective(hyper):
                 model = rounds(state, schedules, data, hyper)[0].variables
-                return sim.task.loss(*model, *tree.gather(data.pool, data.val.reshape(-1)), False)[0]
+                return sim.task.loss(*model, *tree.gather(data.pool, data.val.reshape(-1)), False)[
+                    0
+                ]
 
             return differentiable.hypergradient(objective, hyper, ["lr", "fedvg.eps"], mode=mode)
 
         for count in ROUNDS:
             stacked = fv.stack_schedules(schedules[:count])
-            compiled = jax.jit(hypergradient).lower(sim.hyper, sim.state, stacked, sim.data).compile()
+            compiled = (
+                jax.jit(hypergradient).lower(sim.hyper, sim.state, stacked, sim.data).compile()
+            )
             size = compiled.memory_analysis().temp_size_in_bytes
             sizes.setdefault(name, {})[count] = size
             print(f"{count} rounds, {name}: {size / 2**20:.1f} MiB", flush=True)

@@ -25,7 +25,16 @@ from jax import lax
 from benchmarks import machine
 from benchmarks.speed import cases, contest
 from fedvg_jax.core import trained_part, tree
-from fedvg_jax.core.types import ClientReturn, Data, Executor, Hyper, Schedule, ServerView, SimState, Variables
+from fedvg_jax.core.types import (
+    ClientReturn,
+    Data,
+    Executor,
+    Hyper,
+    Schedule,
+    ServerView,
+    SimState,
+    Variables,
+)
 from fedvg_jax.engine import executors, lane_plan, local_training, robust, schedule as schedules
 from fedvg_jax.runs.assemble import registry, simulation as build, tables
 
@@ -44,7 +53,9 @@ def main(argv: list[str] | None = None) -> int:
     planned = [sim.schedule(r) for r in range(case.rounds)]
     write_workload(args.folder, case, sim, planned)
     ours = Ours(sim, planned, case.checked_steps)
-    contest.serve(args.folder, "ours", {"check": ours.check, "exact": ours.exact}, ours.time, ours.about(case))
+    contest.serve(
+        args.folder, "ours", {"check": ours.check, "exact": ours.exact}, ours.time, ours.about(case)
+    )
     return 0
 
 
@@ -52,14 +63,24 @@ def simulation(case: cases.Case, data_dir: Path | None = None) -> build.Simulati
     """Returns the simulation of a case."""
     devices = str(len(jax.devices())) if case.each_core else "auto"
     config = dataclasses.replace(cases.config(case), devices=devices)
-    options = {"data": cases.arrays(case, data_dir), "partition": cases.partition(case), "task": cases.task(case)}
+    options = {
+        "data": cases.arrays(case, data_dir),
+        "partition": cases.partition(case),
+        "task": cases.task(case),
+    }
     return build.simulation(config, **options)
 
 
-def write_workload(folder: Path, case: cases.Case, sim: build.Simulation, planned: list[Schedule]) -> None:
+def write_workload(
+    folder: Path, case: cases.Case, sim: build.Simulation, planned: list[Schedule]
+) -> None:
     """Writes the pool, minibatches, scoring groups, initial model and settings for the other contestants."""
     pool = {"x": np.asarray(sim.arrays.x), "y": np.asarray(sim.arrays.y)}
-    schedules = {f"r{r}/{name}": getattr(s, name) for r, s in enumerate(planned) for name in contest.SCHEDULE_FIELDS}
+    schedules = {
+        f"r{r}/{name}": getattr(s, name)
+        for r, s in enumerate(planned)
+        for name in contest.SCHEDULE_FIELDS
+    }
     scoring = {"scoring": np.asarray(sim.data.scoring)}
     model = contest.flatten_model("init", *jax.device_get(sim.state.variables))
     if sim.base is not None:
@@ -83,9 +104,13 @@ def write_workload(folder: Path, case: cases.Case, sim: build.Simulation, planne
 class Ours:
     """The compiled rounds of a simulation, and each of their phases compiled alone."""
 
-    def __init__(self, sim: build.Simulation, planned: list[Schedule], checked_steps: int | None = None):
+    def __init__(
+        self, sim: build.Simulation, planned: list[Schedule], checked_steps: int | None = None
+    ):
         self.sim, self.planned = sim, planned
-        self.checked = planned[0] if checked_steps is None else limit_steps(planned[0], sim, checked_steps)
+        self.checked = (
+            planned[0] if checked_steps is None else limit_steps(planned[0], sim, checked_steps)
+        )
         self.stacked = schedules.stack(planned, tables.MAX_ROUNDS)
         start = time.perf_counter()
         lowered = sim.chunk.lower(sim.state, np.int32(0), self.stacked, sim.data, sim.hyper)
@@ -95,7 +120,9 @@ class Ours:
         first, data, hyper = planned[0], sim.data, sim.hyper
         self.clients = self.phases["train"](sim.state, first, data, hyper)
         self.signals = self.phases["score"](sim.state, self.clients, first, data, hyper)
-        jax.block_until_ready(self.phases["aggregate"](sim.state, self.clients, self.signals, first, data, hyper))
+        jax.block_until_ready(
+            self.phases["aggregate"](sim.state, self.clients, self.signals, first, data, hyper)
+        )
 
     def about(self, case: cases.Case) -> dict[str, Any]:
         """Returns what the results record of this contestant."""
@@ -113,9 +140,15 @@ class Ours:
         """
         first = self.checked
         single = schedules.stack([first], tables.MAX_ROUNDS)
-        state, metrics = self.chunk(self._copy_state(), np.int32(1), single, self.sim.data, self.sim.hyper)
-        stepped = self._train_in_float64(first._replace(num_steps=np.minimum(first.num_steps, 1)))[2]
-        arrays = contest.flatten_model("round", *jax.device_get(state.variables)) | {"weights": metrics.weights[0]}
+        state, metrics = self.chunk(
+            self._copy_state(), np.int32(1), single, self.sim.data, self.sim.hyper
+        )
+        stepped = self._train_in_float64(first._replace(num_steps=np.minimum(first.num_steps, 1)))[
+            2
+        ]
+        arrays = contest.flatten_model("round", *jax.device_get(state.variables)) | {
+            "weights": metrics.weights[0]
+        }
         return arrays | contest.flatten_model("step", *jax.device_get(stepped))
 
     def exact(self) -> dict[str, np.ndarray]:
@@ -137,7 +170,12 @@ class Ours:
         with jax.enable_x64(True):
             state, hyper, base = jax.tree.map(_to_float64, (state, self.sim.hyper, data.base))
             data = data._replace(base=base)
-            return state, data, self.phases_of_one_device["train"](state, planned, data, hyper), hyper
+            return (
+                state,
+                data,
+                self.phases_of_one_device["train"](state, planned, data, hyper),
+                hyper,
+            )
 
     def time(self) -> dict[str, float]:
         """Returns the mean seconds of a round, uploads included, and the seconds of each phase of the first round."""
@@ -213,7 +251,9 @@ def flops(case: cases.Case, sim: build.Simulation) -> float | None:
     others. XLA counts a loop's body once, so loops are unrolled here.
     """
     config = dataclasses.replace(sim.config, conv="lax")
-    task = cases.task(case, "lax") or trained_part.bind(registry.make_task(config, sim.arrays), sim.base)
+    task = cases.task(case, "lax") or trained_part.bind(
+        registry.make_task(config, sim.arrays), sim.base
+    )
     size = sim.config.batch_size
     x = jax.ShapeDtypeStruct((size, *sim.arrays.x.shape[1:]), jnp.uint8)
     batch = type(sim.data.pool)(x, jax.ShapeDtypeStruct((size,), jnp.int32))

@@ -64,14 +64,19 @@ def read(folder: Path) -> Workload:
 
     def tensors(kind: str) -> Tensors:
         model = contest.select_prefix(arrays, kind)
-        return {name: torch_nets.to_torch(settings["model"], name, array) for name, array in model.items()}
+        return {
+            name: torch_nets.to_torch(settings["model"], name, array)
+            for name, array in model.items()
+        }
 
     def batches(table: np.ndarray) -> list[Tensor]:
         return [torch.tensor(row[row >= 0]).long() for row in table if (row >= 0).any()]
 
     def clients(r: int) -> list[list[Tensor]]:
         starts, steps, rows = (arrays[f"r{r}/{name}"] for name in ("start", "num_steps", "rows"))
-        return [batches(rows[begin : begin + count]) for begin, count in zip(starts, steps, strict=True)]
+        return [
+            batches(rows[begin : begin + count]) for begin, count in zip(starts, steps, strict=True)
+        ]
 
     rounds = [clients(r) for r in range(settings["rounds"])]
     y = torch.tensor(arrays["y"]).long()
@@ -129,12 +134,16 @@ class Lean:
         rounds = {variant: self._seconds_of_round(variant) for variant in finalists}
         best = min(rounds, key=lambda variant: rounds[variant])
         self.set_up(best)
-        measured = [variant._asdict() | {"seconds": round(value, 4)} for variant, value in seconds.items()]
+        measured = [
+            variant._asdict() | {"seconds": round(value, 4)} for variant, value in seconds.items()
+        ]
         return best._asdict() | {"ways": measured} | ({"not compiled": reason} if reason else {})
 
     def variants(self, threads: int) -> list[Variant]:
         """Returns the variants to compare; a network with fewer than two convolutions has one memory format."""
-        is_convolutional = sum(p.ndim == 4 for p in (self.workload.params | self.workload.base).values()) > 1
+        is_convolutional = (
+            sum(p.ndim == 4 for p in (self.workload.params | self.workload.base).values()) > 1
+        )
         processes = {Variant(threads), Variant(1), Variant(1, processes=threads)}
         formats = (False, True) if is_convolutional else (False,)
         widths = WIDTHS if self.workload.settings["scored"] else (1,)
@@ -165,23 +174,31 @@ class Lean:
         """Returns the median seconds of a sample: the first minibatches of the largest clients and of D_val."""
         self.set_up(variant)
         count = max(self.variant.processes, self.variant.threads, 2)
-        clients = [batches[:SAMPLED] for batches in sorted(self.workload.rounds[0], key=len)[-count:]]
+        clients = [
+            batches[:SAMPLED] for batches in sorted(self.workload.rounds[0], key=len)[-count:]
+        ]
         start = (self.workload.params, self.workload.stats)
-        return machine.median_seconds(lambda: self.cohort(clients, start, SAMPLED * max(WIDTHS)), repeats)
+        return machine.median_seconds(
+            lambda: self.cohort(clients, start, SAMPLED * max(WIDTHS)), repeats
+        )
 
     def _seconds_of_round(self, variant: Variant) -> float:
         """Returns the seconds of the first round."""
         self.set_up(variant)
         return machine.time_call(lambda: self.round(0, (self.workload.params, self.workload.stats)))
 
-    def net(self, params: Tensors, stats: Tensors | None, x: Tensor, groups=torch_nets.ONE) -> Tensor:
+    def net(
+        self, params: Tensors, stats: Tensors | None, x: Tensor, groups=torch_nets.ONE
+    ) -> Tensor:
         """Returns logits. Only full minibatches use the compiled network, because each size is compiled separately."""
         size = self.workload.settings["batch_size"] * groups.count
         if self.compiled and len(x) == size:
             return self.compiled(params, stats, x, groups)
         return self.workload.net(params, stats, x, groups)
 
-    def train(self, batches: list[Tensor], start: tuple[Tensors, Tensors] | None = None) -> tuple[Tensors, Tensors]:
+    def train(
+        self, batches: list[Tensor], start: tuple[Tensors, Tensors] | None = None
+    ) -> tuple[Tensors, Tensors]:
         """Trains one client; returns its parameters and running statistics.
 
         Args:
@@ -217,7 +234,12 @@ class Lean:
                 break
         return sum(g.abs().sum() for g in total).item() / count / len(total)
 
-    def cohort(self, clients: list[list[Tensor]], start: tuple[Tensors, Tensors], max_batches: int | None = None):
+    def cohort(
+        self,
+        clients: list[list[Tensor]],
+        start: tuple[Tensors, Tensors],
+        max_batches: int | None = None,
+    ):
         """Trains and scores clients.
 
         Returns:
@@ -231,9 +253,16 @@ class Lean:
         is_scored = self.workload.settings["scored"]
         scores = [self.score(params, max_batches) if is_scored else 1.0 for params, _ in models]
         clock.append(time.perf_counter())
-        return models, scores, dict(zip(("train", "score"), np.diff(clock).tolist(), strict=True)), 0.0
+        return (
+            models,
+            scores,
+            dict(zip(("train", "score"), np.diff(clock).tolist(), strict=True)),
+            0.0,
+        )
 
-    def round(self, r: int, start: tuple[Tensors, Tensors]) -> tuple[Any, list[float], dict[str, float]]:
+    def round(
+        self, r: int, start: tuple[Tensors, Tensors]
+    ) -> tuple[Any, list[float], dict[str, float]]:
         """Computes round r; returns the global model, the weights and the seconds of the phases."""
         models, scores, seconds, cpu = self.cohort(self.workload.rounds[r], start)
         begin = time.perf_counter()
@@ -264,7 +293,9 @@ def _group_minibatches(scoring: list[Tensor], width: int) -> list[list[Tensor]]:
     full = [rows for rows in scoring if len(rows) == size]
     num_grouped = len(full) - len(full) % width
     groups = [full[i : i + width] for i in range(0, num_grouped, width)]
-    return groups + [[rows] for rows in [*full[num_grouped:], *(rows for rows in scoring if len(rows) != size)]]
+    return groups + [
+        [rows] for rows in [*full[num_grouped:], *(rows for rows in scoring if len(rows) != size)]
+    ]
 
 
 def _make_pass(workload: Workload, group: list[Tensor], variant: Variant) -> Pass:
@@ -276,7 +307,9 @@ def _make_pass(workload: Workload, group: list[Tensor], variant: Variant) -> Pas
 
 
 def _format(x: Tensor, channels_last: bool) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    return x.contiguous(
+        memory_format=torch.channels_last if channels_last else torch.contiguous_format
+    )
 
 
 def _convert_layout(workload: Workload, channels_last: bool) -> Workload:
@@ -315,7 +348,9 @@ class Loader(Lean):
         for variant in sorted({Variant(threads), Variant(1)}):
             self.set_up(variant)
             batches = max(self.workload.rounds[0], key=len)[:4]
-            seconds[variant] = machine.median_seconds(lambda batches=batches: self.train(batches), 3)
+            seconds[variant] = machine.median_seconds(
+                lambda batches=batches: self.train(batches), 3
+            )
         self.set_up(min(seconds, key=lambda variant: seconds[variant]))
         return {"threads": self.variant.threads}
 
@@ -347,7 +382,9 @@ class Loader(Lean):
         params = {name: torch.nn.Parameter(p) for name, p in params.items()}
         count = sum(map(len, self.workload.scoring))
         for x, y in self.batches(self.workload.scoring):
-            (F.cross_entropy(self.workload.net(params, None, x), y, reduction="sum") / count).backward()
+            (
+                F.cross_entropy(self.workload.net(params, None, x), y, reduction="sum") / count
+            ).backward()
         return sum(p.grad.abs().sum().item() for p in params.values()) / len(params)
 
 
@@ -358,7 +395,10 @@ def aggregate(clients: list[tuple[Tensors, Tensors]], scores: list[float], eps: 
     weights = [x / sum(inverse) for x in inverse]
 
     def mean(parts: list[Tensors]) -> Tensors:
-        return {name: sum(w * part[name] for w, part in zip(weights, parts, strict=True)) for name in parts[0]}
+        return {
+            name: sum(w * part[name] for w, part in zip(weights, parts, strict=True))
+            for name in parts[0]
+        }
 
     return weights, tuple(mean([client[i] for client in clients]) for i in range(2))
 
@@ -383,12 +423,17 @@ def check(peer: Lean) -> dict[str, np.ndarray]:
     else:
         reference.set_up(peer.variant._replace(processes=1, compiled=False))
     clients = [params for params, _ in reference.first_steps()]
-    arrays = {f"step/params/{n}": np.stack([torch_nets.from_torch(name, n, c[n]) for c in clients]) for n in params}
+    arrays = {
+        f"step/params/{n}": np.stack([torch_nets.from_torch(name, n, c[n]) for c in clients])
+        for n in params
+    }
     for kind, computed_by in (("round", peer), ("exact", reference)):
         with checked_steps(computed_by):
             start = (computed_by.workload.params, computed_by.workload.stats)
             (model, _), weights, _ = computed_by.round(0, start)
-        arrays |= {f"{kind}/params/{n}": torch_nets.from_torch(name, n, t) for n, t in model.items()}
+        arrays |= {
+            f"{kind}/params/{n}": torch_nets.from_torch(name, n, t) for n, t in model.items()
+        }
         arrays.setdefault("weights", np.array(weights))
     return arrays
 
@@ -430,7 +475,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     peer = PEERS[args.peer](read(args.folder))
     about = peer.choose(args.threads) | {"torch": torch.__version__}
-    contest.serve(args.folder, args.peer, {"check": lambda: check(peer)}, lambda: time_rounds(peer), about)
+    contest.serve(
+        args.folder, args.peer, {"check": lambda: check(peer)}, lambda: time_rounds(peer), about
+    )
     peer.close()
     return 0
 

@@ -42,7 +42,9 @@ class Net(torch.nn.Module):
 
     def loss(self, x, y, eval=False):
         """Returns the loss; pfl calls it by this name."""
-        return F.cross_entropy(self.net(dict(zip(self.names, self.tensors, strict=True)), None, x), y)
+        return F.cross_entropy(
+            self.net(dict(zip(self.names, self.tensors, strict=True)), None, x), y
+        )
 
     def metrics(self, x, y, eval=False):
         """Returns no metrics; pfl requires the method."""
@@ -56,7 +58,9 @@ class Simulator:
         self.workload = workload
         self.net = Net(workload)
         sgd = torch.optim.SGD(self.net.parameters(), 1.0)
-        self.model = PyTorchModel(self.net, local_optimizer_create=torch.optim.SGD, central_optimizer=sgd)
+        self.model = PyTorchModel(
+            self.net, local_optimizer_create=torch.optim.SGD, central_optimizer=sgd
+        )
 
     def run(self, users: list[list[torch.Tensor]], rounds: int = 1) -> None:
         """Runs rounds of one cohort, from the initial model.
@@ -66,22 +70,34 @@ class Simulator:
             rounds: number of rounds.
         """
         with torch.no_grad():
-            for parameter, initial in zip(self.net.tensors, self.workload.params.values(), strict=True):
+            for parameter, initial in zip(
+                self.net.tensors, self.workload.params.values(), strict=True
+            ):
                 parameter.copy_(initial)
         data = [(self.workload.x[rows], self.workload.y[rows]) for rows in map(torch.cat, users)]
         order = iter(range(rounds * len(users)))
-        users_data = FederatedDataset(lambda i: Dataset(raw_data=data[i % len(data)]), lambda: next(order))
+        users_data = FederatedDataset(
+            lambda i: Dataset(raw_data=data[i % len(data)]), lambda: next(order)
+        )
         size, lr = self.workload.settings["batch_size"], self.workload.settings["lr"]
-        train = NNTrainHyperParams(local_num_epochs=1, local_learning_rate=lr, local_batch_size=size)
-        plan = NNAlgorithmParams(rounds, evaluation_frequency=10**9, train_cohort_size=len(users), val_cohort_size=None)
+        train = NNTrainHyperParams(
+            local_num_epochs=1, local_learning_rate=lr, local_batch_size=size
+        )
+        plan = NNAlgorithmParams(
+            rounds, evaluation_frequency=10**9, train_cohort_size=len(users), val_cohort_size=None
+        )
         backend = SimulatedBackend(training_data=users_data, val_data=users_data)
-        FederatedAveraging().run(plan, backend, self.model, train, NNEvalHyperParams(local_batch_size=size))
+        FederatedAveraging().run(
+            plan, backend, self.model, train, NNEvalHyperParams(local_batch_size=size)
+        )
 
     def global_model(self) -> dict[str, np.ndarray]:
         """Returns the global model in our layout."""
         model = self.workload.settings["model"]
         tensors = zip(self.net.names, self.net.tensors, strict=True)
-        return {f"params/{name}": torch_nets.from_torch(model, name, tensor) for name, tensor in tensors}
+        return {
+            f"params/{name}": torch_nets.from_torch(model, name, tensor) for name, tensor in tensors
+        }
 
     def check(self) -> dict[str, np.ndarray]:
         """Returns the arrays of `peers.check`; single steps of the first users only.
@@ -109,11 +125,18 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     simulator = Simulator(peers.read(args.folder))
     users = simulator.workload.rounds[0]
-    about = {"threads": args.threads, "torch": torch.__version__, "pfl": getattr(pfl, "__version__", "")}
+    about = {
+        "threads": args.threads,
+        "torch": torch.__version__,
+        "pfl": getattr(pfl, "__version__", ""),
+    }
 
     def time_round() -> dict[str, float]:
         cpu_start = time.process_time()
-        return {"round": machine.time_call(lambda: simulator.run(users)), "cpu": time.process_time() - cpu_start}
+        return {
+            "round": machine.time_call(lambda: simulator.run(users)),
+            "cpu": time.process_time() - cpu_start,
+        }
 
     contest.serve(args.folder, "pfl", {"check": simulator.check}, time_round, about)
     return 0

@@ -54,7 +54,10 @@ def main(argv: list[str] | None = None) -> int:
     deadline = time.monotonic() + 60 * args.minutes
     results = machine.begin("speed.rounds", argv)
     earlier = read_results(args.out)
-    peaks = {name: max(rate, earlier["sgemm GF/s"].get(name, 0)) for name, rate in machine.sgemm().items()}
+    peaks = {
+        name: max(rate, earlier["sgemm GF/s"].get(name, 0))
+        for name, rate in machine.sgemm().items()
+    }
     results |= {"sgemm GF/s": peaks, "threads": args.threads, "cases": earlier["cases"]}
     for name in args.cases:
         if time.monotonic() > deadline:
@@ -70,7 +73,11 @@ def main(argv: list[str] | None = None) -> int:
         }
         print(format_case(case), flush=True)
         machine.finish(args.out, results)
-    return 0 if all(all_agree(case) for name, case in results["cases"].items() if name in args.cases) else 1
+    return (
+        0
+        if all(all_agree(case) for name, case in results["cases"].items() if name in args.cases)
+        else 1
+    )
 
 
 def read_results(file: Path | None) -> dict[str, Any]:
@@ -87,15 +94,36 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     """Parses the command line."""
     parser = machine.parser(__doc__)
     parser.add_argument("--cases", nargs="+", choices=cases.CASES, default=list(cases.CASES))
-    parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS), help="contestants besides ours")
-    parser.add_argument("--repeats", type=int, default=5, help="timings of every contestant, in turns")
-    parser.add_argument("--rounds", type=int, help="rounds in one timing, instead of each case's own number")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="start no further case after this time")
-    parser.add_argument("--threads", type=int, default=len(machine.affinity()), help="threads of each contestant")
-    parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10; default: noise of the same shape")
-    parser.add_argument("--torch-python", type=Path, default=Path(sys.executable), help="a Python with torch")
-    parser.add_argument("--pfl-python", type=Path, default=Path(sys.executable), help="a Python with pfl and torch")
-    parser.add_argument("--flower-python", type=Path, default=Path(sys.executable), help="a Python with flwr and torch")
+    parser.add_argument(
+        "--peers", nargs="*", choices=PEERS, default=list(PEERS), help="contestants besides ours"
+    )
+    parser.add_argument(
+        "--repeats", type=int, default=5, help="timings of every contestant, in turns"
+    )
+    parser.add_argument(
+        "--rounds", type=int, help="rounds in one timing, instead of each case's own number"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="start no further case after this time"
+    )
+    parser.add_argument(
+        "--threads", type=int, default=len(machine.affinity()), help="threads of each contestant"
+    )
+    parser.add_argument(
+        "--data-dir", type=Path, help="folder with CIFAR-10; default: noise of the same shape"
+    )
+    parser.add_argument(
+        "--torch-python", type=Path, default=Path(sys.executable), help="a Python with torch"
+    )
+    parser.add_argument(
+        "--pfl-python", type=Path, default=Path(sys.executable), help="a Python with pfl and torch"
+    )
+    parser.add_argument(
+        "--flower-python",
+        type=Path,
+        default=Path(sys.executable),
+        help="a Python with flwr and torch",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     return parser.parse_args(argv)
 
@@ -120,7 +148,9 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
     return summarise(name, workload, about, times, agreement, skipped)
 
 
-def compare(folder: Path, running: dict, skipped: dict, initial: Mapping) -> dict[str, dict[str, float]]:
+def compare(
+    folder: Path, running: dict, skipped: dict, initial: Mapping
+) -> dict[str, dict[str, float]]:
     """Compares every contestant with ours, and moves those that fail or disagree from `running` to `skipped`.
 
     Returns:
@@ -128,7 +158,9 @@ def compare(folder: Path, running: dict, skipped: dict, initial: Mapping) -> dic
     """
     if len(running) == 1:
         return {}
-    exact, ours = (request_arrays(folder, running, "ours", request) for request in ("exact", "check"))
+    exact, ours = (
+        request_arrays(folder, running, "ours", request) for request in ("exact", "check")
+    )
     agreement = {}
     for peer in [peer for peer in running if peer != "ours"]:
         try:
@@ -143,7 +175,9 @@ def compare(folder: Path, running: dict, skipped: dict, initial: Mapping) -> dic
     return agreement
 
 
-def request_arrays(folder: Path, running: Mapping, peer: str, request: str) -> dict[str, np.ndarray]:
+def request_arrays(
+    folder: Path, running: Mapping, peer: str, request: str
+) -> dict[str, np.ndarray]:
     """Sends a request to a contestant and returns the arrays that it writes."""
     running[peer].request(request)
     with np.load(folder / f"{peer}.{request}.npz") as file:
@@ -157,12 +191,25 @@ def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.E
         contestant -> its running process; contestant -> why it does not run.
     """
     environment = {"OMP_NUM_THREADS": str(args.threads), "MKL_NUM_THREADS": str(args.threads)}
-    command = [sys.executable, "-m", "benchmarks.speed.ours", "--folder", str(folder), "--case", name]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.speed.ours",
+        "--folder",
+        str(folder),
+        "--case",
+        name,
+    ]
     for option in ("rounds", "data_dir"):
         if (value := getattr(args, option)) is not None:
             command += [f"--{option.replace('_', '-')}", str(value)]
-    jax_environment = environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(args.threads)}
-    running = {"ours": contest.Contestant(command, jax_environment, folder / "ours.log", args.threads)}
+    jax_environment = environment | {
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(args.threads),
+    }
+    running = {
+        "ours": contest.Contestant(command, jax_environment, folder / "ours.log", args.threads)
+    }
     stack.callback(running["ours"].close)
     skipped = {}
     for peer in args.peers:
@@ -170,10 +217,24 @@ def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.E
         if reason := unavailable_reason(peer, name, python):
             skipped[peer] = reason
             continue
-        module = [f"benchmarks.speed.{peer}_peer"] if peer in ENGINES else ["benchmarks.speed.peers", "--peer", peer]
-        command = [str(python), "-m", *module, "--folder", str(folder), "--threads", str(args.threads)]
+        module = (
+            [f"benchmarks.speed.{peer}_peer"]
+            if peer in ENGINES
+            else ["benchmarks.speed.peers", "--peer", peer]
+        )
+        command = [
+            str(python),
+            "-m",
+            *module,
+            "--folder",
+            str(folder),
+            "--threads",
+            str(args.threads),
+        ]
         try:
-            running[peer] = contest.Contestant(command, environment, folder / f"{peer}.log", args.threads)
+            running[peer] = contest.Contestant(
+                command, environment, folder / f"{peer}.log", args.threads
+            )
             stack.callback(running[peer].close)
         except RuntimeError as error:
             skipped[peer] = str(error)
@@ -186,14 +247,21 @@ def unavailable_reason(peer: str, case: str, python: Path) -> str | None:
     if engine and case not in engine.cases:
         return f"it is compared on {' and '.join(engine.cases)} only"
     for package in ("torch", engine.package) if engine else ("torch",):
-        code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+        code = (
+            f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+        )
         if subprocess.run([python, "-c", code], check=False).returncode:
             return f"{package} is not installed for {python.name}"
     return None
 
 
 def summarise(
-    name: str, workload: Mapping[str, Any], about: Mapping, times: Mapping[str, list[dict]], agreement, skipped
+    name: str,
+    workload: Mapping[str, Any],
+    about: Mapping,
+    times: Mapping[str, list[dict]],
+    agreement,
+    skipped,
 ) -> dict[str, Any]:
     """Returns the results of a case: medians with range, throughput and ratios to ours."""
     medians = {peer: {part: machine.spread([t[part] for t in ts if part in t]) for part in PARTS if part in ts[0]}
@@ -205,7 +273,11 @@ def summarise(
         "about": about,
         "seconds": medians,
         "image_gradients_per_second": round(gradients / ours, 1),
-        "ratio": {peer: round(m["round"]["median"] / ours, 3) for peer, m in medians.items() if peer != "ours"},
+        "ratio": {
+            peer: round(m["round"]["median"] / ours, 3)
+            for peer, m in medians.items()
+            if peer != "ours"
+        },
         "alpha": cases.CASES[name].settings.get("alpha"),
         "agreement": agreement,
         "skipped": skipped,
@@ -215,7 +287,10 @@ def summarise(
 
 def all_agree(case: Mapping[str, Any]) -> bool:
     """Returns whether all contestants of a case agree with ours."""
-    return all(contest.agrees(gaps, sends_float32=peer == "pfl") for peer, gaps in case["agreement"].items())
+    return all(
+        contest.agrees(gaps, sends_float32=peer == "pfl")
+        for peer, gaps in case["agreement"].items()
+    )
 
 
 def format_case(case: Mapping[str, Any]) -> str:
@@ -223,7 +298,9 @@ def format_case(case: Mapping[str, Any]) -> str:
     lines = []
     for peer, parts in case["seconds"].items():
         spread = parts["round"]
-        detail = ", ".join(f"{part} {parts[part]['median']:.3g}" for part in PARTS[1:] if part in parts)
+        detail = ", ".join(
+            f"{part} {parts[part]['median']:.3g}" for part in PARTS[1:] if part in parts
+        )
         ratio = f" {case['ratio'][peer]:.2f} x ours" if peer in case["ratio"] else ""
         lines.append(
             f"  {peer:7}{spread['median']:9.4g} s a round ({spread['min']:.4g} to {spread['max']:.4g}){ratio}; {detail}"

@@ -43,7 +43,9 @@ def to_torch(model: str, name: str, x: np.ndarray) -> Tensor:
     """Returns our array in torch's layout."""
     if name == "patch_embed/kernel":
         x = x.reshape(PATCH, PATCH, -1, x.shape[1])
-    return torch.tensor(np.ascontiguousarray(torch_layout.array_to_torch(x, _channels(model, name))))
+    return torch.tensor(
+        np.ascontiguousarray(torch_layout.array_to_torch(x, _channels(model, name)))
+    )
 
 
 def from_torch(model: str, name: str, tensor: Tensor) -> np.ndarray:
@@ -91,7 +93,9 @@ def resnet18(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE)
         y = F.relu(norm(t, stats, f"{name}/bn1", conv(t, f"{name}/conv1", x, stride, 1), groups))
         y = norm(t, stats, f"{name}/bn2", conv(t, f"{name}/conv2", y, 1, 1), groups)
         if f"{name}/downsample_0/kernel" in t:
-            x = norm(t, stats, f"{name}/downsample_1", conv(t, f"{name}/downsample_0", x, stride), groups)
+            x = norm(
+                t, stats, f"{name}/downsample_1", conv(t, f"{name}/downsample_0", x, stride), groups
+            )
         return F.relu(x + y)
 
     x = F.relu(F.max_pool2d(norm(t, stats, "bn1", conv(t, "conv1", x, 2, 3), groups), 3, 2, 1))
@@ -109,29 +113,45 @@ def vit_s16(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) 
 
     def attend(name: str, x: Tensor) -> Tensor:
         q, k, v = dense(t, f"{name}/qkv", x).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
-        return dense(t, f"{name}/proj", F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return dense(
+            t, f"{name}/proj", F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        )
 
     x = F.interpolate(x, (SIZE, SIZE), mode="bilinear", antialias=True)
-    x = F.conv2d(x, t["patch_embed/kernel"], t["patch_embed/bias"], PATCH).flatten(2).transpose(1, 2)
+    x = (
+        F.conv2d(x, t["patch_embed/kernel"], t["patch_embed/bias"], PATCH)
+        .flatten(2)
+        .transpose(1, 2)
+    )
     x = torch.cat([t["cls_token"].expand(len(x), -1, -1), x], 1) + t["pos_embed"]
     depth = sum(name.endswith("qkv/kernel") for name in t)
     for name in (f"block_{i}" for i in range(depth)):
         x = x + attend(name, layer_norm(f"{name}/norm1", x))
-        x = x + dense(t, f"{name}/fc2", F.gelu(dense(t, f"{name}/fc1", layer_norm(f"{name}/norm2", x))))
+        x = x + dense(
+            t, f"{name}/fc2", F.gelu(dense(t, f"{name}/fc1", layer_norm(f"{name}/norm2", x)))
+        )
     return dense(t, "classifier", layer_norm("norm", x[:, 0]))
 
 
-def efficientnet_lite0(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
+def efficientnet_lite0(
+    t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE
+) -> Tensor:
     """EfficientNet-Lite0, padded as TensorFlow's "SAME" for images of even size."""
 
     def normed(name: str, bn: str, x: Tensor, stride: int = 1) -> Tensor:
         size = t[f"{name}/kernel"].shape[-1]
         if stride == 2:
             x = F.pad(x, ((size - 2) // 2, (size - 1) // 2) * 2)
-        return norm(t, stats, bn, conv(t, name, x, stride, 0 if stride == 2 else size // 2), groups, 1e-3)
+        return norm(
+            t, stats, bn, conv(t, name, x, stride, 0 if stride == 2 else size // 2), groups, 1e-3
+        )
 
     def block(name: str, x: Tensor, stride: int) -> Tensor:
-        y = F.relu6(normed(f"{name}/expand_conv", f"{name}/bn0", x)) if f"{name}/expand_conv/kernel" in t else x
+        y = (
+            F.relu6(normed(f"{name}/expand_conv", f"{name}/bn0", x))
+            if f"{name}/expand_conv/kernel" in t
+            else x
+        )
         y = F.relu6(normed(f"{name}/depthwise_conv", f"{name}/bn1", y, stride))
         y = normed(f"{name}/project_conv", f"{name}/bn2", y)
         return x + y if x.shape == y.shape else y
@@ -159,7 +179,9 @@ BatchNorm is in training mode. ReLU follows max-pooling, which gives equal resul
 def conv(t: Tensors, name: str, x: Tensor, stride: int = 1, padding: int = 0) -> Tensor:
     """Convolution, with a bias if the network has one; 1x1 with an adapter as peft's `lora.Conv2d`, see `dense`."""
     kernel, a = t[f"{name}/kernel"], t.get(f"{name}/lora_a")
-    y = F.conv2d(x, kernel, t.get(f"{name}/bias"), stride, padding, groups=x.shape[1] // kernel.shape[1])
+    y = F.conv2d(
+        x, kernel, t.get(f"{name}/bias"), stride, padding, groups=x.shape[1] // kernel.shape[1]
+    )
     if a is None:
         return y
     b = t[f"{name}/lora_b"]
@@ -169,10 +191,16 @@ def conv(t: Tensors, name: str, x: Tensor, stride: int = 1, padding: int = 0) ->
 def dense(t: Tensors, name: str, x: Tensor) -> Tensor:
     """Dense layer, x W' + b; with an adapter plus (x A') B' s / r, as peft's `lora.Linear`."""
     y, a = F.linear(x, t[f"{name}/kernel"], t[f"{name}/bias"]), t.get(f"{name}/lora_a")
-    return y if a is None else y + F.linear(F.linear(x, a), t[f"{name}/lora_b"]) * (LORA_SCALE / len(a))
+    return (
+        y
+        if a is None
+        else y + F.linear(F.linear(x, a), t[f"{name}/lora_b"]) * (LORA_SCALE / len(a))
+    )
 
 
-def norm(t: Tensors, stats: Tensors | None, name: str, x: Tensor, groups: Groups = ONE, eps: float = 1e-5) -> Tensor:
+def norm(
+    t: Tensors, stats: Tensors | None, name: str, x: Tensor, groups: Groups = ONE, eps: float = 1e-5
+) -> Tensor:
     """BatchNorm with the statistics of each minibatch; updates the running statistics if `stats` holds any."""
     mean, var = (stats[f"{name}/mean"], stats[f"{name}/var"]) if stats else (None, None)
     scale, bias = t[f"{name}/scale"], t[f"{name}/bias"]
@@ -183,4 +211,6 @@ def norm(t: Tensors, stats: Tensors | None, name: str, x: Tensor, groups: Groups
         joined = x.reshape(len(x) // groups.count, -1, *x.shape[2:])
         return F.batch_norm(joined, None, None, scale, bias, True, 0.1, eps).view_as(x)
     minibatches = x.chunk(groups.count)
-    return torch.cat([F.batch_norm(x, None, None, scale, bias, True, 0.1, eps) for x in minibatches])
+    return torch.cat(
+        [F.batch_norm(x, None, None, scale, bias, True, 0.1, eps) for x in minibatches]
+    )

@@ -41,7 +41,9 @@ def start(make: Callable[[Any], Any], workload: Any, variant: Any) -> WorkerPool
     size = max(map(len, workload.rounds))
     models = [_copy(workload) for _ in range(size + 1)]
     barrier = context.Barrier(variant.processes + 1)
-    processes = context.Pool(variant.processes, _init_worker, (make, workload, variant, models[0], models[1:], barrier))
+    processes = context.Pool(
+        variant.processes, _init_worker, (make, workload, variant, models[0], models[1:], barrier)
+    )
     barrier.wait(300)
     return WorkerPool(processes, variant.processes, models[0], models[1:])
 
@@ -52,7 +54,12 @@ def stop(pool: WorkerPool) -> None:
     pool.processes.join()
 
 
-def cohort(pool: WorkerPool, clients: list[list[Tensor]], start: tuple[Tensors, Tensors], max_batches: int | None):
+def cohort(
+    pool: WorkerPool,
+    clients: list[list[Tensor]],
+    start: tuple[Tensors, Tensors],
+    max_batches: int | None,
+):
     """Trains and scores clients, see `peers.Lean.cohort`. The seconds of the phases are means over the processes."""
     _copy_into(pool.start, start)
     order = sorted(range(len(clients)), key=lambda k: -len(clients[k]))
@@ -78,7 +85,9 @@ def _init_worker(make, workload, variant, start, ends, barrier) -> None:
     barrier.wait(300)
 
 
-def _train_and_score(job: tuple[int, list, int | None]) -> tuple[int, float, dict[str, float], float]:
+def _train_and_score(
+    job: tuple[int, list, int | None],
+) -> tuple[int, float, dict[str, float], float]:
     position, batches, max_batches = job
     peer, clock, cpu_start = _STATE["peer"], [time.perf_counter()], time.process_time()
     model = peer.train([torch.from_numpy(rows) for rows in batches], _STATE["start"])
@@ -101,6 +110,7 @@ def _copy_into(target: tuple[Tensors, Tensors], source: tuple[Tensors, Tensors])
 def _copy(workload: Any) -> tuple[Tensors, Tensors]:
     """Returns a copy of the initial model in shared memory, in the same memory format."""
     params, stats = (
-        {name: t.clone().share_memory_() for name, t in part.items()} for part in (workload.params, workload.stats)
+        {name: t.clone().share_memory_() for name, t in part.items()}
+        for part in (workload.params, workload.stats)
     )
     return params, stats

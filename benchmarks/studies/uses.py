@@ -65,7 +65,13 @@ PRETRAINED = {folder: folder.replace("random", "features") for folder in RANDOM}
 }
 """Folder of results with random weights -> that of the same runs with pretrained ones."""
 
-METHODS = ("methods_cifar10", "methods_cifar10_mild", "methods_dermamnist", "methods_covid", "methods_tinyimagenet")
+METHODS = (
+    "methods_cifar10",
+    "methods_cifar10_mild",
+    "methods_dermamnist",
+    "methods_covid",
+    "methods_tinyimagenet",
+)
 """Folders of results with the paper's 13 methods."""
 
 ALPHAS = ("0.05", "0.1", "0.5")
@@ -142,12 +148,18 @@ def read(folder: str, choice: str = "final") -> dict[tuple[str, str], Values]:
     values: dict[tuple[str, str], Values] = {}
     for path in sorted((RESULTS / folder).glob("*.csv")):
         with path.open(encoding="utf-8", newline="") as file:
-            for run in filter(operator.itemgetter(choice), csv.DictReader(file)):  # without those that diverged
+            for run in filter(
+                operator.itemgetter(choice), csv.DictReader(file)
+            ):  # without those that diverged
                 replicate = int(run["seed"]), int(run["partition_seed"])
-                method = functools.reduce(lambda name, default: name.replace(default, ""), DEFAULTS, run["method"])
+                method = functools.reduce(
+                    lambda name, default: name.replace(default, ""), DEFAULTS, run["method"]
+                )
                 values.setdefault((run["alpha"], method), {})[replicate] = float(run[choice])
                 if method == "fedavg" and choice == "final":
-                    values.setdefault((run["alpha"], CHOSEN), {})[replicate] = float(run["at_best_val"])
+                    values.setdefault((run["alpha"], CHOSEN), {})[replicate] = float(
+                        run["at_best_val"]
+                    )
     return values
 
 
@@ -176,12 +188,16 @@ def effects_of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
     """
     pretrained, random = (
         {
-            key: {seeds: value - control[seeds] for seeds, value in ours.items() if seeds in control}
+            key: {
+                seeds: value - control[seeds] for seeds, value in ours.items() if seeds in control
+            }
             for key, (ours, control) in pairs(read(name)).items()
         }
         for name in (PRETRAINED[folder], folder)
     )
-    compared = {key: statistics.compare(pretrained[key], random[key]) for key in random if key in pretrained}
+    compared = {
+        key: statistics.compare(pretrained[key], random[key]) for key in random if key in pretrained
+    }
     return {key: contrast_of(c, c.t_p) for key, c in compared.items()}
 
 
@@ -193,7 +209,9 @@ def verdict(contrasts: Sequence[Contrast]) -> str:
     ('support', 'refutation', 'undecided')
     """
     outcomes = [contrast.outcome for contrast in contrasts]
-    return next((name for name in ("support", "refutation") if outcomes.count(name) >= 2), "undecided")
+    return next(
+        (name for name in ("support", "refutation") if outcomes.count(name) >= 2), "undecided"
+    )
 
 
 def against(
@@ -213,8 +231,12 @@ def collect(source: Path, folder: Path, command: str, commit: str) -> None:
     """Writes runs.csv and run.json of the finished runs in a sweep's folder."""
     study = study_of([source], partial=True)
     rows = list(csv.reader(comma_separated(tables.runs(study)).splitlines()))
-    cells = [study.cell(method, scenario) for scenario in study.scenarios for method in study.methods]
-    runs = [run for cell in cells for _, run in sorted(cell.runs.items())]  # in the order of the table
+    cells = [
+        study.cell(method, scenario) for scenario in study.scenarios for method in study.methods
+    ]
+    runs = [
+        run for cell in cells for _, run in sorted(cell.runs.items())
+    ]  # in the order of the table
     if "alpha" not in rows[0]:  # the runs have one
         rows = [["alpha", *rows[0]], *([f"{runs[0].config.alpha:g}", *row] for row in rows[1:])]
     folder.mkdir(parents=True, exist_ok=True)
@@ -224,8 +246,14 @@ def collect(source: Path, folder: Path, command: str, commit: str) -> None:
         pairs = zip(rows[1:], runs, strict=True)
         writer.writerows([*row, *more(run.records, run.config.lr)] for row, run in pairs)
     about = machine.describe([])
-    written = {"command": command, "commit": commit, "machine": f"{about['processor']}, {about['cores']} cores"}
-    machine.write(folder / "run.json", written | {"date": about["date"][:10], "runs": len(rows) - 1})
+    written = {
+        "command": command,
+        "commit": commit,
+        "machine": f"{about['processor']}, {about['cores']} cores",
+    }
+    machine.write(
+        folder / "run.json", written | {"date": about["date"][:10], "runs": len(rows) - 1}
+    )
 
 
 def more(records: Sequence[Mapping[str, Any]], lr: float) -> list[str]:

@@ -34,8 +34,15 @@ PAIR = (10, 30, 100, 300, 500)
 """Rows of each of two disjoint sets."""
 
 SIZES = "validation.size", (10, 30, 100, 300, 1000)
-OF_WEIGHTING = {"size": "fedvg", "placebo": "permuted(fedvg)", "chosen": "samples", "fitted": "fitted"}
-PARTS: dict[str, tuple[str, Any, Any]] = {part: (name, *SIZES) for part, name in OF_WEIGHTING.items()} | {
+OF_WEIGHTING = {
+    "size": "fedvg",
+    "placebo": "permuted(fedvg)",
+    "chosen": "samples",
+    "fitted": "fitted",
+}
+PARTS: dict[str, tuple[str, Any, Any]] = {
+    part: (name, *SIZES) for part, name in OF_WEIGHTING.items()
+} | {
     "reliability": ("fedvg", (), ()),
     "labels": ("fedvg", "validation.label_noise", (0.1, 0.2, 0.4)),
     "origin": ("fedvg", ("holdout", "validation.source", "val_ratio"), ()),
@@ -56,16 +63,26 @@ def paired(task: fv.Task, sizes: Sequence[int] = PAIR) -> fv.Weighting:
 
     def signal(hyper, client, data):
         rows = data.scoring.reshape(-1)
-        order = rows[jnp.argsort(jnp.where(rows < 0, 2, jax.random.uniform(jax.random.key(0), rows.shape)))]
-        enough = jnp.pad(order, (0, 2 * max(sizes)), constant_values=-1)  # a check of the weighting has few rows
-        tables = [data.scoring, *(enough[: 2 * n].reshape(1, n, 2)[..., half] for n in sizes for half in (0, 1))]
+        order = rows[
+            jnp.argsort(jnp.where(rows < 0, 2, jax.random.uniform(jax.random.key(0), rows.shape)))
+        ]
+        enough = jnp.pad(
+            order, (0, 2 * max(sizes)), constant_values=-1
+        )  # a check of the weighting has few rows
+        tables = [
+            data.scoring,
+            *(enough[: 2 * n].reshape(1, n, 2)[..., half] for n in sizes for half in (0, 1)),
+        ]
         return [base.signal(hyper, client, data._replace(scoring=table)) for table in tables]
 
     def detail(measured):
         scores = jnp.stack([base.score(one) for one in measured[1:]], -1)
         return {f"pair_{n}": scores[:, 2 * i : 2 * i + 2] for i, n in enumerate(sizes)}
 
-    of_all = {"weigh": lambda h, m, view: base.weigh(h, m[0], view), "score": lambda m: base.score(m[0])}
+    of_all = {
+        "weigh": lambda h, m, view: base.weigh(h, m[0], view),
+        "score": lambda m: base.score(m[0]),
+    }
     return base._replace(signal=signal, detail=detail, terms=(), **of_all)
 
 
@@ -98,14 +115,34 @@ def runs(folder: Path) -> pd.DataFrame:
     lines = []
     for part, run in finished(folder, "all", *(part for part in PARTS if part != "reliability")):
         settings, of_set = effective(run.config), run.partition["validation"]
-        varied = [str(settings[name]) for name in np.atleast_1d(PARTS[part][1])] if part in PARTS else ["all"]
+        varied = (
+            [str(settings[name]) for name in np.atleast_1d(PARTS[part][1])]
+            if part in PARTS
+            else ["all"]
+        )
         which = " ".join(value.rpartition("/")[2].removesuffix(".npz") for value in varied)
-        clients, weights = (np.array([record[name] for record in run.records]) for name in ("clients", "weights"))
+        clients, weights = (
+            np.array([record[name] for record in run.records]) for name in ("clients", "weights")
+        )
         is_own = np.isin(clients, of_set.get("clients", []))
         own = round(weights[is_own].mean() / weights[~is_own].mean(), 4) if is_own.any() else None
-        accuracies = (round(100 * run.history.summary[f"test_accuracy_{of}"], 7) for of in ("final", "at_best_val"))
-        lines.append((part, which, of_set["samples"], *(settings[name] for name in SETTINGS), *accuracies, own))
-    return pd.DataFrame(lines, columns=["part", "set", "rows", *SETTINGS, "final", "at_best_val", "own_weight"])
+        accuracies = (
+            round(100 * run.history.summary[f"test_accuracy_{of}"], 7)
+            for of in ("final", "at_best_val")
+        )
+        lines.append(
+            (
+                part,
+                which,
+                of_set["samples"],
+                *(settings[name] for name in SETTINGS),
+                *accuracies,
+                own,
+            )
+        )
+    return pd.DataFrame(
+        lines, columns=["part", "set", "rows", *SETTINGS, "final", "at_best_val", "own_weight"]
+    )
 
 
 def reliability(folder: Path) -> pd.DataFrame:
@@ -116,7 +153,9 @@ def reliability(folder: Path) -> pd.DataFrame:
         first, second = np.moveaxis(inverse / inverse.sum(1, keepdims=True), 2, 0)
         values = (round(value, 6) for value in agreement(first, second))
         lines.append((run.config.alpha, run.config.seed, n, *values))
-    return pd.DataFrame(lines, columns=["alpha", "seed", "rows", "rank_correlation", "total_variation", "signal"])
+    return pd.DataFrame(
+        lines, columns=["alpha", "seed", "rows", "rank_correlation", "total_variation", "signal"]
+    )
 
 
 def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
@@ -126,18 +165,28 @@ def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
         "accuracy", ["seed", "partition_seed"], ["weighting", "set", "alpha"]
     )
     lines = []
-    for part, which, alpha in runs[runs.weighting == "fedvg"][["part", "set", "alpha"]].drop_duplicates().values:
+    for part, which, alpha in (
+        runs[runs.weighting == "fedvg"][["part", "set", "alpha"]].drop_duplicates().values
+    ):
         ours, full = ("fedvg", which, alpha), ("fedvg", "all", alpha)
         pairs = {"V1" if part == "size" else part: (full, ours)} if part != "all" else {}
-        controls = {"V2": ("permuted(fedvg)", which), "V3": ("uniform", "all"), "V4": ("samples", which)}
-        pairs |= {name: (ours, (*control, alpha)) for name, control in controls.items() if part in ("all", "size")}
+        controls = {
+            "V2": ("permuted(fedvg)", which),
+            "V3": ("uniform", "all"),
+            "V4": ("samples", which),
+        }
+        pairs |= {
+            name: (ours, (*control, alpha))
+            for name, control in controls.items()
+            if part in ("all", "size")
+        }
         for name, pair in pairs.items():
             if {*pair} <= {*cells}:
                 compared = statistics.compare(*(cells[key].dropna().to_dict() for key in pair))
                 lines.append((name, which, alpha, *uses.contrast_of(compared, compared.t_p)))
-    table = pd.DataFrame(lines, columns=["contrast", "set", "alpha", *uses.Contrast._fields]).sort_values(
-        "contrast", kind="stable"
-    )
+    table = pd.DataFrame(
+        lines, columns=["contrast", "set", "alpha", *uses.Contrast._fields]
+    ).sort_values("contrast", kind="stable")
     family = table.contrast.map(FAMILIES)
     table["p"] = table.groupby(family).p.transform(lambda p: statistics.holm([*p])).fillna(table.p)
     outcomes = [uses.Contrast(*line[3:]).outcome for line in table.itertuples(index=False)]
@@ -147,14 +196,22 @@ def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
 def origins(num_clients: int, num_rows: int) -> list[tuple[str, str, float]]:
     """Returns holdout, source and share of validation rows: those of 1, 5 and 20 clients, and some held out before."""
     of_clients = [("client", f"clients:{number / num_clients}", 0.1) for number in (1, 5, 20)]
-    held_out = [(kind, "clients", rows / num_rows) for rows in (10, 30, 100) for kind in ("global", "stratified")]
+    held_out = [
+        (kind, "clients", rows / num_rows)
+        for rows in (10, 30, 100)
+        for kind in ("global", "stratified")
+    ]
     return [*of_clients, ("global", "clients", 0.1), *held_out]
 
 
 def run_part(part: str, folder: Path, features: Path) -> None:
     """Runs what is missing of a part, with the rates of DIR/all."""
     weighting, names, values = PARTS[part]
-    tuned = {run.config.alpha: run for _, run in finished(folder, "all") if run.config.weighting == weighting}
+    tuned = {
+        run.config.alpha: run
+        for _, run in finished(folder, "all")
+        if run.config.weighting == weighting
+    }
     some = next(iter(tuned.values()))
     config = replace(some.config, data_dir=features, out=None)
     if names == SIZES[0]:
@@ -170,7 +227,13 @@ def run_part(part: str, folder: Path, features: Path) -> None:
         axes |= {"validation.source": ["npz"], "departures": ["no-external-copies"]}
         values = [str(features.with_name(f"{name}.npz")) for name in values]
     own = paired if part == "reliability" else None
-    fv.run_sweep(config, axes | ({names: values} if names else {}), folder / part, progress=True, weighting=own)
+    fv.run_sweep(
+        config,
+        axes | ({names: values} if names else {}),
+        folder / part,
+        progress=True,
+        weighting=own,
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -183,7 +246,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     for part in args.parts:
         run_part(part, args.folder, args.features)
     of_runs = runs(args.folder)
-    tables = {"runs": of_runs, "reliability": reliability(args.folder), "contrasts": contrasts(of_runs)}
+    tables = {
+        "runs": of_runs,
+        "reliability": reliability(args.folder),
+        "contrasts": contrasts(of_runs),
+    }
     results = machine.RESULTS / args.folder.name
     results.mkdir(exist_ok=True)
     for name, table in tables.items():

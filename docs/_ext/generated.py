@@ -21,7 +21,10 @@ def write(app=None) -> None:
     """Writes what has changed, and removes pages that are no more."""
     wanted = {DOCS / "reference" / "api" / f"{name}.md": text for name, text in api.pages().items()}
     studies = sorted(RESULTS.rglob("README.md"))
-    wanted |= {on_site(page): with_links_of_site(page.read_text(encoding="utf-8"), page) for page in studies}
+    wanted |= {
+        on_site(page): with_links_of_site(page.read_text(encoding="utf-8"), page)
+        for page in studies
+    }
     for folder in {path.parent for path in wanted}:
         if set(folder.glob("*.md")) - wanted.keys():
             shutil.rmtree(folder)
@@ -41,7 +44,9 @@ def with_links_of_site(text: str, page: Path) -> str:
     """Returns the text of a page with links that lead to the same files on the site."""
 
     def link(match: re.Match) -> str:
-        return "](" + os.path.relpath(on_site((page.parent / match[1]).resolve()), on_site(page).parent)
+        return "](" + os.path.relpath(
+            on_site((page.parent / match[1]).resolve()), on_site(page).parent
+        )
 
     return re.sub(r"\]\(([^)#:\s]+)", link, text)
 

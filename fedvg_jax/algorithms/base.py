@@ -10,7 +10,18 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Outputs, Probe, Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import (
+    Algorithm,
+    Anchor,
+    Cohort,
+    Hyper,
+    Outputs,
+    Probe,
+    Task,
+    Tree,
+    UsageError,
+    Variables,
+)
 
 
 def no_memory(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
@@ -38,7 +49,9 @@ def no_residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tup
     return tree.zeros_like(params), server
 
 
-PLAIN = Algorithm(no_memory, no_correction, no_report, no_residual, no_probe, native_weighting="samples")
+PLAIN = Algorithm(
+    no_memory, no_correction, no_report, no_residual, no_probe, native_weighting="samples"
+)
 """The algorithm that adds nothing: FedAvg. Others replace some of its parts."""
 
 
@@ -48,7 +61,9 @@ def sends_messages(algorithm: Algorithm) -> bool:
     >>> sends_messages(PLAIN)
     False
     """
-    hyper = {parameter.name: jnp.float32(parameter.value) for parameter in algorithm.hyperparameters}
+    hyper = {
+        parameter.name: jnp.float32(parameter.value) for parameter in algorithm.hyperparameters
+    }
     params = {"w": jnp.zeros(1)}
 
     def messages() -> tuple[Tree, ...]:
@@ -77,7 +92,9 @@ def keeping_models(base: Algorithm) -> Algorithm:
         server, memory = base.init(hyper, params)
         return server, WithModel(memory, _variables(params))
 
-    def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement: Array) -> tuple[Tree, Tree, Tree]:
+    def report(
+        hyper: Hyper, params: Tree, anchor: Anchor, displacement: Array
+    ) -> tuple[Tree, Tree, Tree]:
         memory, *messages = base.report(hyper, params, _of_base(anchor), displacement)
         return WithModel(memory, _variables(params)), *messages
 

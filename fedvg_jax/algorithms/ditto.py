@@ -18,7 +18,10 @@ from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, NamedAlgorithm, Tree
 
 LAM = Hyperparameter(
-    "ditto.lam", 1.0, 0, doc="Lambda, the strength with which the global model attracts a personal one."
+    "ditto.lam",
+    1.0,
+    0,
+    doc="Lambda, the strength with which the global model attracts a personal one.",
 )
 
 
@@ -29,7 +32,9 @@ def ditto(base: Algorithm = PLAIN) -> Algorithm:
 
 def personal(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
     """Returns g + lambda (v - theta_g)."""
-    return jax.tree.map(lambda g, v, theta: g + hyper[LAM.name] * (v - theta), grads, params, anchor.params)
+    return jax.tree.map(
+        lambda g, v, theta: g + hyper[LAM.name] * (v - theta), grads, params, anchor.params
+    )
 
 
 ENTRY = NamedAlgorithm("Ditto", ditto)

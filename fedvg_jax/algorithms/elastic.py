@@ -55,7 +55,12 @@ TAU = Hyperparameter(
     doc="Factor of the update of the most sensitive tensors. The least sensitive move by 1 + tau.",
 )
 MU = Hyperparameter(
-    "elastic.mu", 0.95, 0, 1, "Decay of the moving average of sensitivities over minibatches.", excludes_high=True
+    "elastic.mu",
+    0.95,
+    0,
+    1,
+    "Decay of the moving average of sensitivities over minibatches.",
+    excludes_high=True,
 )
 
 
@@ -71,7 +76,9 @@ def elastic(official: bool = False) -> Algorithm:
 
     def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
         """Returns R = (1 - zeta) u."""
-        return jax.tree.map(lambda o, u: (o - hyper[TAU.name]) * u, relative(cohort), cohort.update), server
+        return jax.tree.map(
+            lambda o, u: (o - hyper[TAU.name]) * u, relative(cohort), cohort.update
+        ), server
 
     return PLAIN._replace(residual=residual, probe=probe, hyperparameters=(TAU, MU))
 
@@ -109,9 +116,13 @@ def official_sensitivity(hyper: Hyper, probe: Probe) -> Variables:
     def average(i: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
         grads = jax.grad(lambda p: probe.task.loss(p, stats, *probe.batch(i), False)[0])(params)
         total = tree.add(carry[1], grads)
-        return jax.tree.map(lambda o, g: mu * o + (1 - mu) * jnp.square(tree.wide(g)).sum(), carry[0], total), total
+        return jax.tree.map(
+            lambda o, g: mu * o + (1 - mu) * jnp.square(tree.wide(g)).sum(), carry[0], total
+        ), total
 
-    averages, _ = probe.loop(probe.num_batches, average, (_scalars(params), tree.zeros_like(params)))
+    averages, _ = probe.loop(
+        probe.num_batches, average, (_scalars(params), tree.zeros_like(params))
+    )
     return Variables(averages, jax.tree.map(jnp.ones_like, _scalars(stats)))
 
 

@@ -20,7 +20,15 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN, features_of, forward
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, NamedAlgorithm, Task, Tree
+from fedvg_jax.core.types import (
+    Algorithm,
+    Anchor,
+    Hyper,
+    Hyperparameter,
+    NamedAlgorithm,
+    Task,
+    Tree,
+)
 
 BETA = Hyperparameter("feddecorr.beta", 0.1, 0, doc="Weight of the penalty.")
 
@@ -34,7 +42,14 @@ def feddecorr() -> Algorithm:
 
 
 def loss(
-    hyper: Hyper, task: Task, params: Tree, stats: Tree, batch: Tree, mask: Array, key: Array, anchor: Anchor
+    hyper: Hyper,
+    task: Task,
+    params: Tree,
+    stats: Tree,
+    batch: Tree,
+    mask: Array,
+    key: Array,
+    anchor: Anchor,
 ) -> tuple[Array, Tree]:
     """Returns the task's loss + beta (1 / d^2) ||K||_F^2."""
     own, new_stats = forward(task, params, stats, batch, mask, key)

@@ -22,11 +22,26 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import no_probe
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Hyperparameter, NamedAlgorithm, Published, Tree
+from fedvg_jax.core.types import (
+    Algorithm,
+    Anchor,
+    Cohort,
+    Hyper,
+    Hyperparameter,
+    NamedAlgorithm,
+    Published,
+    Tree,
+)
 
-ALPHA = Hyperparameter("feddyn.alpha", 0.1, 0, doc="Coefficient of the regulariser.", excludes_low=True)
+ALPHA = Hyperparameter(
+    "feddyn.alpha", 0.1, 0, doc="Coefficient of the regulariser.", excludes_low=True
+)
 CLIP = Hyperparameter(
-    "feddyn.clip", 10.0, 0, doc="Global norm to which a client's gradient is clipped.", excludes_low=True
+    "feddyn.clip",
+    10.0,
+    0,
+    doc="Global norm to which a client's gradient is clipped.",
+    excludes_low=True,
 )
 
 
@@ -38,7 +53,9 @@ class Server(NamedTuple):
     round: Array
 
 
-def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: bool = True) -> Algorithm:
+def feddyn(
+    quadratic: bool = True, native_weighting: str = "uniform", averages: bool = True
+) -> Algorithm:
     """Returns FedDyn, which reads `feddyn.alpha` and `feddyn.clip`.
 
     Args:
@@ -53,13 +70,17 @@ def feddyn(quadratic: bool = True, native_weighting: str = "uniform", averages: 
         def regularised(g, dual, p, global_p):
             return g + hyper[ALPHA.name] * (dual - global_p + (p if quadratic else 0))
 
-        return clipped(hyper[CLIP.name], jax.tree.map(regularised, grads, anchor.client, params, anchor.params))
+        return clipped(
+            hyper[CLIP.name], jax.tree.map(regularised, grads, anchor.client, params, anchor.params)
+        )
 
     def residual(hyper: Hyper, server: Server, params: Tree, cohort: Cohort) -> tuple[Tree, Server]:
         """Returns R = mean lambda over all N clients; plus u where the server does not average."""
         dual = jax.tree.map(lambda h, m: h + m / cohort.num_clients, server.dual, cohort.summed)
         undoes_average = jnp.where(averages | (server.round == 0), 0.0, 1.0)
-        residual = jax.tree.map(lambda h, u: h + undoes_average.astype(u.dtype) * u, dual, cohort.update)
+        residual = jax.tree.map(
+            lambda h, u: h + undoes_average.astype(u.dtype) * u, dual, cohort.update
+        )
         return residual, Server(dual, server.round + 1)
 
     return Algorithm(init, correct, report, residual, no_probe, native_weighting, (ALPHA, CLIP))

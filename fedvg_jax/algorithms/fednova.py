@@ -25,7 +25,9 @@ def fednova() -> Algorithm:
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
     """Returns the message ((theta_g - theta_k) / D_k, D_k) of every tensor, to be averaged."""
     safe = jnp.where(displacement > 0, displacement, 1)
-    message = jax.tree.map(lambda p, global_p: ((global_p - p) / safe, displacement), params, anchor.params)
+    message = jax.tree.map(
+        lambda p, global_p: ((global_p - p) / safe, displacement), params, anchor.params
+    )
     return anchor.client, (), message
 
 

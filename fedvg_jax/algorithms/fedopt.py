@@ -35,9 +35,19 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Cohort, Hyper, Hyperparameter, NamedAlgorithm, Published, Tree
+from fedvg_jax.core.types import (
+    Algorithm,
+    Cohort,
+    Hyper,
+    Hyperparameter,
+    NamedAlgorithm,
+    Published,
+    Tree,
+)
 
-BETA = Hyperparameter("fedavgm.momentum", 0.9, 0, 1, "Nesterov momentum beta of the server.", excludes_high=True)
+BETA = Hyperparameter(
+    "fedavgm.momentum", 0.9, 0, 1, "Nesterov momentum beta of the server.", excludes_high=True
+)
 RATE = Hyperparameter("fedavgm.lr", 1.0, 0, doc="Learning rate of the server.", excludes_low=True)
 
 ETA = Hyperparameter("fedopt.lr", 0.1, 0, doc="Learning rate of the server.", excludes_low=True)
@@ -49,14 +59,21 @@ B1 = Hyperparameter(
     "Decay of the first moment (FedAdam, FedYogi). FedAdagrad has one only with the departure adaptive-servers.",
     excludes_high=True,
 )
-B2 = Hyperparameter("fedopt.b2", 0.999, 0, 1, "Decay of the second moment (FedAdam, FedYogi).", excludes_high=True)
+B2 = Hyperparameter(
+    "fedopt.b2", 0.999, 0, 1, "Decay of the second moment (FedAdam, FedYogi).", excludes_high=True
+)
 EPS = Hyperparameter(
-    "fedopt.eps", 1e-3, 0, doc="Number tau that is added to the root of the second moment.", excludes_low=True
+    "fedopt.eps",
+    1e-3,
+    0,
+    doc="Number tau that is added to the root of the second moment.",
+    excludes_low=True,
 )
 
 
 def fedopt(
-    optimiser: Callable[[Hyper], optax.GradientTransformation], hyperparameters: tuple[Hyperparameter, ...] = ()
+    optimiser: Callable[[Hyper], optax.GradientTransformation],
+    hyperparameters: tuple[Hyperparameter, ...] = (),
 ) -> Algorithm:
     """Returns FedAvg with an optax optimiser on the server.
 
@@ -97,7 +114,9 @@ def fedadagrad(official: bool = False) -> Algorithm:
     def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
         return v + squared
 
-    return fedopt(adaptive(second_moment, official, momentum=official), (ETA, *[B1] * official, EPS))
+    return fedopt(
+        adaptive(second_moment, official, momentum=official), (ETA, *[B1] * official, EPS)
+    )
 
 
 def fedyogi(official: bool = False) -> Algorithm:
@@ -141,12 +160,18 @@ def adaptive(
         start = 0.0 if official else hyper[EPS.name] ** 2
 
         def init(params: Tree) -> Moments:
-            return Moments(tree.zeros_like(params), jax.tree.map(lambda p: jnp.full_like(p, start), params))
+            return Moments(
+                tree.zeros_like(params), jax.tree.map(lambda p: jnp.full_like(p, start), params)
+            )
 
         def update(updates: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
             first = jax.tree.map(lambda m, u: b1 * m + (1 - b1) * u, state.first, updates)
-            second = jax.tree.map(lambda v, u: second_moment(hyper, v, u * u), state.second, updates)
-            step = jax.tree.map(lambda m, v: -hyper[ETA.name] * m / (_root(v) + hyper[EPS.name]), first, second)
+            second = jax.tree.map(
+                lambda v, u: second_moment(hyper, v, u * u), state.second, updates
+            )
+            step = jax.tree.map(
+                lambda m, v: -hyper[ETA.name] * m / (_root(v) + hyper[EPS.name]), first, second
+            )
             return step, Moments(first, second)
 
         return optax.GradientTransformation(init, update)

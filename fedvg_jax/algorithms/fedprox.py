@@ -23,7 +23,9 @@ def fedprox() -> Algorithm:
 
 def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
     """Returns g + mu (theta - theta_g)."""
-    return jax.tree.map(lambda g, p, global_p: g + hyper[MU.name] * (p - global_p), grads, params, anchor.params)
+    return jax.tree.map(
+        lambda g, p, global_p: g + hyper[MU.name] * (p - global_p), grads, params, anchor.params
+    )
 
 
 ENTRY = NamedAlgorithm("FedProx", fedprox)

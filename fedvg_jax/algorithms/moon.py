@@ -18,10 +18,20 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN, features_of, forward, mean_over_rows
-from fedvg_jax.core.types import Algorithm, Anchor, Hyper, Hyperparameter, NamedAlgorithm, Task, Tree
+from fedvg_jax.core.types import (
+    Algorithm,
+    Anchor,
+    Hyper,
+    Hyperparameter,
+    NamedAlgorithm,
+    Task,
+    Tree,
+)
 
 MU = Hyperparameter("moon.mu", 1.0, 0, doc="Weight of the contrastive term.")
-TAU = Hyperparameter("moon.tau", 0.5, 0, doc="Temperature of the similarities of features.", excludes_low=True)
+TAU = Hyperparameter(
+    "moon.tau", 0.5, 0, doc="Temperature of the similarities of features.", excludes_low=True
+)
 
 
 def moon() -> Algorithm:
@@ -40,11 +50,20 @@ def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tr
 
 
 def loss(
-    hyper: Hyper, task: Task, params: Tree, stats: Tree, batch: Tree, mask: Array, key: Array, anchor: Anchor
+    hyper: Hyper,
+    task: Task,
+    params: Tree,
+    stats: Tree,
+    batch: Tree,
+    mask: Array,
+    key: Array,
+    anchor: Anchor,
 ) -> tuple[Array, Tree]:
     """Returns the task's loss + mu l_con."""
     own, new_stats = forward(task, params, stats, batch, mask, key)
-    compared = [forward(task, model, stats, batch, mask)[0] for model in (anchor.params, anchor.client)]
+    compared = [
+        forward(task, model, stats, batch, mask)[0] for model in (anchor.params, anchor.client)
+    ]
     z, *others = map(features_of, (own, *compared))
     to_global, to_previous = (similarity(z, other) / hyper[TAU.name] for other in others)
     contrast = jax.nn.softplus(to_previous - to_global)

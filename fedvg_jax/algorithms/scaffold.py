@@ -23,9 +23,20 @@ import jax.numpy as jnp
 
 from fedvg_jax.algorithms.base import no_probe
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, Hyperparameter, NamedAlgorithm, Published, Tree
+from fedvg_jax.core.types import (
+    Algorithm,
+    Anchor,
+    Cohort,
+    Hyper,
+    Hyperparameter,
+    NamedAlgorithm,
+    Published,
+    Tree,
+)
 
-ETA_G = Hyperparameter("scaffold.eta_g", 1.0, 0, doc="Learning rate of the server.", excludes_low=True)
+ETA_G = Hyperparameter(
+    "scaffold.eta_g", 1.0, 0, doc="Learning rate of the server.", excludes_low=True
+)
 
 
 def scaffold(keeps: bool = True, single_batches: bool = False) -> Algorithm:
@@ -36,7 +47,9 @@ def scaffold(keeps: bool = True, single_batches: bool = False) -> Algorithm:
         single_batches: whether a local epoch is one minibatch, as in that code.
     """
 
-    def report_and_store(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
+    def report_and_store(
+        hyper: Hyper, params: Tree, anchor: Anchor, displacement
+    ) -> tuple[Tree, Tree, Tree]:
         memory, *messages = report(hyper, params, anchor, displacement)
         return (memory if keeps else anchor.client), *messages
 

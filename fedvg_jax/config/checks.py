@@ -79,7 +79,9 @@ def _check_choice(name: str, text: str) -> None:
         raise UsageError(f"{name} {error}; got {_shorten(text)}") from None
     require_name(name, chosen, SETTINGS[name].names)
     if value == "":
-        raise UsageError(f"{name} {chosen} needs a file: --{name} {chosen}:FILE, a .npz or .json of rows")
+        raise UsageError(
+            f"{name} {chosen} needs a file: --{name} {chosen}:FILE, a .npz or .json of rows"
+        )
 
 
 def _check_texts(config: Config) -> None:
@@ -87,10 +89,20 @@ def _check_texts(config: Config) -> None:
     parse_weighting(config.weighting)
     epochs_range(config)
     rank, layers = options.lora(config)
-    _require(bool(rank) or config.lora in (0, "", "0"), "lora", config.lora, "0, RANK, or RANK:REGEX with RANK >= 1")
+    _require(
+        bool(rank) or config.lora in (0, "", "0"),
+        "lora",
+        config.lora,
+        "0, RANK, or RANK:REGEX with RANK >= 1",
+    )
     share, local = options.local(config)
     _require(share < 1, "local", config.local, "REGEX, or SHARE:REGEX with a SHARE below 1")
-    patterns = {"fedvg.include": config.fedvg.include, "train": config.train, "local": local, "lora": layers}
+    patterns = {
+        "fedvg.include": config.fedvg.include,
+        "train": config.train,
+        "local": local,
+        "lora": layers,
+    }
     for name, pattern in patterns.items():
         compiled(pattern, name)
     for role, column in options.columns(config).items():
@@ -106,7 +118,9 @@ def _check_texts(config: Config) -> None:
 def check_image_size(text: str) -> None:
     """Raises UsageError for a text that is no size of images."""
     is_size = re.fullmatch(r"([1-9]\d{0,3}(x[1-9]\d{0,3})?)?", text, re.ASCII) is not None
-    _require(is_size, "image_size", text, "a number of pixels below 10000, or HEIGHTxWIDTH as 244x224")
+    _require(
+        is_size, "image_size", text, "a number of pixels below 10000, or HEIGHTxWIDTH as 244x224"
+    )
 
 
 def epochs_range(config: Config) -> tuple[int, int]:
@@ -121,7 +135,12 @@ def epochs_range(config: Config) -> tuple[int, int]:
     smallest, colon, largest = str(config.local_epochs).partition(":")
     numbers = [smallest, largest if colon else smallest]
     is_range = all(map(_is_count, numbers)) and int(numbers[0]) <= int(numbers[1])
-    _require(is_range, "local_epochs", config.local_epochs, "a number >= 1, or MIN:MAX with 1 <= MIN <= MAX")
+    _require(
+        is_range,
+        "local_epochs",
+        config.local_epochs,
+        "a number >= 1, or MIN:MAX with 1 <= MIN <= MAX",
+    )
     return int(numbers[0]), int(numbers[1])
 
 
@@ -158,11 +177,17 @@ def _method_problems(config: Config) -> Iterator[str]:
     if config.fedvg.norm == "delta" and config.fedvg.signal == "fisher":
         yield "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
     chosen = departures(config.departures)
-    if config.algorithm == "elastic" and "server-stats" in chosen and "elastic-sensitivity" not in chosen:
+    if (
+        config.algorithm == "elastic"
+        and "server-stats" in chosen
+        and "elastic-sensitivity" not in chosen
+    ):
         yield "the departure server-stats of elastic needs elastic-sensitivity, which measures running statistics"
     algorithm = algorithm_of(config)
     has_messages = functools.partial(sends_messages, algorithm)
-    yield from problems_of_algorithm(config, algorithm, f"algorithm {config.algorithm}", has_messages)
+    yield from problems_of_algorithm(
+        config, algorithm, f"algorithm {config.algorithm}", has_messages
+    )
 
 
 def problems_of_algorithm(
@@ -189,9 +214,15 @@ def problems_of_algorithm(
 def _rule_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of a robust rule with the weighting or the size of the cohort."""
     (rule, value), size = options.choice(config, "robust"), options.cohort_size(config)
-    if rule not in ("mean", "clipped_mean") and config.weighting not in ("uniform", "samples", "native"):
+    if rule not in ("mean", "clipped_mean") and config.weighting not in (
+        "uniform",
+        "samples",
+        "native",
+    ):
         yield f"robust {rule} ignores the weights of {config.weighting}; use uniform, or --robust clipped_mean"
-    if rule == "trimmed_mean" and value > 0 and math.floor(value * size + 1e-9) < 1:  # as the rule counts them
+    if (
+        rule == "trimmed_mean" and value > 0 and math.floor(value * size + 1e-9) < 1
+    ):  # as the rule counts them
         yield f"robust {rule}:{value:g} leaves out none of {size} clients; use a larger F or --join-ratio, or mean"
     if rule == "krum":
         bad, kept = value
@@ -246,7 +277,9 @@ def _partition_problems(config: Config) -> Iterator[str]:
         yield f"splits of dermamnist must be all or official; got {_shorten(config.splits)}"
     if kind == "balanced_client" and config.clients < 2:
         yield "partition balanced_client needs at least 2 clients; got 1"
-    if (config.corrupt.kind, config.attack) != ("none", "none") and options.num_corrupt(config) == 0:
+    if (config.corrupt.kind, config.attack) != ("none", "none") and options.num_corrupt(
+        config
+    ) == 0:
         fraction, least = config.corrupt.clients, 0.5 / config.clients
         yield f"corrupt.clients {fraction} of {config.clients} clients is none; use > {least:g}"
 
@@ -262,7 +295,14 @@ def _validation_problems(config: Config) -> Iterator[str]:
         yield f"validation.source {source} needs --validation.data-dir DIR with its files"
 
 
-PROBLEMS = (_unused, _training_problems, _method_problems, _rule_problems, _privacy_problems, _hold_problems)
+PROBLEMS = (
+    _unused,
+    _training_problems,
+    _method_problems,
+    _rule_problems,
+    _privacy_problems,
+    _hold_problems,
+)
 PROBLEMS += (_partition_problems, _validation_problems)
 
 

@@ -31,7 +31,9 @@ WORDS = {int: "INT", float: "FLOAT", str: "TEXT"}
 class OfCommand:
     """Options of the command line that are no settings of a run."""
 
-    config: Path | None = setting(None, word="FILE", topic=SETTINGS["out"].facts.topic, is_common=True)
+    config: Path | None = setting(
+        None, word="FILE", topic=SETTINGS["out"].facts.topic, is_common=True
+    )
     """TOML file of settings, which flags override."""
     dry_run: bool = setting(False, is_common=True)
     """Print the plan (compiling, time, memory) and train nothing. Two rounds are timed."""
@@ -43,7 +45,9 @@ OPTIONS = SETTINGS | FLAGS
 ALL = (*presets.SHORTHANDS, *OPTIONS)
 """Names of everything that a flag may set."""
 
-_METHODS = dict.fromkeys(name for name in (*presets.METHODS, *ALGORITHMS, *PERSONAL) if "+" not in name)
+_METHODS = dict.fromkeys(
+    name for name in (*presets.METHODS, *ALGORITHMS, *PERSONAL) if "+" not in name
+)
 
 OPEN_CHOICES = {
     "method": (*_METHODS, "W", "A+W"),
@@ -85,7 +89,9 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, max_help_position=24, width=79)
 
     def _split_lines(self, text: str, width: int) -> list[str]:
-        wrap = functools.partial(textwrap.wrap, width=width, break_long_words=False, break_on_hyphens=False)
+        wrap = functools.partial(
+            textwrap.wrap, width=width, break_long_words=False, break_on_hyphens=False
+        )
         return [line for part in text.split("\n") for line in wrap(part)]
 
 
@@ -95,7 +101,10 @@ def flag_of(name: str) -> str:
 
 
 def add_settings(
-    parser: argparse.ArgumentParser, shown: str = "", takes_many: bool = False, names: Collection[str] = ALL
+    parser: argparse.ArgumentParser,
+    shown: str = "",
+    takes_many: bool = False,
+    names: Collection[str] = ALL,
 ) -> None:
     """Adds every setting and shorthand, below the headings of their topics.
 
@@ -106,23 +115,34 @@ def add_settings(
             is given; a switch takes words, too, and `--no-NAME` is the word false.
         names: settings and shorthands that the command uses; its help shows no other.
     """
-    texts, topics = descriptions(Config) | presets.DESCRIPTIONS | descriptions(OfCommand) if shown else {}, {}
+    texts, topics = (
+        descriptions(Config) | presets.DESCRIPTIONS | descriptions(OfCommand) if shown else {},
+        {},
+    )
     many: dict[str, Any] = {"nargs": "*", "action": "append"} if takes_many else {}
     on: dict[str, Any] = many or {"action": "store_true"}
-    off: dict[str, Any] = {"action": "append_const", "const": ["false"]} if takes_many else {"action": "store_false"}
+    off: dict[str, Any] = (
+        {"action": "append_const", "const": ["false"]} if takes_many else {"action": "store_false"}
+    )
     for name in ALL:
         option = OPTIONS.get(name)
         topic = option.facts.topic if option else "Method"
         if topic not in topics:
             topics[topic] = parser.add_argument_group(topic)
-        is_shown = name in names and (shown == "all" or (shown and (option is None or option.facts.is_common)))
+        is_shown = name in names and (
+            shown == "all" or (shown and (option is None or option.facts.is_common))
+        )
         text = _help(name, texts[name], is_long=shown == "all") if is_shown else argparse.SUPPRESS
         group, dot, last = name.rpartition(".")
         if is_switch(name):
             topics[topic].add_argument(flag_of(name), dest=name, help=text, **on)
-            parser.add_argument(flag_of(f"{group}{dot}no_{last}"), dest=name, help=argparse.SUPPRESS, **off)
+            parser.add_argument(
+                flag_of(f"{group}{dot}no_{last}"), dest=name, help=argparse.SUPPRESS, **off
+            )
         else:
-            topics[topic].add_argument(flag_of(name), dest=name, metavar=_word(name), help=text, **many)
+            topics[topic].add_argument(
+                flag_of(name), dest=name, metavar=_word(name), help=text, **many
+            )
         if last == "kind":  # the kind alone turns a group on
             parser.add_argument(flag_of(group), dest=name, help=argparse.SUPPRESS, **many)
 
@@ -132,7 +152,9 @@ def is_switch(name: str) -> bool:
     return name in OPTIONS and bool in OPTIONS[name].types
 
 
-def help_text(prog: str, purpose: str, examples: str = "", shown: str = "all", names: Collection[str] = ALL) -> str:
+def help_text(
+    prog: str, purpose: str, examples: str = "", shown: str = "all", names: Collection[str] = ALL
+) -> str:
     """Returns the help of a command that takes the settings.
 
     Args:
@@ -168,11 +190,18 @@ def parse(argv: Sequence[str], prog: str) -> dict[str, Any]:
     """
     parser = Parser(prog)
     add_settings(parser)
-    found = read_words(parser, argv, "a flag takes one value here; python -m fedvg_jax.sweep takes several")
-    return {name: value_of(name, value) if isinstance(value, str) else value for name, value in found.items()}
+    found = read_words(
+        parser, argv, "a flag takes one value here; python -m fedvg_jax.sweep takes several"
+    )
+    return {
+        name: value_of(name, value) if isinstance(value, str) else value
+        for name, value in found.items()
+    }
 
 
-def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: str) -> dict[str, Any]:
+def read_words(
+    parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: str
+) -> dict[str, Any]:
     """Returns what a parser reads from a command line, in which flags may have underscores.
 
     Args:
@@ -186,7 +215,11 @@ def read_words(parser: argparse.ArgumentParser, argv: Sequence[str], no_flag: st
     found, unknown = parser.parse_known_args(with_hyphens(argv))
     if unknown:
         word = unknown[0]
-        hint = suggestion(word.lstrip("-").partition("=")[0], ALL) if word.startswith("-") else f"; {no_flag}"
+        hint = (
+            suggestion(word.lstrip("-").partition("=")[0], ALL)
+            if word.startswith("-")
+            else f"; {no_flag}"
+        )
         hint = re.sub("'(.+)'", lambda name: flag_of(name[1]), hint)
         raise UsageError(f"unknown argument {word[:100]}{hint}")
     return vars(found)
@@ -245,10 +278,15 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the config file {path}: {files.reason(error)}; check --config") from None
+        raise UsageError(
+            f"cannot read the config file {path}: {files.reason(error)}; check --config"
+        ) from None
     try:
         return dotted(tomllib.loads(text))
-    except (ValueError, RecursionError) as error:  # also a number of thousands of digits, or brackets in brackets
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # also a number of thousands of digits, or brackets in brackets
         raise UsageError(f"{path} is not valid TOML: {error}") from None
 
 

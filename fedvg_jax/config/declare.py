@@ -64,7 +64,9 @@ class Condition(NamedTuple):
 def is_one(name: str, *values: str) -> Condition:
     """Holds where a setting has one of the values."""
     value_of = operator.attrgetter(name)
-    return Condition(name, lambda config: value_of(config).partition(":")[0] in values, " or ".join(values))
+    return Condition(
+        name, lambda config: value_of(config).partition(":")[0] in values, " or ".join(values)
+    )
 
 
 def is_not(name: str, value: str, by: str = "every other kind") -> Condition:
@@ -97,13 +99,20 @@ class Facts(NamedTuple):
     """Of a group: whether a report names its settings with the method, where they vary."""
 
 
-def setting(default: T, allowed: Collection[str] | Range | None = None, kind: Kind = "compiled", **others: Any) -> T:
+def setting(
+    default: T,
+    allowed: Collection[str] | Range | None = None,
+    kind: Kind = "compiled",
+    **others: Any,
+) -> T:
     """Returns the field of a setting with its `Facts`. A traced scalar is data."""
     facts = Facts(allowed, "data" if others.get("is_traced") else kind, **others)
     return dataclasses.field(default=default, metadata={"facts": facts})
 
 
-def group(settings: type[T], title: str, *used: Condition, names_method: bool = True, **entry: Any) -> T:
+def group(
+    settings: type[T], title: str, *used: Condition, names_method: bool = True, **entry: Any
+) -> T:
     """Returns the field of a group of settings.
 
     Args:
@@ -205,7 +214,9 @@ class Setting:
             UsageError: it has another type.
         """
         allowed = self.types
-        if type(value) in allowed and not isinstance(value, str | Path):  # most: no text to bring into its form
+        if type(value) in allowed and not isinstance(
+            value, str | Path
+        ):  # most: no text to bring into its form
             return value
         value = self.formed(python_scalar(value))
         for kind in {int, float} & {*allowed} if isinstance(value, str) else ():
@@ -216,7 +227,11 @@ class Setting:
         if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
             return value
         for kind, given in ((float, int), (Path, str), (str, int)):
-            if kind in allowed and type(value) is given and (isinstance(value, str) or abs(value) < 2**1000):
+            if (
+                kind in allowed
+                and type(value) is given
+                and (isinstance(value, str) or abs(value) < 2**1000)
+            ):
                 return kind(value)  # pyright: ignore[reportArgumentType]  the kinds fit by the line above
         names = " or ".join(NOUNS[kind] for kind in allowed if kind in NOUNS)
         hint = spaces(value) if isinstance(value, str) else ""
@@ -253,7 +268,9 @@ def python_scalar(value: Any) -> Any:
 
 def shown(value: Any) -> str:
     """Returns a value for a message; Python refuses to write an int of thousands of digits."""
-    return "a number too large" if type(value) is int and abs(value) >= 2**1000 else repr(value)[:100]
+    return (
+        "a number too large" if type(value) is int and abs(value) >= 2**1000 else repr(value)[:100]
+    )
 
 
 @functools.cache
@@ -286,22 +303,36 @@ def flatten(config: Any) -> dict[str, Any]:
 @functools.cache
 def groups(config: type) -> dict[str, type]:
     """Returns a dict from group name to dataclass."""
-    return {f.name: f.default_factory for f in dataclasses.fields(config) if isinstance(f.default_factory, type)}
+    return {
+        f.name: f.default_factory
+        for f in dataclasses.fields(config)
+        if isinstance(f.default_factory, type)
+    }
 
 
 def method_groups(config: type) -> list[str]:
     """Returns the groups that are part of a method's name in a report, if their settings vary."""
-    return [field.name for field in dataclasses.fields(config) if field.metadata["facts"].names_method]
+    return [
+        field.name for field in dataclasses.fields(config) if field.metadata["facts"].names_method
+    ]
 
 
 def descriptions(config: type, prefix: str = "") -> dict[str, str]:
     """Returns dotted name -> the docstring below the field, on one line, of a dataclass and of its groups."""
-    texts = {prefix + f.name: doc for f in dataclasses.fields(config) if (doc := f.metadata["facts"].doc)}
+    texts = {
+        prefix + f.name: doc for f in dataclasses.fields(config) if (doc := f.metadata["facts"].doc)
+    }
     for owner in config.__mro__[:-1]:
         source = _node(owner)
         for field, below in itertools.pairwise(source.body if source else []):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-                texts[prefix + field.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(below, ast.Expr)
+            ):
+                texts[prefix + field.target.id] = " ".join(
+                    str(ast.literal_eval(below.value)).split()
+                )
     for name, settings in groups(config).items():
         texts |= descriptions(settings, f"{name}.")
     return texts
@@ -326,7 +357,9 @@ def spaces(text: str) -> str:
     """
     values = [value.strip() for value in text.split(",")]
     is_list = len(values) > 1 and all(values)
-    return f"; a sweep takes several values separated by spaces: {' '.join(values)}" if is_list else ""
+    return (
+        f"; a sweep takes several values separated by spaces: {' '.join(values)}" if is_list else ""
+    )
 
 
 def suggestion(name: str, allowed: Iterable[str]) -> str:
@@ -339,8 +372,14 @@ def suggestion(name: str, allowed: Iterable[str]) -> str:
     if hint := spaces(name):
         return hint
     of_group = [known for known in names if known.rpartition(".")[2] == plain]
-    likeness = {known: difflib.SequenceMatcher(None, known, plain).ratio() for known in of_group or names}
+    likeness = {
+        known: difflib.SequenceMatcher(None, known, plain).ratio() for known in of_group or names
+    }
     closest = min(likeness, key=lambda known: (-likeness[known], known), default="")
     if closest and (of_group or likeness[closest] >= 0.6):
         return f"; did you mean '{closest}'?"
-    return f"; allowed: {', '.join(names)}" if len(names) < 40 else "; python -m fedvg_jax.sim --help-all lists all"
+    return (
+        f"; allowed: {', '.join(names)}"
+        if len(names) < 40
+        else "; python -m fedvg_jax.sim --help-all lists all"
+    )

@@ -60,7 +60,9 @@ SWITCHES = {row.id: row for row in DEPARTURES if row.is_switch}
 
 def official_settings() -> dict[str, Any]:
     """Returns the settings that `--fidelity official` applies, by dotted name."""
-    settings = {name: value for row in DEPARTURES if row.official for name, value in row.settings.items()}
+    settings = {
+        name: value for row in DEPARTURES if row.official for name, value in row.settings.items()
+    }
     return {"departures": "official", **settings}
 
 
@@ -83,7 +85,11 @@ def departures(text: str) -> frozenset[str]:
     chosen = {name for name, row in SWITCHES.items() if row.by_default}
     for word in listed(text):
         name = word.removeprefix("no-")
-        named = {name for name, row in SWITCHES.items() if row.official} if word == "official" else {name}
+        named = (
+            {name for name, row in SWITCHES.items() if row.official}
+            if word == "official"
+            else {name}
+        )
         chosen = chosen - named if word != name else chosen | named
     return frozenset(chosen)
 
@@ -105,5 +111,7 @@ def canonical(text: str) -> str:
         return text  # refused when the settings are checked
     first, chosen = words.count("official") * ["official"], departures(text)
     usual = departures(",".join(first))
-    changed = [name if name in chosen else f"no-{name}" for name in SWITCHES if name in chosen ^ usual]
+    changed = [
+        name if name in chosen else f"no-{name}" for name in SWITCHES if name in chosen ^ usual
+    ]
     return ",".join(first + changed)

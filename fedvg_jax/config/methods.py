@@ -30,7 +30,9 @@ def weighting_names(text: str) -> list[str]:
 
 def algorithm_of(config: Any) -> Algorithm:
     """Returns the algorithm that the settings name, with the departures of the run."""
-    return _algorithm(config.algorithm, departures(config.departures), tuple(weighting_names(config.weighting)))
+    return _algorithm(
+        config.algorithm, departures(config.departures), tuple(weighting_names(config.weighting))
+    )
 
 
 @functools.cache
@@ -58,7 +60,9 @@ def _declared() -> Iterator[tuple[Hyperparameter | Option, Condition]]:
             owners.setdefault(parameter.name, {})[name] = None
     of_weightings = {*parameters}
     for name, entry in ALGORITHMS.items():
-        variants = {f"{name} with the departure {d}": p.arguments for d, p in entry.published.items()}
+        variants = {
+            f"{name} with the departure {d}": p.arguments for d, p in entry.published.items()
+        }
         for text, arguments in {name: {}, **variants}.items():
             for parameter in (*entry.make(**arguments).hyperparameters, *entry.options):
                 parameters[parameter.name] = parameter
@@ -67,7 +71,10 @@ def _declared() -> Iterator[tuple[Hyperparameter | Option, Condition]]:
     for name, parameter in parameters.items():
         by = " or ".join(owners[name])
         if name in of_weightings:
-            yield parameter, Condition("weighting", functools.partial(_weighs_by, {*owners[name]}), by)
+            yield (
+                parameter,
+                Condition("weighting", functools.partial(_weighs_by, {*owners[name]}), by),
+            )
         elif isinstance(parameter, Option):
             yield parameter, is_one("algorithm", *owners[name])
         else:
@@ -84,7 +91,11 @@ def published_behaviours() -> Iterator[tuple[str, tuple[Condition, ...]]]:
             beside[name] = published.weighting
     for name, owners in algorithms_of.items():
         weighting = beside[name]
-        more = [Condition("weighting", functools.partial(_weighs_by, {weighting}), weighting)] if weighting else []
+        more = (
+            [Condition("weighting", functools.partial(_weighs_by, {weighting}), weighting)]
+            if weighting
+            else []
+        )
         yield name, (is_one("algorithm", *owners), *more)
 
 
@@ -105,7 +116,11 @@ def _field(parameter: Hyperparameter | Option, *used: Condition) -> tuple[str, t
         kind = "compiled" if parameter.is_compiled else "data"
         facts = {"allowed": parameter.allowed, "kind": kind, "word": parameter.word}
     name = parameter.name.partition(".")[2]
-    return name, type(parameter.value), setting(parameter.value, used=used, doc=parameter.doc, **facts)
+    return (
+        name,
+        type(parameter.value),
+        setting(parameter.value, used=used, doc=parameter.doc, **facts),
+    )
 
 
 def _groups() -> Iterator[tuple[str, type, Any]]:
@@ -132,10 +147,14 @@ def _title(group: str) -> str:
     return ", ".join(labels)
 
 
-Methods = dataclasses.make_dataclass("Methods", list(_groups()), frozen=True, kw_only=True, namespace=_NAMESPACE)
+Methods = dataclasses.make_dataclass(
+    "Methods", list(_groups()), frozen=True, kw_only=True, namespace=_NAMESPACE
+)
 """The settings of algorithms and weightings: a group for each that has any."""
 
-HYPERPARAMETERS = frozenset(parameter for parameter, _ in _declared() if isinstance(parameter, Hyperparameter))
+HYPERPARAMETERS = frozenset(
+    parameter for parameter, _ in _declared() if isinstance(parameter, Hyperparameter)
+)
 """Those that settings of `Methods` set."""
 
 SETTINGS = table(Methods)

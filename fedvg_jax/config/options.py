@@ -26,7 +26,9 @@ from fedvg_jax.engine import attacks, local_training, robust, selection as selec
 from fedvg_jax.models.networks import MODELS
 
 PARTITIONS = {
-    **dict.fromkeys(("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid")),
+    **dict.fromkeys(
+        ("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid")
+    ),
     "shards": Choice(argument=Argument(2, declare.COUNT)),
     "classes": Choice(argument=Argument(2, declare.COUNT)),
     "group": None,
@@ -40,11 +42,18 @@ _FRACTION = Choice(argument=Argument(1.0, declare.FRACTION))
 CORRUPTIONS = {
     "none": None,
     **dict.fromkeys(
-        ("label_flip", "label_noise", "feature_noise", "rotate"), Choice(argument=Argument(1.0, declare.FRACTION))
+        ("label_flip", "label_noise", "feature_noise", "rotate"),
+        Choice(argument=Argument(1.0, declare.FRACTION)),
     ),
 }
 
-RECORDS = ("client_accuracy", "client_val_loss", "client_drift", "client_joint_fisher", "client_models")
+RECORDS = (
+    "client_accuracy",
+    "client_val_loss",
+    "client_drift",
+    "client_joint_fisher",
+    "client_models",
+)
 RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
 """Names in `record`."""
 
@@ -55,11 +64,20 @@ TRACKERS = ("tensorboard", "wandb")
 # --- when a setting is used
 
 _RESNETS = Condition("model", lambda config: MODELS[config.model].stage_of is not None, "ResNets")
-_NORMS = Condition("model", lambda config: "norm_layers" in MODELS[config.model].settings, "ResNets and EfficientNets")
-_CONVOLUTIONS = Condition("model", lambda config: MODELS[config.model].has_convolutions, "models with convolutions")
+_NORMS = Condition(
+    "model",
+    lambda config: "norm_layers" in MODELS[config.model].settings,
+    "ResNets and EfficientNets",
+)
+_CONVOLUTIONS = Condition(
+    "model", lambda config: MODELS[config.model].has_convolutions, "models with convolutions"
+)
 _RUNNING_STATISTICS = Condition(
     "model",
-    lambda config: MODELS[config.model].has_batch_norm and (config.norm_layers == "batch" or not _NORMS.holds(config)),
+    lambda config: (
+        MODELS[config.model].has_batch_norm
+        and (config.norm_layers == "batch" or not _NORMS.holds(config))
+    ),
     "models with BatchNorm: lenet5, ResNets and EfficientNets of norm_layers batch",
 )
 _HUB_SET = Condition("dataset", lambda config: config.dataset.startswith("hf:"), "sets hf:FOLDER")
@@ -89,7 +107,9 @@ _OF_SEVERAL_SIZES = Condition(
     ", ".join((*_SIZED, *presets.OUTSIDE.values())),
 )
 _PRIVATE = Condition("dp.clip", lambda config: config.dp.clip > 0, "a norm above 0")
-_FINETUNED = Condition("record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy")
+_FINETUNED = Condition(
+    "record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy"
+)
 _CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
 
 
@@ -107,7 +127,9 @@ class Privacy:
     aggregate."""
     delta: float = setting(1e-5, declare.BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
     """Delta at which epsilon is recorded; below 1 / clients."""
-    noise_seed: int = setting(0, Range(0, 2**63, excludes_high=True, text="in [0, 2**63)"), "host", used=(_PRIVATE,))
+    noise_seed: int = setting(
+        0, Range(0, 2**63, excludes_high=True, text="in [0, 2**63)"), "host", used=(_PRIVATE,)
+    )
     """Seed of draws on the device; 0: the run's seed. It is written nowhere: to resume the run, give it again."""
 
 
@@ -127,7 +149,12 @@ class Validation:
 
     source: str = setting(
         "clients",
-        {"clients": Choice(argument=Argument(1.0, declare.FRACTION)), "cifar100": None, "stl10": None, "npz": None},
+        {
+            "clients": Choice(argument=Argument(1.0, declare.FRACTION)),
+            "cifar100": None,
+            "stl10": None,
+            "npz": None,
+        },
         "data",
     )
     """Source of D_val. clients: every client (published); clients:F: a fraction F of them; cifar100 and stl10: an
@@ -155,7 +182,9 @@ class Corrupt:
     """Fraction of the clients that have corrupt rows, updates or both, selected by the seed."""
 
 
-if TYPE_CHECKING:  # arguments of `Config`; they are no fields, because `dataclasses.replace` would give them again
+if (
+    TYPE_CHECKING
+):  # arguments of `Config`; they are no fields, because `dataclasses.replace` would give them again
 
     @dataclass(frozen=True, kw_only=True)
     class Shorthands:
@@ -191,10 +220,14 @@ class Config(Shorthands):
     departures: str = setting("", form=canonical, word="NAME,...")
     """Behaviours of the published code that replace the papers', NAME,... official stands for all behaviours of
     --fidelity official, and no-NAME takes one out. By default a run has external-copies and truck."""
-    dataset: str = setting("digits", kind="data", form=as_name, topic="Data set", word="NAME", is_common=True)
+    dataset: str = setting(
+        "digits", kind="data", form=as_name, topic="Data set", word="NAME", is_common=True
+    )
     """Name of the data set. digits is built in; npz reads arrays; folder reads one sub-folder per class; tfds:NAME is a
     set of tensorflow-datasets; hf:FOLDER is a set of Hugging Face datasets, from save_to_disk or parquet files."""
-    data_dir: Path | None = setting(None, kind="data", used=(_FROM_FILES,), word="DIR", is_common=True)
+    data_dir: Path | None = setting(
+        None, kind="data", used=(_FROM_FILES,), word="DIR", is_common=True
+    )
     """Folder or file with the raw data set."""
     image_size: str = setting("", kind="data", used=(_OF_SEVERAL_SIZES,), word="S|HxW")
     """Size of the images in pixels, S or HxW. It chooses a MedMNIST file, or resizes image files. Default: the size of
@@ -245,9 +278,23 @@ class Config(Shorthands):
     file:FILE, the rows of a file .npz or .json."""
     alpha: float = setting(
         0.05,
-        Range(0, 1e30, excludes_low=True, text="> 0 and at most 1e30; 0.05 is very skewed, 100 almost even"),
+        Range(
+            0,
+            1e30,
+            excludes_low=True,
+            text="> 0 and at most 1e30; 0.05 is very skewed, 100 almost even",
+        ),
         "data",
-        used=(is_one("partition", "dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity"),),
+        used=(
+            is_one(
+                "partition",
+                "dirichlet",
+                "official",
+                "dirichlet_equal",
+                "balanced_client",
+                "quantity",
+            ),
+        ),
         is_common=True,
     )
     """Dirichlet concentration of the clients' labels; small is skewed. With quantity it is the concentration of client
@@ -258,7 +305,9 @@ class Config(Shorthands):
     """File .npz for the rows of every client, which partition file:FILE reads."""
     min_samples: int = setting(10, declare.COUNT, "data")
     """Smallest number of rows of a client, before its validation and test rows are held out."""
-    min_samples_rule: str = setting("redraw", ("redraw", "top_up"), "data", used=(is_one("partition", *DRAWN_SIZES),))
+    min_samples_rule: str = setting(
+        "redraw", ("redraw", "top_up"), "data", used=(is_one("partition", *DRAWN_SIZES),)
+    )
     """Remedy where a client has fewer than min_samples rows. redraw the partition (published), or top_up from the
     largest client."""
     holdout: str = setting("client", ("client", "global", "stratified", "group"), "data")
@@ -268,7 +317,9 @@ class Config(Shorthands):
     test_ratio: float = setting(0.25, declare.BETWEEN_0_AND_1, "data")
     """Fraction of every client's rows that joins the test set."""
     val_ratio: float = setting(
-        0.1, Range(0, 1, excludes_high=True, text="in [0, 1); 0 only with an external D_val"), "data"
+        0.1,
+        Range(0, 1, excludes_high=True, text="in [0, 1); 0 only with an external D_val"),
+        "data",
     )
     """Fraction of every client's rows that joins the shared validation set D_val."""
     best_on: str = setting("shared", ("shared", "held_out"), "data")
@@ -298,7 +349,9 @@ class Config(Shorthands):
     """Learning rate of the clients."""
     optimiser: str = setting("sgd", ("sgd", "adam", "adamw"))
     """Optimiser of the clients. adamw decouples the weight decay from the gradient."""
-    momentum: float = setting(0.0, declare.BELOW_1, is_traced=True, used=(is_one("optimiser", "sgd"),))
+    momentum: float = setting(
+        0.0, declare.BELOW_1, is_traced=True, used=(is_one("optimiser", "sgd"),)
+    )
     """Momentum of the clients' optimiser sgd."""
     weight_decay: float = setting(0.0, declare.FROM_0, is_traced=True)
     """Weight decay of the clients' optimiser."""
@@ -329,16 +382,22 @@ class Config(Shorthands):
     """Where the rows of the data set and the clients' memories are. device: every device has all rows, and its part of
     the memories; host: each device gets the rows and memories of the next rounds' clients; auto: for each of both, host
     where it takes too much of a device."""
-    conv: str = setting("auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,))
+    conv: str = setting(
+        "auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,)
+    )
     """Implementation of convolutions. auto chooses by platform, model and image size; lax is XLA's own; gemm: patches
     and one matmul; winograd: fewer products for 3x3 kernels and very small images; planes: images of a minibatch
     innermost if the stride is 1, else gemm."""
     precision: str = setting("default", ("default", "highest", "bfloat16"))
     """Arithmetic of the model. default: float32, with products as the device rounds them (TF32 on a GPU); highest:
     float32 throughout; bfloat16: parameters, norms and averages stay float32."""
-    out: Path | None = setting(None, kind="host", topic="Files, stopping and resuming", word="DIR", is_common=True)
+    out: Path | None = setting(
+        None, kind="host", topic="Files, stopping and resuming", word="DIR", is_common=True
+    )
     """Run folder. Default: runs/<time>-<method>."""
-    resume: str | None = setting(None, kind="host", form=os.path.expanduser, word="RUN|auto", is_common=True)
+    resume: str | None = setting(
+        None, kind="host", form=os.path.expanduser, word="RUN|auto", is_common=True
+    )
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
     checkpoint_every: int = setting(0, declare.FROM_0, "host", used=(_CHECKPOINTS,))
     """Rounds between two checkpoints; 0: about one a minute. The last round and every stop are saved in any case."""
@@ -443,7 +502,9 @@ def columns(config: Config) -> dict[str, str]:
     >>> columns(Config(columns="label=fine, group=writer"))
     {'label': 'fine', 'group': 'writer'}
     """
-    return {role: name for role, _, name in (word.partition("=") for word in listed(config.columns))}
+    return {
+        role: name for role, _, name in (word.partition("=") for word in listed(config.columns))
+    }
 
 
 def lora(config: Config) -> tuple[int, str]:
@@ -477,13 +538,19 @@ def default_cache_dir() -> Path:
     try:
         return Path.home() / ".cache" / "fedvg_jax"
     except RuntimeError:  # a user without a passwd entry, as in many containers, and no $HOME
-        raise UsageError("this user has no home folder; set FEDVG_CACHE_DIR or HOME, or give --cache-dir DIR") from None
+        raise UsageError(
+            "this user has no home folder; set FEDVG_CACHE_DIR or HOME, or give --cache-dir DIR"
+        ) from None
 
 
 DEPARTURES: dict[str, tuple[Condition, ...]] = {
     "single-rows": (),
     "untrained": (),
-    "block": (*methods.SETTINGS["fedvg.granularity"].facts.used, is_one("fedvg.granularity", "blockwise"), _RESNETS),
+    "block": (
+        *methods.SETTINGS["fedvg.granularity"].facts.used,
+        is_one("fedvg.granularity", "blockwise"),
+        _RESNETS,
+    ),
     "server-stats": (_RUNNING_STATISTICS,),
     "cohorts": (),
     "external-copies": (_EXTERNAL,),
@@ -502,7 +569,13 @@ def cohort_size(config: Config) -> int:
     (29, 3)
     """
     is_published = departs(config, "cohorts")
-    return max(1, int(config.clients * (config.join_ratio if is_published else Fraction(str(config.join_ratio)))))
+    return max(
+        1,
+        int(
+            config.clients
+            * (config.join_ratio if is_published else Fraction(str(config.join_ratio)))
+        ),
+    )
 
 
 def block_size(config: Config) -> int:

@@ -28,7 +28,14 @@ _PAPER: dict = {
 }
 """Settings that the data sets of the paper share, unless a line below overrides them."""
 
-_OWN: dict = {"model": "lenet5", "clients": 20, "join_ratio": 0.25, "rounds": 200, "lr": 0.01, "eval_every": 20}
+_OWN: dict = {
+    "model": "lenet5",
+    "clients": 20,
+    "join_ratio": 0.25,
+    "rounds": 200,
+    "lr": 0.01,
+    "eval_every": 20,
+}
 """Settings for a user's own images."""
 
 _TEXT: dict = {
@@ -72,14 +79,24 @@ PAPERS = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
 """Algorithms of FedVG's paper, which has the defaults of their settings."""
 
 _IN_PAPER = {
-    name: {dotted: setting.default for dotted, setting in SETTINGS.items() if dotted.startswith(f"{name}.")}
+    name: {
+        dotted: setting.default
+        for dotted, setting in SETTINGS.items()
+        if dotted.startswith(f"{name}.")
+    }
     for name in PAPERS
 }
 
 METHODS: dict[str, dict] = (
-    {name: {"algorithm": name, "weighting": "native", **settings} for name, settings in _IN_PAPER.items()}
+    {
+        name: {"algorithm": name, "weighting": "native", **settings}
+        for name, settings in _IN_PAPER.items()
+    }
     | {"fedvg": {"algorithm": "fedavg", "weighting": "fedvg"}}
-    | {f"{name}+fedvg": {"algorithm": name, "weighting": "fedvg", **settings} for name, settings in _IN_PAPER.items()}
+    | {
+        f"{name}+fedvg": {"algorithm": name, "weighting": "fedvg", **settings}
+        for name, settings in _IN_PAPER.items()
+    }
     | {"fedavg+fedvg": {"algorithm": "fedavg", "weighting": "samples+fedvg"}}
 )
 """Method of the paper -> its settings, with the hyperparameters of the appendix, which are the defaults."""
@@ -131,8 +148,14 @@ def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
             is_method = name == "method"
             meant = table.get(value, _composed(value) if is_method else None)
             if meant is None:
-                composed = (*ALGORITHMS, NATIVE, *WEIGHTINGS, *PERSONAL, "ALGORITHM+WEIGHTING") if is_method else ()
-                raise UsageError(f"unknown {name} {value!r}{suggestion(value, dict.fromkeys((*table, *composed)))}")
+                composed = (
+                    (*ALGORITHMS, NATIVE, *WEIGHTINGS, *PERSONAL, "ALGORITHM+WEIGHTING")
+                    if is_method
+                    else ()
+                )
+                raise UsageError(
+                    f"unknown {name} {value!r}{suggestion(value, dict.fromkeys((*table, *composed)))}"
+                )
             settings |= meant
     return settings
 
@@ -151,7 +174,11 @@ def with_meaning(settings: Mapping[str, Any], method: str | None = None) -> dict
     """
     own = {name: value for name, value in settings.items() if name not in SHORTHANDS}
     method = settings.get("method", method)
-    if method is not None and str(own.get("weighting")).lower() == "native" and "algorithm" not in own:
+    if (
+        method is not None
+        and str(own.get("weighting")).lower() == "native"
+        and "algorithm" not in own
+    ):
         own["weighting"] = meaning({"method": method})["weighting"]
     return meaning(settings) | own
 
@@ -187,16 +214,24 @@ def fields(config: type, settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         if name in groups and not isinstance(value, groups[name] | Mapping):
             got = declare.shown(value)
-            raise UsageError(f"Config: {name} must be a {groups[name].__name__} or a dict; got {got}")
+            raise UsageError(
+                f"Config: {name} must be a {groups[name].__name__} or a dict; got {got}"
+            )
         inner = (value if isinstance(value, Mapping) else vars(value)) if name in groups else None
-        given |= {name: value} if inner is None else {f"{name}.{key}": own for key, own in inner.items()}
+        given |= (
+            {name: value} if inner is None else {f"{name}.{key}": own for key, own in inner.items()}
+        )
     meant = {name: given.pop(name, None) for name in SHORTHANDS}
     meant = {name: value for name, value in meant.items() if value is not None}
     given = given | meaning(meant) if settings.keys() >= {*names} else with_meaning(given | meant)
     values = _typed(config, given, "Config")
-    result = {name: values.get(name, declared.default) for name, declared in declare.table(config).items()}
+    result = {
+        name: values.get(name, declared.default) for name, declared in declare.table(config).items()
+    }
     return {name: result[name] for name in names if name not in groups} | {
-        group: made(**{field.name: result[f"{group}.{field.name}"] for field in dataclasses.fields(made)})
+        group: made(
+            **{field.name: result[f"{group}.{field.name}"] for field in dataclasses.fields(made)}
+        )
         for group, made in groups.items()
     }
 
@@ -227,6 +262,10 @@ def _typed(config: type, settings: Mapping[str, Any], source: str) -> dict[str, 
     for name in settings:
         if name not in table:
             is_group = name in declare.groups(config)
-            hint = f"; it is a table, [{name}]" if is_group else suggestion(name, [*table, *SHORTHANDS])
+            hint = (
+                f"; it is a table, [{name}]"
+                if is_group
+                else suggestion(name, [*table, *SHORTHANDS])
+            )
             raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{hint}")
     return {name: table[name].typed(value, f"{source}: {name}") for name, value in settings.items()}

@@ -35,7 +35,9 @@ def unmet(config: Config, name: str) -> Condition | None:
     if name == "departures":
         conditions = [*_unmet_of_departures(config).values()]
         return conditions[0] if conditions and all(conditions) else None
-    return _unmet(config, SETTINGS[name].facts.used) if name in SETTINGS else None  # shorthands have none
+    return (
+        _unmet(config, SETTINGS[name].facts.used) if name in SETTINGS else None
+    )  # shorthands have none
 
 
 def _unmet_of_departures(config: Config) -> dict[str, Condition | None]:
@@ -65,7 +67,9 @@ def used(config: Config) -> dict[str, Any]:
     (True, False, False)
     """
     left_out = {*HOST, "departures", *unused(config)}
-    settings = {name: plain(value) for name, value in effective(config).items() if name not in left_out}
+    settings = {
+        name: plain(value) for name, value in effective(config).items() if name not in left_out
+    }
     return settings | used_departures(config)
 
 
@@ -76,13 +80,19 @@ def used_departures(config: Config) -> dict[str, bool]:
     True
     """
     chosen = departures(config.departures)
-    return {f"departures.{name}": name in chosen for name, used in DEPARTURES.items() if not _unmet(config, used)}
+    return {
+        f"departures.{name}": name in chosen
+        for name, used in DEPARTURES.items()
+        if not _unmet(config, used)
+    }
 
 
 def to_json(config: Config) -> dict[str, Any]:
     """Returns the settings as JSON values, nested as in the dataclasses, and the list `unused`; no `dp.noise_seed`."""
     config = dataclasses.replace(config, dp=dataclasses.replace(config.dp, noise_seed=0))
-    nested = sorted(dataclasses.asdict(config).items(), key=lambda item: isinstance(item[1], dict))  # groups last
+    nested = sorted(
+        dataclasses.asdict(config).items(), key=lambda item: isinstance(item[1], dict)
+    )  # groups last
     return {name: plain(value) for name, value in nested} | {"unused": unused(config)}
 
 
@@ -99,14 +109,18 @@ def refuse_unused(config: Config, names: Iterable[str]) -> None:
 
 def no_use(config: Config, name: str) -> str:
     """Returns the message about a setting that the run does not use; "" where it uses it."""
-    conditions = _unmet_of_departures(config) if name == "departures" else {name: unmet(config, name)}
+    conditions = (
+        _unmet_of_departures(config) if name == "departures" else {name: unmet(config, name)}
+    )
     name, condition = next((item for item in conditions.items() if item[1]), (name, None))
     if condition is None:
         return ""
     flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))
     value: Any = SETTINGS[condition.setting].get(config)
     if value == "":
-        return f"{flag} is not used without {decider}; give {decider} {condition.by}, or leave it out"
+        return (
+            f"{flag} is not used without {decider}; give {decider} {condition.by}, or leave it out"
+        )
     return f"{flag} is not used by {decider} {value}; it is used by {condition.by}; leave it out"
 
 
@@ -117,7 +131,11 @@ def replaced_with(passed: Collection[str]) -> set[str]:
     (True, False)
     """
     replaced = {PASSED[name] for name in passed if name in PASSED}
-    return {n for n, s in SETTINGS.items() if any(condition.setting in replaced for condition in s.facts.used)}
+    return {
+        n
+        for n, s in SETTINGS.items()
+        if any(condition.setting in replaced for condition in s.facts.used)
+    }
 
 
 def with_passed(settings: Mapping[str, Any], passed: Mapping[str, str]) -> dict[str, Any]:
@@ -130,7 +148,9 @@ def with_passed(settings: Mapping[str, Any], passed: Mapping[str, str]) -> dict[
     >>> with_passed({"weighting": "fedvg", "lr": 0.1}, {"weighting": ""})
     {'weighting': 'own weighting', 'lr': 0.1}
     """
-    own = {setting: passed[name] or f"own {name}" for name, setting in PASSED.items() if name in passed}
+    own = {
+        setting: passed[name] or f"own {name}" for name, setting in PASSED.items() if name in passed
+    }
     return {name: own.get(name, value) for name, value in settings.items()}
 
 

@@ -60,7 +60,11 @@ def _summands(text: str) -> list[str]:
     ['samples', 'permuted(uniform+permuted(fedvg))']
     """
     depths = itertools.accumulate((char == "(") - (char == ")") for char in text)
-    places = [i for i, (char, depth) in enumerate(zip(text, depths, strict=True)) if char == "+" and depth <= 0]
+    places = [
+        i
+        for i, (char, depth) in enumerate(zip(text, depths, strict=True))
+        if char == "+" and depth <= 0
+    ]
     return [text[i + 1 : j] for i, j in itertools.pairwise([-1, *places, len(text)])]
 
 
@@ -106,11 +110,15 @@ def method_title(name: str) -> str:
     """
     method, comma, details = name.partition(", ")
     first, _, rest = method.partition("+")
-    if label(method) == method and (first in ("fedavg", *WEIGHTINGS) or first.startswith("permuted(")):
+    if label(method) == method and (
+        first in ("fedavg", *WEIGHTINGS) or first.startswith("permuted(")
+    ):
         title = _weights_title(f"samples+{rest}" if first == "fedavg" else method)
     else:
         weights = _weights_title(rest)
-        title = label(first) + (f" with {'the ' * weights.startswith('mean ')}{weights}" if rest else "")
+        title = label(first) + (
+            f" with {'the ' * weights.startswith('mean ')}{weights}" if rest else ""
+        )
     return f"{title}{comma}{details}"
 
 

@@ -37,12 +37,16 @@ def expect(pytree: Tree, like: Tree, what: str, *, any_float: bool = False) -> N
     """
     leaves, expected = tree.by_path(pytree), tree.by_path(like)
     for path in expected | leaves:
-        got, needed = (described(t[path], any_float) if path in t else "absent" for t in (leaves, expected))
+        got, needed = (
+            described(t[path], any_float) if path in t else "absent" for t in (leaves, expected)
+        )
         if got != needed:
             got = described(leaves[path]) if path in leaves else got
             raise UsageError(f"{what} leaf '{path}' is {got}; expected {needed}")
     if jax.tree.structure(pytree) != jax.tree.structure(like):
-        raise UsageError(f"{what} is {jax.tree.structure(pytree)}; expected {jax.tree.structure(like)}")
+        raise UsageError(
+            f"{what} is {jax.tree.structure(pytree)}; expected {jax.tree.structure(like)}"
+        )
 
 
 def described(leaf: Any, any_float: bool = False) -> str:
@@ -67,7 +71,9 @@ def floating(pytree: Tree, what: str) -> None:
     expect(pytree, jax.tree.map(lambda leaf: floats(*np.shape(leaf)), pytree), what, any_float=True)
 
 
-def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor: bool = False) -> int:
+def stacked(
+    pytree: Tree, what: str, num_clients: int | None = None, per_tensor: bool = False
+) -> int:
     """Returns K, the leading axis of every leaf.
 
     Args:
@@ -84,9 +90,13 @@ def stacked(pytree: Tree, what: str, num_clients: int | None = None, per_tensor:
     """
     shapes = list(map(np.shape, jax.tree.leaves(pytree)))
     if num_clients is None and not shapes:
-        raise UsageError(f"{what} has no leaf; expected a pytree of arrays stacked over clients, [K, ...]")
+        raise UsageError(
+            f"{what} has no leaf; expected a pytree of arrays stacked over clients, [K, ...]"
+        )
     count = num_clients or max([1, *shapes[0][:1]])
-    like = jax.tree.map(lambda leaf: floats(count, *() if per_tensor else np.shape(leaf)[1:]), pytree)
+    like = jax.tree.map(
+        lambda leaf: floats(count, *() if per_tensor else np.shape(leaf)[1:]), pytree
+    )
     expect(pytree, like, what, any_float=True)
     return count
 
@@ -114,7 +124,9 @@ def in_range(parameter: Hyperparameter, value: Any) -> Any:
     except (TypeError, ValueError):
         number = math.nan
     if not parameter.range.holds(number):
-        raise UsageError(f"hyperparameter '{parameter.name}' must be {parameter.range.words}; got {value}")
+        raise UsageError(
+            f"hyperparameter '{parameter.name}' must be {parameter.range.words}; got {value}"
+        )
     return number
 
 
@@ -130,7 +142,9 @@ def num_rows(pytree: Tree, what: str) -> int:
     shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(pytree)]
     lengths = {shape[:1] for shape in shapes}
     if len(lengths) != 1 or lengths & {(), (0,)}:
-        raise UsageError(f"{what} must be arrays of one length, of 1 or more rows; got shapes {shapes}")
+        raise UsageError(
+            f"{what} must be arrays of one length, of 1 or more rows; got shapes {shapes}"
+        )
     return shapes[0][0]
 
 
@@ -145,7 +159,9 @@ def takes_key(loss: Callable) -> bool:
     """
     key = inspect.signature(loss).parameters.get("key")
     if key is not None and key.default is not None:
-        raise UsageError("task.loss: key needs the default None, because D_val is scored without a key; write key=None")
+        raise UsageError(
+            "task.loss: key needs the default None, because D_val is scored without a key; write key=None"
+        )
     return key is not None
 
 
@@ -171,7 +187,9 @@ def calling(what: str, hyper: Mapping[str, Any] | None = None) -> Iterator[None]
         reason = f"{type(error).__name__}: {files.reason(error)}"
         if isinstance(error, KeyError) and hyper is not None:
             reason = f"there is no {error.args[0]!r}; hyper has {', '.join(sorted(hyper))} (declare others in defaults)"
-        if isinstance(error, (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)):
+        if isinstance(
+            error, (jax.errors.TracerArrayConversionError, jax.errors.ConcretizationTypeError)
+        ):
             reason = "its arguments are traced, without values; use jax.numpy in place of NumPy, float(...) and if"
         raise UsageError(f"{what} failed: {reason}") from error
 
@@ -218,13 +236,24 @@ def dependencies(
     >>> read["sum"], read["none"]
     (({'a': True, 'b': False}, True), ({'a': False, 'b': False}, False))
     """
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)  # from jax's cache the second time
-    known = {id(array) for eqn in closed.eqns if given and eqn.params.get("name") == given for array in eqn.invars}
-    jaxpr = closed.jaxpr.replace(eqns=[eqn for eqn in closed.eqns if not known & set(map(id, eqn.outvars))])
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(
+        *arguments
+    )  # from jax's cache the second time
+    known = {
+        id(array)
+        for eqn in closed.eqns
+        if given and eqn.params.get("name") == given
+        for array in eqn.invars
+    }
+    jaxpr = closed.jaxpr.replace(
+        eqns=[eqn for eqn in closed.eqns if not known & set(map(id, eqn.outvars))]
+    )
     structure = jax.tree.structure(arguments)
     owners = [name for name in sorted(shapes) for _ in jax.tree.leaves(shapes[name])]
 
     def read_by(name: str) -> Any:
-        return structure.unflatten(partial_eval.dce_jaxpr(jaxpr, [name == owner for owner in owners])[1])
+        return structure.unflatten(
+            partial_eval.dce_jaxpr(jaxpr, [name == owner for owner in owners])[1]
+        )
 
     return {name: read_by(name) for name in shapes}, shapes

@@ -44,7 +44,11 @@ def blockwise(variables: Variables, block_of: Callable[[str], str]) -> Variables
     return Variables(ids(variables.params), ids(variables.stats))
 
 
-BY_NAME: dict[str, Grouping] = {"modelwise": modelwise, "layerwise": layerwise, "blockwise": blockwise}
+BY_NAME: dict[str, Grouping] = {
+    "modelwise": modelwise,
+    "layerwise": layerwise,
+    "blockwise": blockwise,
+}
 
 
 class Layer(NamedTuple):
@@ -61,7 +65,9 @@ def first_component(path: str) -> str:
 
 
 def layers(
-    params: Tree, counts: Callable[[str], bool] = lambda path: True, name_of: Callable[[str], str] = lambda path: path
+    params: Tree,
+    counts: Callable[[str], bool] = lambda path: True,
+    name_of: Callable[[str], str] = lambda path: path,
 ) -> tuple[Layer, ...]:
     """Returns the layers of a model.
 
@@ -79,7 +85,9 @@ def layers(
     return tuple(Layer(name, tuple(paths)) for name, paths in members.items())
 
 
-def members(layer_norms: Sequence[tuple[Layer, Array]], by_group: Variables) -> dict[int, list[Array]]:
+def members(
+    layer_norms: Sequence[tuple[Layer, Array]], by_group: Variables
+) -> dict[int, list[Array]]:
     """Returns the norms of the layers of every group. Tensors of group -1 have no group.
 
     Args:

@@ -35,7 +35,9 @@ UNSEEN = " holds a "
 POSITIONS = ("__doc__", "__firstlineno__", "__qualname__")
 """Names that the body of a class stores, and that say where or how it is written."""
 
-SIGNATURE_FLAGS = inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
+SIGNATURE_FLAGS = (
+    inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
+)
 
 
 class Identity(NamedTuple):
@@ -76,7 +78,9 @@ class _Walk(NamedTuple):
         if isinstance(value, SCALARS):
             return _hash(type(value).__name__, repr(value))
         if id(value) not in self.done:
-            self.done[id(value)] = _hash("within itself", str(len(self.done)))  # until it is known: cycles end here
+            self.done[id(value)] = _hash(
+                "within itself", str(len(self.done))
+            )  # until it is known: cycles end here
             self.alive.append(value)
             self.done[id(value)] = self._of_object(value)
         return self.done[id(value)]
@@ -85,7 +89,9 @@ class _Walk(NamedTuple):
         return _hash(kind, *map(self.digest, parts))
 
     def _of_object(self, value: Any) -> bytes:
-        if isinstance(value, np.generic) or hasattr(type(value), "__dlpack__"):  # arrays of NumPy, JAX, PyTorch
+        if isinstance(value, np.generic) or hasattr(
+            type(value), "__dlpack__"
+        ):  # arrays of NumPy, JAX, PyTorch
             return _of_array(value)
         if isinstance(value, types.CodeType):
             return self._of_code(value)
@@ -102,38 +108,58 @@ class _Walk(NamedTuple):
         if isinstance(value, types.MethodType):
             return self._all("method", (value.__func__, value.__self__))
         if isinstance(value, (property, staticmethod, classmethod)):
-            return self._all("descriptor", (getattr(value, n, None) for n in ("fget", "fset", "__func__")))
+            return self._all(
+                "descriptor", (getattr(value, n, None) for n in ("fget", "fset", "__func__"))
+            )
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
         if isinstance(value, type):
             return self._of_class(value)
-        if hasattr(value, "__wrapped__") and _is_installed(type(value)):  # jax.jit, functools.lru_cache
+        if hasattr(value, "__wrapped__") and _is_installed(
+            type(value)
+        ):  # jax.jit, functools.lru_cache
             return self.digest(inspect.unwrap(value))
         return self._of_instance(value)
 
     def _of_function(self, function: types.FunctionType) -> bytes:
         captured = [_content(cell) for cell in function.__closure__ or ()]
         arguments = (function.__defaults__, function.__kwdefaults__, *captured)
-        if not _is_installed_module(function.__globals__.get("__name__", "")):  # `__module__` is that of what it wraps
-            return self._all("function", (function.__code__, arguments, self._read_from_module(function)))
-        if hasattr(function, "__wrapped__"):  # a wrapper of this package or of another one counts as what it wraps
+        if not _is_installed_module(
+            function.__globals__.get("__name__", "")
+        ):  # `__module__` is that of what it wraps
+            return self._all(
+                "function", (function.__code__, arguments, self._read_from_module(function))
+            )
+        if hasattr(
+            function, "__wrapped__"
+        ):  # a wrapper of this package or of another one counts as what it wraps
             return self.digest(function.__wrapped__)
         return self._all(_full_name(function), arguments)
 
     def _read_from_module(self, function: types.FunctionType) -> dict[str, bytes]:
         """Returns name -> digest of the values of its module that a function reads and that cannot change in place."""
         names = _names(function.__code__)
-        values = {name: function.__globals__[name] for name in names.read if name in function.__globals__}
+        values = {
+            name: function.__globals__[name] for name in names.read if name in function.__globals__
+        }
         modules = [value for value in values.values() if isinstance(value, types.ModuleType)]
         for module in modules:
             if not _is_installed_module(module.__name__):
                 members = names.attributes & vars(module).keys()
                 values |= {f"{module.__name__}.{name}": getattr(module, name) for name in members}
         seen = (*SCALARS, tuple, frozenset, jax.Array, np.ndarray, types.ModuleType)
-        return {n: self.digest(value) for n, value in values.items() if isinstance(value, seen) or callable(value)}
+        return {
+            n: self.digest(value)
+            for n, value in values.items()
+            if isinstance(value, seen) or callable(value)
+        }
 
     def _of_code(self, code: types.CodeType) -> bytes:
-        listed = [step for step in dis.get_instructions(code) if step.opname not in ("NOP", "CACHE", "EXTENDED_ARG")]
+        listed = [
+            step
+            for step in dis.get_instructions(code)
+            if step.opname not in ("NOP", "CACHE", "EXTENDED_ARG")
+        ]
         number_at = {step.offset: number for number, step in enumerate(listed)}
         jumps = {*dis.hasjrel, *dis.hasjabs}
         parts: list[Any] = []
@@ -143,7 +169,12 @@ class _Walk(NamedTuple):
             else:
                 target = number_at.get(step.argval) if step.opcode in jumps else step.argval
                 parts.append(self._all(step.opname, (target,)))
-        counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags & SIGNATURE_FLAGS)
+        counts = (
+            code.co_argcount,
+            code.co_posonlyargcount,
+            code.co_kwonlyargcount,
+            code.co_flags & SIGNATURE_FLAGS,
+        )
         names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         return self._all("code", (counts, names, code.co_exceptiontable, *parts))
 
@@ -151,7 +182,11 @@ class _Walk(NamedTuple):
         if _is_installed(cls):
             return _hash(_full_name(cls))
         seen = (*SCALARS, tuple, type, types.FunctionType, property, staticmethod, classmethod)
-        members = {n: v for n, v in vars(cls).items() if isinstance(v, seen) and n not in (*POSITIONS, "__module__")}
+        members = {
+            n: v
+            for n, v in vars(cls).items()
+            if isinstance(v, seen) and n not in (*POSITIONS, "__module__")
+        }
         members.pop("__static_attributes__", None)
         return self._all("class", (cls.__name__, cls.__bases__, members))
 
@@ -159,9 +194,15 @@ class _Walk(NamedTuple):
         cls = type(value)
         if _is_named(value):
             return _hash(_full_name(value))
-        if dataclasses.is_dataclass(value) and any(base.__module__.startswith("flax.linen") for base in cls.__mro__):
-            fields = {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-            return self._all("module of Flax", (cls, fields))  # other attributes number its instances
+        if dataclasses.is_dataclass(value) and any(
+            base.__module__.startswith("flax.linen") for base in cls.__mro__
+        ):
+            fields = {
+                field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)
+            }
+            return self._all(
+                "module of Flax", (cls, fields)
+            )  # other attributes number its instances
         reduce = copyreg.dispatch_table.get(cls)
         try:
             make, arguments, *state = (reduce or methodcaller("__reduce_ex__", 4))(value)

@@ -92,7 +92,9 @@ def tensor_norms(norm: Norm) -> Callable[[Tree], Tree]:
     {'a': Array(3., dtype=float32), 'b': Array(3., dtype=float32)}
     """
     is_segmented = norm in (l1, l2) and hw.choices().norms == "segmented"
-    return lambda tensors: _segmented(norm, tensors) if is_segmented else jax.tree.map(norm, tensors)
+    return lambda tensors: (
+        _segmented(norm, tensors) if is_segmented else jax.tree.map(norm, tensors)
+    )
 
 
 def _segmented(norm: Norm, tensors: Tree) -> Tree:
@@ -132,7 +134,9 @@ def _top(a: Array) -> tuple[Array, Array, Array]:
         sigma, v, u = _top(a.T)
         return sigma, u, v
     # the Gram matrix squares the entries, and the squares must not underflow
-    scale = lax.stop_gradient(jnp.max(jnp.abs(a)))  # cancels in the results, and so in their derivatives
+    scale = lax.stop_gradient(
+        jnp.max(jnp.abs(a))
+    )  # cancels in the results, and so in their derivatives
     b = a / jnp.where(scale > 0, scale, 1)
     v = jnp.linalg.eigh(jnp.matmul(b.T, b, precision=lax.Precision.HIGHEST))[1][:, -1]
     w = jnp.matmul(b, v, precision=lax.Precision.HIGHEST)

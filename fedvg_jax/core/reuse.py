@@ -65,4 +65,6 @@ def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     is_placed = isinstance(leaf, jax.Array) and leaf.committed
-    return jax.ShapeDtypeStruct(np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None)
+    return jax.ShapeDtypeStruct(
+        np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None
+    )

@@ -28,7 +28,9 @@ IsTrained = Callable[[str], bool]
 """path of a tensor, "a/b/kernel" -> whether it is trained"""
 
 
-def trained_part(task: Task, variables: Variables, pattern: str | IsTrained = "") -> tuple[Task, Variables]:
+def trained_part(
+    task: Task, variables: Variables, pattern: str | IsTrained = ""
+) -> tuple[Task, Variables]:
     r"""Returns a task with the trained tensors of a model as its parameters, and their values.
 
     The other values are constants in programs that use the task; in a run they are an argument of its program.
@@ -80,11 +82,15 @@ Variables(params={'fc': {'b': None, 'w': 1}}, stats={'bn': {'mean': 3}}))
     """
     layers = {groups.module_of(path) for path in tree.paths(variables.params) if is_trained(path)}
     chosen = [is_trained(path) for path in tree.paths(variables.params)]
-    chosen += [is_trained(path) or groups.module_of(path) in layers for path in tree.paths(variables.stats)]
+    chosen += [
+        is_trained(path) or groups.module_of(path) in layers for path in tree.paths(variables.stats)
+    ]
     leaves, structure = jax.tree.flatten(variables)
 
     def part(which: bool) -> Variables:
-        return structure.unflatten([leaf if c is which else None for leaf, c in zip(leaves, chosen, strict=True)])
+        return structure.unflatten(
+            [leaf if c is which else None for leaf, c in zip(leaves, chosen, strict=True)]
+        )
 
     return part(True), part(False)
 
@@ -129,7 +135,12 @@ def bind(task: Task, base: Variables | None) -> Task:
     forward = task.forward and with_stats(task.forward)
     predict, measure = of_part(task.predict), of_part(task.measure)
     return task._replace(
-        init=init, loss=with_stats(task.loss), predict=predict, measure=measure, forward=forward, is_frozen=None
+        init=init,
+        loss=with_stats(task.loss),
+        predict=predict,
+        measure=measure,
+        forward=forward,
+        is_frozen=None,
     )
 
 
@@ -149,7 +160,9 @@ class LocalPart(NamedTuple):
     def select(self, variables: Variables) -> dict[str, Array]:
         """Returns the local tensors by path."""
         is_local, named = self.is_local, tree.by_path(variables)
-        return {path: leaf for path, leaf in named.items() if is_local and is_local(_without_kind(path))}
+        return {
+            path: leaf for path, leaf in named.items() if is_local and is_local(_without_kind(path))
+        }
 
     def merge(self, variables: Variables, part: dict[str, Array]) -> Variables:
         """Returns the variables with the tensors of `part` in place of their own."""
@@ -161,7 +174,11 @@ class LocalPart(NamedTuple):
     def sent(self, params: Tree) -> Tree:
         """Returns the tensors of a tree like the parameters that are not local, by path; of `NOTHING`, the tree."""
         is_local = self.is_local
-        return {p: x for p, x in tree.by_path(params).items() if not is_local(p)} if is_local else params
+        return (
+            {p: x for p, x in tree.by_path(params).items() if not is_local(p)}
+            if is_local
+            else params
+        )
 
     def received(self, variables: Variables, sent: Tree) -> Variables:
         """Returns the variables with what arrives of `sent`'s tensors in place of their own."""
@@ -189,7 +206,10 @@ class LocalPart(NamedTuple):
             return updates
         is_first, is_single = step < self.steps_alone(num_steps), num_steps == 1
         zeros = tree.zeros_like(updates)
-        of_local, of_others = tree.where(is_first | is_single, updates, zeros), tree.where(is_first, zeros, updates)
+        of_local, of_others = (
+            tree.where(is_first | is_single, updates, zeros),
+            tree.where(is_first, zeros, updates),
+        )
         return self.restored(of_others, of_local)
 
 
@@ -228,7 +248,9 @@ def check(part: LocalPart, variables: Variables, name: str) -> None:
     if not any(map(part.is_local, paths)):
         raise UsageError(f"{name} matches no tensor; there are {listed(paths)}")
     if all(map(part.is_local, tree.paths(variables.params))):
-        raise UsageError(f"{name} matches every trained tensor, so that nothing is shared; there are {listed(paths)}")
+        raise UsageError(
+            f"{name} matches every trained tensor, so that nothing is shared; there are {listed(paths)}"
+        )
 
 
 def _without_kind(path: str) -> str:

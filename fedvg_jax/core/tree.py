@@ -57,7 +57,11 @@ def replaced(tree: Tree, index, entry: Tree) -> Tree:
 
 def where(mask, new: Tree, old: Tree) -> Tree:
     """Returns `new` where `mask` is True, else `old`; the mask's axes are the leading axes of every leaf."""
-    return jax.tree.map(lambda n, o: jnp.where(mask.reshape(mask.shape + (1,) * (n.ndim - mask.ndim)), n, o), new, old)
+    return jax.tree.map(
+        lambda n, o: jnp.where(mask.reshape(mask.shape + (1,) * (n.ndim - mask.ndim)), n, o),
+        new,
+        old,
+    )
 
 
 def repeat(tree: Tree, count: int) -> Tree:
@@ -70,7 +74,9 @@ def total(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x.sum(0), tree)
 
 
-def weighted_sum(weights: Tree, stack: Tree, origin: Tree, sharding: NamedSharding | None = None) -> Tree:
+def weighted_sum(
+    weights: Tree, stack: Tree, origin: Tree, sharding: NamedSharding | None = None
+) -> Tree:
     """Returns sum_k w_k (x_k - origin) in the dtype of x, added up in at least float32, on a CPU in the order of k.
 
     A loop reads every x_k once; on a CPU, a matrix-vector product would first write all differences. Derivatives use
@@ -118,7 +124,9 @@ def _loop_sum(weights: Tree, stack: Tree, origin: Tree) -> Tree:
     """Returns the sums by one loop over k for all tensors: a loop of each tensor's own takes long to compile."""
 
     def add_one(k, total: Array, weights: Array, stack: Array, origin: Array) -> Array:
-        return total + weights[k] * (jnp.where(weights[k] == 0, wide(origin), wide(stack[k])) - wide(origin))
+        return total + weights[k] * (
+            jnp.where(weights[k] == 0, wide(origin), wide(stack[k])) - wide(origin)
+        )
 
     def add_client(k, totals: Tree) -> Tree:
         return jax.tree.map(functools.partial(add_one, k), totals, weights, stack, origin)
@@ -160,11 +168,17 @@ def _weighted_sum_jvp(sum_of, primals, tangents):
 
     def product(w: Array, x: Array, start: Array, is_absent: Array) -> Array:
         difference = wide(x) - wide(start[None] if start.ndim else start)
-        return jnp.tensordot(w, jnp.where(is_absent, 0, difference), 1, precision=lax.Precision.HIGHEST)
+        return jnp.tensordot(
+            w, jnp.where(is_absent, 0, difference), 1, precision=lax.Precision.HIGHEST
+        )
 
-    is_absent = jax.tree.map(lambda w, x: (w == 0).reshape(-1, *(x.ndim - 1) * [1]) & ~jnp.isfinite(x), weights, stack)
+    is_absent = jax.tree.map(
+        lambda w, x: (w == 0).reshape(-1, *(x.ndim - 1) * [1]) & ~jnp.isfinite(x), weights, stack
+    )
     moved = jax.tree.map(product, weights, d_stack, d_origin, is_absent)
-    return _weighted_sum(sum_of, *primals), add(jax.tree.map(product, d_weights, stack, origin, is_absent), moved)
+    return _weighted_sum(sum_of, *primals), add(
+        jax.tree.map(product, d_weights, stack, origin, is_absent), moved
+    )
 
 
 def gather(pool: Tree, rows) -> tuple[Tree, Array]:
@@ -181,7 +195,9 @@ def gather(pool: Tree, rows) -> tuple[Tree, Array]:
     ({'x': Array([7., 6., 7.], dtype=float32)}, Array([ True,  True, False], dtype=bool))
     """
     own, mask = rows.max(-1, keepdims=True), rows >= 0
-    return take(pool, jnp.where(mask, rows, jnp.where(own >= 0, own, jnp.maximum(rows.max(), 0)))), mask
+    return take(
+        pool, jnp.where(mask, rows, jnp.where(own >= 0, own, jnp.maximum(rows.max(), 0)))
+    ), mask
 
 
 def real_rows(table) -> np.ndarray:
@@ -203,13 +219,18 @@ def params_of(memory: Tree) -> Tree:
     def is_variables(node: Tree) -> bool:
         return isinstance(node, Variables)
 
-    return jax.tree.map(lambda node: node.params if is_variables(node) else node, memory, is_leaf=is_variables)
+    return jax.tree.map(
+        lambda node: node.params if is_variables(node) else node, memory, is_leaf=is_variables
+    )
 
 
 def is_finite(tree: Tree) -> Array:
     """Returns bool [K], whether all entries of leaves [K, ...] are finite."""
     # the maximum is NaN if any entry is; XLA reduces it faster than a conjunction
-    flags = [jnp.isfinite(jnp.abs(x).reshape(len(x), -1).max(1, initial=0)) for x in jax.tree.leaves(tree)]
+    flags = [
+        jnp.isfinite(jnp.abs(x).reshape(len(x), -1).max(1, initial=0))
+        for x in jax.tree.leaves(tree)
+    ]
     return jnp.stack(flags).all(0)
 
 
@@ -227,7 +248,10 @@ def wide_dtype(tree: Tree):
 
 def paths(tree: Tree) -> list[str]:
     """Returns the paths of the leaves, e.g. "a/b/kernel", in leaf order."""
-    return [jax.tree_util.keystr(path, simple=True, separator="/") for path, _ in jax.tree.leaves_with_path(tree)]
+    return [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, _ in jax.tree.leaves_with_path(tree)
+    ]
 
 
 def by_path(tree: Tree) -> dict[str, Any]:
@@ -312,14 +336,19 @@ def packing_of(shapes: Tree) -> Packing:
 
     def pack(tree: Tree) -> dict[str, Array]:
         arrays = jax.tree.leaves(tree)
-        return {name: jnp.concatenate([arrays[i].reshape(-1) for i in of_dtype]) for name, of_dtype in members.items()}
+        return {
+            name: jnp.concatenate([arrays[i].reshape(-1) for i in of_dtype])
+            for name, of_dtype in members.items()
+        }
 
     def unpack(packed: dict[str, Array]) -> Tree:
         arrays: list[Any] = [None] * len(leaves)
         for name, of_dtype in members.items():
             ends = np.cumsum([leaves[i].size for i in of_dtype])
             for i, end in zip(of_dtype, ends, strict=True):
-                arrays[i] = packed[name][int(end) - leaves[i].size : int(end)].reshape(leaves[i].shape)
+                arrays[i] = packed[name][int(end) - leaves[i].size : int(end)].reshape(
+                    leaves[i].shape
+                )
         return jax.tree.unflatten(structure, arrays)
 
     return Packing(pack, unpack)

@@ -153,7 +153,9 @@ def compiled(pattern: str, name: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise UsageError(f"{name} is not a regular expression: {error}; got {pattern[:100]}") from None
+        raise UsageError(
+            f"{name} is not a regular expression: {error}; got {pattern[:100]}"
+        ) from None
 
 
 # --- models ----------------------------------------------------------------------------------------------------------
@@ -411,7 +413,9 @@ class Algorithm(NamedTuple):
     """Name of the weighting in the algorithm's own paper."""
     hyperparameters: tuple[Hyperparameter, ...] = ()
     """the hyperparameters that its functions read, except `lr`"""
-    loss: Callable[[Hyper, Task, Tree, Tree, Tree, Array, Array, Anchor], tuple[Array, Tree]] | None = None
+    loss: (
+        Callable[[Hyper, Task, Tree, Tree, Tree, Array, Array, Anchor], tuple[Array, Tree]] | None
+    ) = None
     """(hyper, task, params, stats, batch, mask, key, anchor) -> (loss of a local step [], new stats)
 
     None for `task.loss`. The key belongs to the step."""
@@ -509,7 +513,9 @@ class WeightingMemory(NamedTuple):
     """(hyper, one client's signals, its memory, the server's memory) -> (the signals to weigh it by, its memory)
 
     An absent client keeps its old memory."""
-    update: Callable[[Hyper, Tree, Tree, ServerView], Tree] = lambda hyper, memory, signals, view: memory
+    update: Callable[[Hyper, Tree, Tree, ServerView], Tree] = lambda hyper, memory, signals, view: (
+        memory
+    )
     """(hyper, the server's memory, signals of `recall` with leaves [K], view) -> the server's memory"""
 
 

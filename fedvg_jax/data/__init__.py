@@ -17,11 +17,20 @@ Where to look:
 """
 
 from fedvg_jax.data.arrays import Arrays as Arrays
-from fedvg_jax.data.datasets import NAMES as NAMES, SOURCES as SOURCES, Source as Source, load as load
+from fedvg_jax.data.datasets import (
+    NAMES as NAMES,
+    SOURCES as SOURCES,
+    Source as Source,
+    load as load,
+)
 from fedvg_jax.data.partitions import draw, exchange
 from fedvg_jax.data.partitions.client_rows import Partition as Partition
 from fedvg_jax.data.partitions.draw import draw_partition as draw_partition
-from fedvg_jax.data.validation import Shared as Shared, from_clients as from_clients, from_outside as from_outside
+from fedvg_jax.data.validation import (
+    Shared as Shared,
+    from_clients as from_clients,
+    from_outside as from_outside,
+)
 
 PARTITIONS = draw.KINDS
 read_partition = exchange.read

@@ -70,14 +70,18 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
     """
     x, y = _device_values(arrays.x, f"{source}: x"), _device_values(arrays.y, f"{source}: y")
     if len(x) != len(y) or not len(x):
-        raise UsageError(f"{source}: x has {len(x)} rows and y {len(y)}; both need the same number, 1 or more")
+        raise UsageError(
+            f"{source}: x has {len(x)} rows and y {len(y)}; both need the same number, 1 or more"
+        )
     if not arrays.class_names:
         return arrays._replace(x=x, y=y)
     last = len(arrays.class_names) - 1
     if y.dtype.kind not in "iu" or y.min() < 0 or y.max() > last:
         got = f"{y.min()}..{y.max()}" if y.dtype.kind in "iu" else f"{y.dtype}; use y.astype(int)"
         got += "; use y - 1" if y.dtype.kind in "iu" and (y.min(), y.max()) == (1, last + 1) else ""
-        raise UsageError(f"{source}: labels must be integers 0..{last}, one for each of class_names; got {got}")
+        raise UsageError(
+            f"{source}: labels must be integers 0..{last}, one for each of class_names; got {got}"
+        )
     return arrays._replace(x=x, y=y.astype(np.int32))
 
 
@@ -90,15 +94,21 @@ def _device_values(array: np.ndarray, what: str) -> np.ndarray:
             f"{what} must be an array [T, ...] of booleans, integers or floats of at most 64 bits; got {shape(array)}"
         )
     if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
-        largest = max(-int(array.min()), int(array.max()))  # Python integers, because |-2**63| is not an int64
+        largest = max(
+            -int(array.min()), int(array.max())
+        )  # Python integers, because |-2**63| is not an int64
         if largest >= 2**31:
-            raise UsageError(f"{what} must be below 2**31 in absolute value; got {largest}; use .astype('float64')")
+            raise UsageError(
+                f"{what} must be below 2**31 in absolute value; got {largest}; use .astype('float64')"
+            )
     if array.dtype.kind == "f":
         with np.errstate(over="ignore"):
             narrow = array.astype(np.float32) if array.dtype.itemsize == 8 else array
         finite = np.isfinite(narrow).all(axis=tuple(range(1, array.ndim)))
         if not finite.all():
-            raise UsageError(f"{what} is not finite in 32 bits in row {finite.argmin()}; correct or remove it")
+            raise UsageError(
+                f"{what} is not finite in 32 bits in row {finite.argmin()}; correct or remove it"
+            )
     return array
 
 
@@ -135,7 +145,9 @@ def limited(arrays: Arrays, max_rows: int, seed: int | None = None) -> Arrays:
     if not 0 < max_rows < num_rows:
         return arrays
     if seed is not None:
-        return _with_rows(arrays, np.sort(np.random.default_rng(seed).choice(num_rows, max_rows, replace=False)))
+        return _with_rows(
+            arrays, np.sort(np.random.default_rng(seed).choice(num_rows, max_rows, replace=False))
+        )
     rows = np.arange(max_rows) * num_rows // max_rows
     if arrays.class_names and arrays.y.ndim == 1:
         _refuse_other_shares(arrays.y, rows, "class", arrays.class_names)
@@ -150,18 +162,28 @@ def classes_without_rows(arrays: Arrays) -> list[str]:
     >>> classes_without_rows(Arrays("three", np.ones((2, 1)), np.array([1, 2]), ("0", "1", "2"), 2))
     ['0']
     """
-    present = np.bincount(arrays.y.ravel(), minlength=len(arrays.class_names)) if arrays.class_names else ()
+    present = (
+        np.bincount(arrays.y.ravel(), minlength=len(arrays.class_names))
+        if arrays.class_names
+        else ()
+    )
     return [name for name, count in zip(arrays.class_names, present, strict=True) if not count]
 
 
 def _with_rows(arrays: Arrays, rows: np.ndarray) -> Arrays:
     """Returns a data set of these rows, in ascending order."""
-    groups = None if arrays.groups is None else np.unique(arrays.groups[rows], return_inverse=True)[1].astype(np.int32)
+    groups = (
+        None
+        if arrays.groups is None
+        else np.unique(arrays.groups[rows], return_inverse=True)[1].astype(np.int32)
+    )
     num_train = int((rows < arrays.num_train).sum())
     return arrays._replace(x=arrays.x[rows], y=arrays.y[rows], num_train=num_train, groups=groups)
 
 
-def _refuse_other_shares(labels: np.ndarray, rows: np.ndarray, noun: str, names: Sequence[str | int]) -> None:
+def _refuse_other_shares(
+    labels: np.ndarray, rows: np.ndarray, noun: str, names: Sequence[str | int]
+) -> None:
     """Raises UsageError where rows at equal distances have other shares of the labels than all rows.
 
     Equal distances in sorted rows move a count by less than 1; a draw has hypergeometric counts.
@@ -182,7 +204,10 @@ def _refuse_other_shares(labels: np.ndarray, rows: np.ndarray, noun: str, names:
 
 
 def pool(
-    name: str, splits: Sequence[tuple[np.ndarray, np.ndarray]], class_names: Sequence[str] | None, source: object
+    name: str,
+    splits: Sequence[tuple[np.ndarray, np.ndarray]],
+    class_names: Sequence[str] | None,
+    source: object,
 ) -> Arrays:
     """Concatenates the official splits to one checked pool.
 
@@ -199,7 +224,9 @@ def pool(
     parts = [check(Arrays(name, x, y, names, 0), source) for x, y in splits]
     sizes = sorted({part.x.shape[1:] for part in parts})
     if len(sizes) > 1:
-        raise UsageError(f"{source}: images must have one size in all splits, got {' and '.join(map(str, sizes))}")
+        raise UsageError(
+            f"{source}: images must have one size in all splits, got {' and '.join(map(str, sizes))}"
+        )
     if len(parts) == 1:  # which may be a memory map
         return parts[0]._replace(num_train=len(parts[0].x))
     x, y = (np.concatenate([getattr(part, field) for part in parts]) for field in ("x", "y"))

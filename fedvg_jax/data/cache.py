@@ -34,7 +34,10 @@ class Status(NamedTuple):
 
 
 def cached(
-    reader: str, sources: Sequence[Path | Status | str], decode: Callable[[], Arrays], cache_dir: Path | None
+    reader: str,
+    sources: Sequence[Path | Status | str],
+    decode: Callable[[], Arrays],
+    cache_dir: Path | None,
 ) -> Arrays:
     """Returns `decode()`, computed once per path and content of the source files.
 
@@ -87,18 +90,26 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
     """
     try:
         files.make_private(target.parent)
-        with tempfile.TemporaryDirectory(prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True) as folder:
+        with tempfile.TemporaryDirectory(
+            prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True
+        ) as folder:
             draft = Path(folder) / target.name
             write(draft)
-            files.flush(draft.iterdir() if draft.is_dir() else [draft])  # so that the name appears after the bytes
-            if target.is_dir():  # which no rename replaces: it moves aside, to be removed with the draft's folder
+            files.flush(
+                draft.iterdir() if draft.is_dir() else [draft]
+            )  # so that the name appears after the bytes
+            if (
+                target.is_dir()
+            ):  # which no rename replaces: it moves aside, to be removed with the draft's folder
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(target, Path(folder) / "replaced")
             os.replace(draft, target)
     except OSError as error:
         if error.errno == errno.ENOTEMPTY or target.exists():
             return  # another process has written the same content
-        _log.warning("cannot write to the cache folder %s (%s): continuing without it", target.parent, error)
+        _log.warning(
+            "cannot write to the cache folder %s (%s): continuing without it", target.parent, error
+        )
 
 
 def _digest(part: object) -> str:
@@ -126,8 +137,12 @@ def _load(entry: Path) -> Arrays | None:
     """Returns the arrays of an entry; None if there is none, or it cannot be read."""
     try:
         about = files.read_object(entry / "about.json")
-        x, y = (np.load(entry / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("x", "y"))
+        x, y = (
+            np.load(entry / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in ("x", "y")
+        )
         groups = np.load(entry / "groups.npy") if (entry / "groups.npy").exists() else None
-        return Arrays(about["name"], x, np.array(y), tuple(about["class_names"]), about["num_train"], groups)
+        return Arrays(
+            about["name"], x, np.array(y), tuple(about["class_names"]), about["num_train"], groups
+        )
     except (OSError, ValueError, LookupError):
         return None

@@ -60,7 +60,9 @@ def rewritten(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.nda
     return copy
 
 
-def label_flip(y: np.ndarray, share: float, num_classes: int, stream: np.random.Generator) -> np.ndarray:
+def label_flip(
+    y: np.ndarray, share: float, num_classes: int, stream: np.random.Generator
+) -> np.ndarray:
     """Replaces label c by C - 1 - c in floor(share n) random rows.
 
     >>> label_flip(np.array([0, 1, 2]), 1.0, 3, np.random.default_rng(0)).tolist()
@@ -72,13 +74,19 @@ def label_flip(y: np.ndarray, share: float, num_classes: int, stream: np.random.
     return rewritten(y, rows, num_classes - 1 - y[rows])
 
 
-def label_noise(y: np.ndarray, share: float, num_classes: int, stream: np.random.Generator) -> np.ndarray:
+def label_noise(
+    y: np.ndarray, share: float, num_classes: int, stream: np.random.Generator
+) -> np.ndarray:
     """Replaces labels by uniformly random other ones in floor(share n) random rows."""
     rows = stream.permutation(len(y))[: int(share * len(y))]
-    return rewritten(y, rows, (y[rows] + stream.integers(1, max(num_classes, 2), y[rows].shape)) % num_classes)
+    return rewritten(
+        y, rows, (y[rows] + stream.integers(1, max(num_classes, 2), y[rows].shape)) % num_classes
+    )
 
 
-def feature_noise(x: np.ndarray, strength: float, stream: np.random.Generator, level: float) -> np.ndarray:
+def feature_noise(
+    x: np.ndarray, strength: float, stream: np.random.Generator, level: float
+) -> np.ndarray:
     """Adds noise of deviation strength x level to pixels in units of 0 to 1, and clips; the level differs by client.
 
     Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
@@ -87,7 +95,9 @@ def feature_noise(x: np.ndarray, strength: float, stream: np.random.Generator, l
     return np.rint(np.clip(x + np.float32(255 * strength * level) * noise, 0, 255)).astype(np.uint8)
 
 
-def rotate(x: np.ndarray, strength: float, stream: np.random.Generator, level: float = 1.0) -> np.ndarray:
+def rotate(
+    x: np.ndarray, strength: float, stream: np.random.Generator, level: float = 1.0
+) -> np.ndarray:
     """Rotates by an angle, a feature shift drawn per client, uniform within +- strength x 180 degrees.
 
     Interpolation is linear, and the border is repeated outside the image.
@@ -95,7 +105,9 @@ def rotate(x: np.ndarray, strength: float, stream: np.random.Generator, level: f
     from scipy import ndimage  # only this kind needs it
 
     angle = stream.uniform(-180, 180) * strength
-    return np.stack([ndimage.rotate(image, angle, reshape=False, order=1, mode="nearest") for image in x])
+    return np.stack(
+        [ndimage.rotate(image, angle, reshape=False, order=1, mode="nearest") for image in x]
+    )
 
 
 LABELS: dict[str, Callable] = {"label_flip": label_flip, "label_noise": label_noise}

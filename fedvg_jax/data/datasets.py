@@ -30,7 +30,9 @@ _IMAGES = ("size", "progress")
 
 SOURCES = {
     **{
-        name: Source(partial(cifar_stl10.load, name=name), f"{published.layout} ({cifar_stl10.SOURCE})")
+        name: Source(
+            partial(cifar_stl10.load, name=name), f"{published.layout} ({cifar_stl10.SOURCE})"
+        )
         for name, published in cifar_stl10.SETS.items()
     },
     "stl10": Source(cifar_stl10.load_stl10, f"{cifar_stl10.STL_LAYOUT} ({cifar_stl10.STL_SOURCE})"),
@@ -42,8 +44,12 @@ SOURCES = {
         )
         for name, published in npz.SETS.items()
     },
-    "tinyimagenet": Source(folders.load_tinyimagenet, f"{folders.TINY_LAYOUT} ({folders.TINY_SOURCE})", _IMAGES),
-    "covid19": Source(folders.load_covid19, f"{folders.XRAY_LAYOUT} ({folders.XRAY_SOURCE})", _IMAGES),
+    "tinyimagenet": Source(
+        folders.load_tinyimagenet, f"{folders.TINY_LAYOUT} ({folders.TINY_SOURCE})", _IMAGES
+    ),
+    "covid19": Source(
+        folders.load_covid19, f"{folders.XRAY_LAYOUT} ({folders.XRAY_SOURCE})", _IMAGES
+    ),
     "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}"),
     "folder": Source(folders.load, folders.LAYOUT, (*_IMAGES, "splits")),
     "text": Source(text.load, text.LAYOUT),
@@ -100,13 +106,19 @@ def load(
     if "progress" in source.takes:
         options["progress"] = progress
     try:
-        with warnings.catch_warnings(action="ignore"):  # of the libraries; problems of a file are UsageErrors
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # of the libraries; problems of a file are UsageErrors
             arrays = source.load(data_dir, cache_dir, **options)
     except OSError as error:  # no permission, or a failing disk
         path = error.filename or data_dir
-        raise UsageError(f"{path}: cannot be read ({error.strerror or error}); check its permissions") from error
+        raise UsageError(
+            f"{path}: cannot be read ({error.strerror or error}); check its permissions"
+        ) from error
     # folders may be named by any bytes
-    return arrays._replace(name=one_line(arrays.name), class_names=tuple(map(one_line, arrays.class_names)))
+    return arrays._replace(
+        name=one_line(arrays.name), class_names=tuple(map(one_line, arrays.class_names))
+    )
 
 
 def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dict[str, Any]]:
@@ -128,9 +140,13 @@ def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dic
         prepared.find(data_dir and Path(data_dir), name.removeprefix(prepared.HF))
     elif name not in BUILT_IN:
         if data_dir is None:
-            raise UsageError(f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}")
+            raise UsageError(
+                f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}"
+            )
         if not Path(data_dir).exists():
-            raise UsageError(f"{data_dir}: no such file or folder; name one that holds {source.holds}")
+            raise UsageError(
+                f"{data_dir}: no such file or folder; name one that holds {source.holds}"
+            )
     return source, options
 
 
@@ -142,5 +158,7 @@ def _source(name: str) -> Source:
         return Source(BUILT_IN[name], "")
     if name not in SOURCES:
         known = ", ".join(NAMES)
-        raise UsageError(f"dataset must be one of {known}, {prepared.TFDS}NAME or {prepared.HF}FOLDER, got {name!r}")
+        raise UsageError(
+            f"dataset must be one of {known}, {prepared.TFDS}NAME or {prepared.HF}FOLDER, got {name!r}"
+        )
     return SOURCES[name]

@@ -33,7 +33,20 @@ class Decoding(TypedDict, total=False):
 
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm", ".jfif", ".jpe")
+SUFFIXES = (
+    ".jpg",
+    ".jpeg",
+    ".png",
+    ".bmp",
+    ".gif",
+    ".tif",
+    ".tiff",
+    ".webp",
+    ".ppm",
+    ".pgm",
+    ".jfif",
+    ".jpe",
+)
 
 _IMAGES_PER_TASK = 64
 """Images that a thread decodes per task."""
@@ -61,7 +74,9 @@ def decode(data: bytes, source: object, size: Size | None = None, channels: int 
     """
     with _opened(data, source) as image:
         if image.mode.startswith(_DEEP):
-            raise UsageError(f"{source}: more than 8 bits per channel (mode {image.mode}); convert it to 8 bits")
+            raise UsageError(
+                f"{source}: more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"
+            )
         upright = extras.load("PIL.ImageOps", "images", "reading images").exif_transpose(image)
         pixels = upright.convert(_MODES[channels])
         if size and pixels.size != size[::-1]:
@@ -80,7 +95,9 @@ def _opened(data: bytes, source: object) -> Iterator[Any]:
     """Yields Pillow's image; a UsageError if it cannot be read."""
     image_module = pillow()
     with (
-        reading(source, f"a complete image of {', '.join(FORMATS)}", "fetch it again, or remove it"),
+        reading(
+            source, f"a complete image of {', '.join(FORMATS)}", "fetch it again, or remove it"
+        ),
         image_module.open(io.BytesIO(data), formats=FORMATS) as image,
     ):
         yield image
@@ -120,7 +137,9 @@ def stack(
             pixels = decode(data, source, size, channels)
             if pixels.shape != shape:
                 has, others = (f"{s[0]} x {s[1]}" for s in (pixels.shape, shape))
-                raise UsageError(f"{source}: image of {has}, but {first} has {others}; resize all: --image-size HxW")
+                raise UsageError(
+                    f"{source}: image of {has}, but {first} has {others}; resize all: --image-size HxW"
+                )
             x[i] = pixels
         return end
 

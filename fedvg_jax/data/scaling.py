@@ -27,7 +27,9 @@ class Columns(NamedTuple):
         """
         shape = np.shape(x)
         if shape[-1:] != self.mean.shape:
-            raise UsageError(f"x {list(shape)} must have {len(self.mean)} columns, those that the model was trained on")
+            raise UsageError(
+                f"x {list(shape)} must have {len(self.mean)} columns, those that the model was trained on"
+            )
         return ((np.asarray(x) - self.mean) / self.deviation).astype(np.float32)
 
     def as_json(self) -> dict[str, list[float]]:
@@ -68,5 +70,7 @@ def from_json(stored: Mapping[str, Sequence[float]], source: object) -> Columns:
     except (LookupError, TypeError, ValueError):
         is_whole = False
     if not is_whole:
-        raise UsageError(f"{source}: means and deviations of columns are damaged; give another model")
+        raise UsageError(
+            f"{source}: means and deviations of columns are damaged; give another model"
+        )
     return Columns(mean, deviation)

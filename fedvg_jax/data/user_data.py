@@ -28,7 +28,9 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
     """
     if not isinstance(data, Arrays):
         if not isinstance(data, tuple) or len(data) != 2:
-            raise UsageError(f"data must be arrays (x, y), or fedvg_jax.data.Arrays; got {type(data).__name__}")
+            raise UsageError(
+                f"data must be arrays (x, y), or fedvg_jax.data.Arrays; got {type(data).__name__}"
+            )
         x, y = as_array(data[0], "x"), as_array(data[1], "y")
         data = Arrays("data", x, y, _class_names(y), len(x) if x.ndim else 0)
     data = check_values(data._replace(x=as_array(data.x, "x"), y=as_array(data.y, "y")), "data")
@@ -60,7 +62,9 @@ def class_labels(arrays: Arrays, consumer: str, instead: str, of_rows: bool = Tr
 def _remedy_of_labels(y: np.ndarray) -> str:
     """Returns what makes class labels of numbers."""
     if y.ndim > 1:
-        return "np.ravel(y) is of rows [T]" if y.size == len(y) else "y.argmax(1) numbers one-hot rows"
+        return (
+            "np.ravel(y) is of rows [T]" if y.size == len(y) else "y.argmax(1) numbers one-hot rows"
+        )
     if y.dtype.kind == "b" or (y.dtype.kind == "f" and (y >= 0).all() and (y == np.floor(y)).all()):
         return "y.astype(int) has classes from 0"
     return "np.unique(y, return_inverse=True)[1] numbers other values"
@@ -85,7 +89,12 @@ def is_images(arrays: Arrays) -> bool:
 def is_sequences(arrays: Arrays) -> bool:
     """Returns whether the rows are sequences of named characters with a label at every place, both integers [T, L]."""
     has_integers = all(np.issubdtype(array.dtype, np.integer) for array in (arrays.x, arrays.y))
-    return has_integers and arrays.x.ndim == 2 and arrays.x.shape == arrays.y.shape and bool(arrays.class_names)
+    return (
+        has_integers
+        and arrays.x.ndim == 2
+        and arrays.x.shape == arrays.y.shape
+        and bool(arrays.class_names)
+    )
 
 
 def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
@@ -93,7 +102,9 @@ def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
     if arrays.x.ndim == 4:
         refuse_channels_first(arrays, setting)
     if not is_images(arrays):
-        raise UsageError(f"{setting} is for images, uint8 [T, H, W, D]; {arrays.name} is {shape(arrays.x)}; {instead}")
+        raise UsageError(
+            f"{setting} is for images, uint8 [T, H, W, D]; {arrays.name} is {shape(arrays.x)}; {instead}"
+        )
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
@@ -107,11 +118,17 @@ def as_array(values: Any, name: str) -> np.ndarray:
         UsageError: there are other values than numbers and booleans, or values are missing; it says what to do.
     """
     if np.ma.is_masked(values):
-        raise UsageError(f"data: {name} has masked rows; fill them with {name}.filled(...), or remove them")
+        raise UsageError(
+            f"data: {name} has masked rows; fill them with {name}.filled(...), or remove them"
+        )
     if hasattr(values, "toarray"):
         raise UsageError(f"data: {name} is a sparse matrix; use {name}.toarray()")
-    if hasattr(values, "columns") and hasattr(values, "items"):  # a DataFrame: its columns have different dtypes
-        columns = [_as_numbers(column, name, f", column {label!r}") for label, column in values.items()]
+    if hasattr(values, "columns") and hasattr(
+        values, "items"
+    ):  # a DataFrame: its columns have different dtypes
+        columns = [
+            _as_numbers(column, name, f", column {label!r}") for label, column in values.items()
+        ]
         return np.stack(columns, 1) if columns else np.asarray(values)
     return _as_numbers(values, name)
 
@@ -128,8 +145,14 @@ def _as_numbers(values: Any, name: str, column: str = "") -> np.ndarray:
     """
     try:
         array = np.asarray(values)
-    except (ValueError, TypeError, RuntimeError) as error:  # torch's for a tensor that requires a gradient
-        raise UsageError(f"data: {name} must be an array [T, ...], every row of one shape; {error}") from error
+    except (
+        ValueError,
+        TypeError,
+        RuntimeError,
+    ) as error:  # torch's for a tensor that requires a gradient
+        raise UsageError(
+            f"data: {name} must be an array [T, ...], every row of one shape; {error}"
+        ) from error
     if array.dtype.name == "bfloat16":
         return array.astype(np.float32)
     is_category = name == "x" and getattr(getattr(values, "dtype", None), "name", "") == "category"
@@ -140,7 +163,9 @@ def _as_numbers(values: Any, name: str, column: str = "") -> np.ndarray:
     if array.dtype.kind in NUMBERS and not is_category:
         return array
     remedy = _DUMMIES if is_category else _remedy(array, name)
-    raise UsageError(f"data: {name}{column} must be numbers or booleans; got {shape(array)}; {remedy}")
+    raise UsageError(
+        f"data: {name}{column} must be numbers or booleans; got {shape(array)}; {remedy}"
+    )
 
 
 _DUMMIES = "pandas.get_dummies makes a column of 0 and 1 for every value"
@@ -148,7 +173,10 @@ _DUMMIES = "pandas.get_dummies makes a column of 0 and 1 for every value"
 
 def _remedy(array: np.ndarray, name: str) -> str:
     """Returns what makes numbers of other values."""
-    of_kind = {"M": "subtract the first date and take .dt.total_seconds()", "m": "take .dt.total_seconds()"}
+    of_kind = {
+        "M": "subtract the first date and take .dt.total_seconds()",
+        "m": "take .dt.total_seconds()",
+    }
     of_kind["c"] = "take .real and .imag"
     if array.dtype.kind in of_kind:
         return of_kind[array.dtype.kind]
@@ -165,5 +193,7 @@ def _remedy(array: np.ndarray, name: str) -> str:
 
 def _class_names(y: np.ndarray) -> tuple[str, ...]:
     """Returns the names 0..max if y can be class labels, otherwise none."""
-    labels = y.ndim == 1 and y.size and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < MAX_CLASSES
+    labels = (
+        y.ndim == 1 and y.size and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < MAX_CLASSES
+    )
     return tuple(map(str, range(int(y.max()) + 1))) if labels else ()

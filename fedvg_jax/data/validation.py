@@ -39,7 +39,9 @@ class Shared(NamedTuple):
     """int [m], the clients that contribute rows; None for all clients or an external set."""
 
 
-def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: float, seed: int) -> Shared:
+def from_clients(
+    arrays: Arrays, parts: Partition, share: float, val_ratio: float, seed: int
+) -> Shared:
     """Builds D_val from the clients' validation rows in the order of clients, as published.
 
     Args:
@@ -69,7 +71,9 @@ def from_clients(arrays: Arrays, parts: Partition, share: float, val_ratio: floa
     return Shared(arrays.x, arrays.y, rows.astype(np.int32), int(val_ratio * len(arrays.y)), chosen)
 
 
-def from_outside(arrays: Arrays, x: np.ndarray, y: np.ndarray, has_copies: bool, seed: int) -> Shared:
+def from_outside(
+    arrays: Arrays, x: np.ndarray, y: np.ndarray, has_copies: bool, seed: int
+) -> Shared:
     """Builds D_val from external images, in the order of `order`; equal for every partition.
 
     Args:
@@ -101,12 +105,16 @@ def subset(shared: Shared, size: int, seed: int) -> Shared:
     """
     available = len(shared.rows)
     if size > available:
-        raise UsageError(f"validation.size must be at most {available}, the number of images, got {size}")
+        raise UsageError(
+            f"validation.size must be at most {available}, the number of images, got {size}"
+        )
     places = np.sort(_stream(seed, _SUBSET).permutation(available)[:size])
     return shared._replace(rows=shared.rows[places])
 
 
-def imbalanced(shared: Shared, rho: float, num_classes: int, seed: int, batch_size: int = 0) -> Shared:
+def imbalanced(
+    shared: Shared, rho: float, num_classes: int, seed: int, batch_size: int = 0
+) -> Shared:
     """Keeps n_i = min(floor(p_i floor(V / 2)), V_i) random images of class i, with p_i = rho^i / sum_j rho^j.
 
     V_i is the number of images of class i. This cap makes the subset smaller than V / 2 if rho is small. Images keep
@@ -128,9 +136,13 @@ def imbalanced(shared: Shared, rho: float, num_classes: int, seed: int, batch_si
     available = np.bincount(labels, minlength=num_classes)
     if not available.all():
         missing = ", ".join(map(str, np.flatnonzero(available == 0)))
-        raise UsageError(f"validation.rho needs images of every class, and there is none of {missing}; use rho 0")
+        raise UsageError(
+            f"validation.rho needs images of every class, and there is none of {missing}; use rho 0"
+        )
     shares = rho ** np.arange(num_classes)
-    wanted = np.floor(shares * (len(labels) // 2) / shares.sum()).astype(int)  # equal shares divide exactly
+    wanted = np.floor(shares * (len(labels) // 2) / shares.sum()).astype(
+        int
+    )  # equal shares divide exactly
     stream = _stream(seed, _RHO)
     drawn = [stream.permutation(np.flatnonzero(labels == c))[:n] for c, n in enumerate(wanted)]
     kept = np.sort(np.concatenate(drawn))
@@ -138,7 +150,9 @@ def imbalanced(shared: Shared, rho: float, num_classes: int, seed: int, batch_si
         kept = kept[np.argsort(labels[kept], kind="stable")]
         kept = kept[: len(kept) // batch_size * batch_size]
     if len(kept) < 2:
-        raise UsageError(f"validation.rho {rho} leaves {len(kept)} of {len(labels)} validation images; use more images")
+        raise UsageError(
+            f"validation.rho {rho} leaves {len(kept)} of {len(labels)} validation images; use more images"
+        )
     return shared._replace(rows=shared.rows[kept])
 
 
@@ -176,7 +190,9 @@ def halves(rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """
     images = np.unique(rows)
     if len(images) < 2:
-        raise UsageError(f"best_on held_out needs 2 validation images or more, got {len(images)}; use --best-on shared")
+        raise UsageError(
+            f"best_on held_out needs 2 validation images or more, got {len(images)}; use --best-on shared"
+        )
     is_held_out = np.isin(rows, _stream(seed, _SELECTION).permutation(images)[: len(images) // 2])
     return rows[~is_held_out], rows[is_held_out]
 
@@ -201,9 +217,9 @@ CIFAR100 = {
 PICKUP_TRUCK = {"pickup_truck": "truck"}
 """In the published code too, where a misspelled name matches no class."""
 
-STL10 = {name: name for name in ("airplane", "bird", "cat", "deer", "dog", "horse", "ship", "truck")} | {
-    "car": "automobile"
-}
+STL10 = {
+    name: name for name in ("airplane", "bird", "cat", "deer", "dog", "horse", "ship", "truck")
+} | {"car": "automobile"}
 """STL-10's classes -> nine classes of CIFAR-10. STL-10 has no frog, CIFAR-10 no monkey."""
 
 MANIFEST = ("model", "weights", "shape", "normalise")
@@ -214,7 +230,11 @@ COPIES, MAX_IMAGES = 50, 5000
 
 
 def outside_images(
-    source: str, data_dir: Path, target: Arrays, all_classes: bool = False, cache_dir: Path | None = None
+    source: str,
+    data_dir: Path,
+    target: Arrays,
+    all_classes: bool = False,
+    cache_dir: Path | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Loads the mapped official training images of an external set.
 
@@ -238,7 +258,9 @@ def outside_images(
     mapped = np.array([label_of.get(name, -1) for name in outside.class_names], np.int32)[y]
     rows = np.flatnonzero(mapped >= 0)
     if not len(rows):
-        raise UsageError(f"{data_dir}: holds no training image of {', '.join(label_of)}; use a set with these classes")
+        raise UsageError(
+            f"{data_dir}: holds no training image of {', '.join(label_of)}; use a set with these classes"
+        )
     x, shape = np.asarray(x[rows]), target.x.shape[1:]
     if is_features(x) or is_features(target.x):
         if x.shape[1:] != shape or x.dtype.kind != target.x.dtype.kind:
@@ -306,7 +328,9 @@ def resized(x: np.ndarray, shape: tuple[int, ...], source: object) -> np.ndarray
     """
     height, width, depth = shape
     if x.shape[-1] not in (1, depth):
-        raise UsageError(f"{source}: images have {x.shape[-1]} channels, but the training set has {depth}")
+        raise UsageError(
+            f"{source}: images have {x.shape[-1]} channels, but the training set has {depth}"
+        )
     if x.shape[1:3] != (height, width):
         x = np.stack([_scaled(image, height, width) for image in x])
     return np.broadcast_to(x, (len(x), *shape))
@@ -318,8 +342,12 @@ def _scaled(image: np.ndarray, height: int, width: int) -> np.ndarray:
     Pillow takes the last of two or four channels for opacity, which weighs the pixels of the others.
     """
     module = images.pillow()
-    pictures = [module.fromarray(np.ascontiguousarray(channel)) for channel in np.moveaxis(image, -1, 0)]
-    return np.stack([np.asarray(p.resize((width, height), module.Resampling.BILINEAR)) for p in pictures], -1)
+    pictures = [
+        module.fromarray(np.ascontiguousarray(channel)) for channel in np.moveaxis(image, -1, 0)
+    ]
+    return np.stack(
+        [np.asarray(p.resize((width, height), module.Resampling.BILINEAR)) for p in pictures], -1
+    )
 
 
 def _labels(source: str, outside: Arrays, target: Arrays, all_classes: bool) -> dict[str, int]:

@@ -29,7 +29,9 @@ Attack = Callable[[Array, Array, Tree, Tree], Tree]
 _CORRUPT = 100  # domain of the random stream, distinct from the schedule's domains
 
 
-def none(hyper: Hyper, key: Array, ids: Array, variables: Variables, clients: Variables) -> Variables:
+def none(
+    hyper: Hyper, key: Array, ids: Array, variables: Variables, clients: Variables
+) -> Variables:
     """Returns the models unchanged."""
     return clients
 
@@ -44,13 +46,19 @@ def disturbance(attack: Attack, corrupt: np.ndarray, num_clients: int) -> Distur
     """
     is_corrupt = np.isin(np.arange(num_clients), corrupt)
 
-    def disturb(hyper: Hyper, key: Array, ids: Array, variables: Variables, clients: Variables) -> Variables:
+    def disturb(
+        hyper: Hyper, key: Array, ids: Array, variables: Variables, clients: Variables
+    ) -> Variables:
         def attacked_params(client: Array, params: Tree) -> Tree:
             delta = tree.sub(variables.params, params)
-            return attack(hyper["attack_scale"], jax.random.fold_in(key, client), variables.params, delta)
+            return attack(
+                hyper["attack_scale"], jax.random.fold_in(key, client), variables.params, delta
+            )
 
         attacked = jax.vmap(attacked_params)(ids, clients.params)
-        return clients._replace(params=tree.where(jnp.asarray(is_corrupt)[ids], attacked, clients.params))
+        return clients._replace(
+            params=tree.where(jnp.asarray(is_corrupt)[ids], attacked, clients.params)
+        )
 
     return disturb
 

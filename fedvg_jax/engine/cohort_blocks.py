@@ -74,7 +74,9 @@ def run_blocks(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
     empty = _empty_cohort(parts, terms, block_inputs(0, inputs.state.clients), positions.size)
     running = lax.scan(add_block, empty, jnp.arange(len(positions)))[0]
 
-    table, weights = jax.tree.map(lambda column: column[: len(inputs.positions)], (running.table, running.weights))
+    table, weights = jax.tree.map(
+        lambda column: column[: len(inputs.positions)], (running.table, running.weights)
+    )
     returned = steps.server_view(inputs, table)
     shares = [term.share(inputs.hyper, table.measured, returned) for term in terms]
     averages = Averages(
@@ -101,7 +103,9 @@ def process_block(
     """
     rows, arrived, clients, kept = steps.train_and_score(parts, block)
     table = tree.put(running.table, block.positions, rows)
-    table, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, table)
+    table, weights, extremes = steps.weigh_clients(
+        parts, [term.weigh for term in terms], block, table
+    )
     present, block_weights = tree.take((table.present, weights), block.positions)
 
     models = tuple(steps.aggregate_models(parts, block, arrived, w) for w in block_weights)
@@ -109,11 +113,15 @@ def process_block(
     memories, summed, averaged = steps.report_clients(parts, block, clients, kept, present)
     messages = tuple(steps.average_messages(parts, w, averaged) for w in block_weights)
     memories = steps.write_memories(block, memories).clients
-    of_block = RunningCohort(table, weights, models, messages, tree.total(summed), extremes, memories)
+    of_block = RunningCohort(
+        table, weights, models, messages, tree.total(summed), extremes, memories
+    )
     return _merge(parts, running, of_block, block)
 
 
-def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs, num_rows: int) -> RunningCohort:
+def _empty_cohort(
+    parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs, num_rows: int
+) -> RunningCohort:
     """Returns the running cohort before the first cohort block.
 
     Args:
@@ -125,7 +133,9 @@ def _empty_cohort(parts: RoundParts, terms: tuple[Term, ...], block: RoundInputs
 
     def results() -> tuple[Tree, Tree]:
         rows, _, clients, kept = steps.train_and_score(parts, block)
-        rows, weights, extremes = steps.weigh_clients(parts, [term.weigh for term in terms], block, rows)
+        rows, weights, extremes = steps.weigh_clients(
+            parts, [term.weigh for term in terms], block, rows
+        )
         _, summed, averaged = steps.report_clients(parts, block, clients, kept, rows.present)
         messages = tuple(steps.average_messages(parts, w, averaged) for w in weights)
         return (rows, weights), (messages, tree.total(summed), extremes)
@@ -152,15 +162,26 @@ def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree
     def blocks(field: Array, value: int | bool) -> Array:
         return jnp.pad(field, (0, num_dummies), constant_values=value).reshape(num_blocks, size)
 
-    dummy = {"clients": num_clients, "num_samples": 0, "num_steps": 0, "start": 0, "probe_steps": 0, "heard": False}
+    dummy = {
+        "clients": num_clients,
+        "num_samples": 0,
+        "num_steps": 0,
+        "start": 0,
+        "probe_steps": 0,
+        "heard": False,
+    }
     if schedule.memory_rows is not None:
         dummy["memory_rows"] = num_clients
-    fields: dict[str, Tree] = {name: blocks(getattr(schedule, name), value) for name, value in dummy.items()}
+    fields: dict[str, Tree] = {
+        name: blocks(getattr(schedule, name), value) for name, value in dummy.items()
+    }
     positions = jnp.arange(num_blocks * size, dtype=jnp.int32).reshape(num_blocks, size)
     return fields | {"plan": schedule.plan}, positions
 
 
-def _merge(parts: RoundParts, earlier: RunningCohort, of_block: RunningCohort, block: RoundInputs) -> RunningCohort:
+def _merge(
+    parts: RoundParts, earlier: RunningCohort, of_block: RunningCohort, block: RoundInputs
+) -> RunningCohort:
     """Merges a cohort block's means and sums into the running ones.
 
     Args:
@@ -172,7 +193,9 @@ def _merge(parts: RoundParts, earlier: RunningCohort, of_block: RunningCohort, b
     is_earlier = jnp.arange(len(of_block.table.present), dtype=jnp.int32) < block.positions[0]
     theta, weights = steps.origin(parts, block.state.variables), of_block.weights
     factors = jax.tree.map(lambda w: jnp.where(is_earlier, w, 0).sum(), weights)
-    models = tuple(_scale_tensors(r, tree.sub(m, theta)) for r, m in zip(factors, earlier.models, strict=True))
+    models = tuple(
+        _scale_tensors(r, tree.sub(m, theta)) for r, m in zip(factors, earlier.models, strict=True)
+    )
     messages = zip(parts.algorithm_part(factors), earlier.messages, strict=True)
     return of_block._replace(
         models=tree.add(of_block.models, models),
@@ -190,9 +213,13 @@ def _terms(parts: RoundParts, variables: Variables) -> tuple[Term, ...]:
     """Returns the terms; the sum of their weighted means is the global model. Raises as `run_blocks`."""
     dtype = tree.dtype(variables)
     if dtype != tree.wide_dtype(variables):
-        raise UsageError(f"--hold needs parameters in float32 or float64; got {dtype}: use --hold 0")
+        raise UsageError(
+            f"--hold needs parameters in float32 or float64; got {dtype}: use --hold 0"
+        )
     if parts.aggregate is not robust.mean:
-        raise UsageError("a robust rule needs all models of a cohort at once; use --hold 0 or robust.mean")
+        raise UsageError(
+            "a robust rule needs all models of a cohort at once; use --hold 0 or robust.mean"
+        )
     if not parts.weighting.terms:
         raise UsageError(
             "--hold needs a weighting with terms; use --hold 0, or samples, uniform, fedvg or a mean of two"

@@ -47,7 +47,9 @@ def take(inputs: RoundInputs, sharding: NamedSharding | None) -> RoundInputs:
         return inputs
     state, schedule = inputs.state, inputs.schedule
     return inputs._replace(
-        state=state._replace(clients=take_rows(state.clients, schedules.memory_rows(schedule), sharding)),
+        state=state._replace(
+            clients=take_rows(state.clients, schedules.memory_rows(schedule), sharding)
+        ),
         schedule=schedule._replace(memory_rows=inputs.positions),
     )
 
@@ -76,7 +78,9 @@ def take_rows(memories: Tree, rows: Array, sharding: NamedSharding) -> Tree:
         rows: int32 [K], in 0..M - 1.
         sharding: of axis M over devices.
     """
-    return lax.with_sharding_constraint(tree.take(memories, rows), NamedSharding(sharding.mesh, P()))
+    return lax.with_sharding_constraint(
+        tree.take(memories, rows), NamedSharding(sharding.mesh, P())
+    )
 
 
 def put_rows(memories: Tree, rows: Array, entries: Tree, sharding: NamedSharding) -> Tree:

@@ -20,14 +20,29 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
 from fedvg_jax.core import tree, types
-from fedvg_jax.core.types import Data, Executor, Hyper, Metrics, RoundStep, Schedule, SimState, Tree, UsageError
+from fedvg_jax.core.types import (
+    Data,
+    Executor,
+    Hyper,
+    Metrics,
+    RoundStep,
+    Schedule,
+    SimState,
+    Tree,
+    UsageError,
+)
 
 Rounds = Callable[[SimState, Schedule, Data, Hyper], tuple[SimState, Metrics]]
 """(state, schedules stacked [R], data, hyper) -> (state, metrics [R, K])"""
 
 
 def unrolled(
-    num_steps: int, *, epochs: int = 1, horizon: int | None = None, remat: bool = True, num_lanes: int = 1
+    num_steps: int,
+    *,
+    epochs: int = 1,
+    horizon: int | None = None,
+    remat: bool = True,
+    num_lanes: int = 1,
 ) -> Executor:
     """Returns an executor with loops of static length, so that reverse mode differentiates them too.
 
@@ -53,7 +68,9 @@ def unrolled(
 
     def loop(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
         return _nan_unless_fits(
-            count, num_steps, _masked(num_steps - count, body, carry, np.arange(num_steps), epochs, remat)
+            count,
+            num_steps,
+            _masked(num_steps - count, body, carry, np.arange(num_steps), epochs, remat),
         )
 
     def train(make_client: types.MakeClient, shared: Tree, schedule: Schedule) -> Tree:
@@ -98,10 +115,14 @@ def over_rounds(round_step: RoundStep, *, horizon: int | None = None, remat: boo
     """
     step = jax.checkpoint(round_step, prevent_cse=False) if remat else round_step
 
-    def rounds(state: SimState, schedules: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
+    def rounds(
+        state: SimState, schedules: Schedule, data: Data, hyper: Hyper
+    ) -> tuple[SimState, Metrics]:
         def scan_part(step: RoundStep, state: SimState, part: slice) -> tuple[SimState, Metrics]:
             chosen = jax.tree.map(lambda leaf: leaf[part], schedules)
-            return lax.scan(lambda state, schedule: step(state, schedule, data, hyper), state, chosen)
+            return lax.scan(
+                lambda state, schedule: step(state, schedule, data, hyper), state, chosen
+            )
 
         if horizon is None or horizon >= len(schedules.clients):
             return scan_part(step, state, slice(None))
@@ -142,7 +163,9 @@ def hypergradient(
     """
     for name in names:
         if name not in hyper:
-            raise UsageError(f"unknown hyperparameter '{name}'; hyper has {', '.join(sorted(hyper))}")
+            raise UsageError(
+                f"unknown hyperparameter '{name}'; hyper has {', '.join(sorted(hyper))}"
+            )
     chosen = {name: jax.tree.map(_as_float, hyper[name]) for name in names}
 
     def objective_of(chosen: Hyper) -> Array:
@@ -154,19 +177,25 @@ def hypergradient(
         except ValueError as error:
             if "Reverse-mode differentiation does not work" not in str(error):
                 raise
-            raise UsageError("this executor has no reverse mode; use fedvg_jax.unrolled, or mode='forward'") from error
+            raise UsageError(
+                "this executor has no reverse mode; use fedvg_jax.unrolled, or mode='forward'"
+            ) from error
     flat, restore = ravel_pytree(chosen)
 
     def directional(direction: Array) -> tuple[Array, Array]:
         return jax.jvp(lambda x: objective_of(restore(x)), (flat,), (direction,))
 
-    value, gradient = jax.vmap(directional, out_axes=(None, 0))(jnp.eye(flat.size, dtype=flat.dtype))
+    value, gradient = jax.vmap(directional, out_axes=(None, 0))(
+        jnp.eye(flat.size, dtype=flat.dtype)
+    )
     return value, restore(gradient)
 
 
 def _as_float(number: Any) -> Array:
     """Returns a number, or an array of numbers, as floats; floats keep their dtype."""
-    return jnp.asarray(number, None if jnp.issubdtype(jnp.result_type(number), jnp.floating) else float)
+    return jnp.asarray(
+        number, None if jnp.issubdtype(jnp.result_type(number), jnp.floating) else float
+    )
 
 
 def stack_schedules(schedules: Sequence[Schedule]) -> Schedule:
@@ -184,7 +213,9 @@ def stack_schedules(schedules: Sequence[Schedule]) -> Schedule:
     """
     most = max(1, *(int(s.num_steps.sum() + s.probe_steps.sum()) for s in schedules))
     try:
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *(s._replace(rows=s.rows[:most]) for s in schedules))
+        return jax.tree.map(
+            lambda *leaves: np.stack(leaves), *(s._replace(rows=s.rows[:most]) for s in schedules)
+        )
     except ValueError:
         raise UsageError(
             "schedules to stack must have equal cohort sizes, batch sizes and executors; these differ"
@@ -201,7 +232,9 @@ def max_steps(schedules: Sequence[Schedule]) -> int:
     return max(1, *(int(max(s.num_steps.max(), s.probe_steps.max())) for s in schedules))
 
 
-def _masked(idle: Array, body: Callable, carry: Tree, times: np.ndarray, parts: int, remat: bool) -> Tree:
+def _masked(
+    idle: Array, body: Callable, carry: Tree, times: np.ndarray, parts: int, remat: bool
+) -> Tree:
     """Returns the carry after carry <- body(t - idle, carry) for every t >= idle of `times`, in order.
 
     Args:
@@ -230,6 +263,10 @@ def _nan_unless_fits(count: Array, most: int, carry: Tree) -> Tree:
     """Returns `carry`, or NaN in its floats if the loop of `most` iterations was too short for `count` steps."""
 
     def checked(leaf: Array) -> Array:
-        return jnp.where(count <= most, leaf, jnp.nan) if jnp.issubdtype(leaf.dtype, jnp.inexact) else leaf
+        return (
+            jnp.where(count <= most, leaf, jnp.nan)
+            if jnp.issubdtype(leaf.dtype, jnp.inexact)
+            else leaf
+        )
 
     return jax.tree.map(lambda leaf: checked(jnp.asarray(leaf)), carry)

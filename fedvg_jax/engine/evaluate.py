@@ -29,7 +29,9 @@ def mean_loss(task: Task, variables: Variables, pool: Tree, rows: Array) -> Arra
         pool: leaves [T, ...].
         rows: int32 [V, B], -1 for padding.
     """
-    return signals.mean_over(lambda batch_rows: signals.summed_loss(task, variables, pool, batch_rows), rows)
+    return signals.mean_over(
+        lambda batch_rows: signals.summed_loss(task, variables, pool, batch_rows), rows
+    )
 
 
 def make_evaluate(task: Task, executor: Executor | None = None) -> Callable[..., Tree]:
@@ -64,7 +66,9 @@ def make_evaluate(task: Task, executor: Executor | None = None) -> Callable[...,
             totals = tree.zeros_like(jax.eval_shape(measure_rows, rows[0]))
         with jax.named_scope(EVALUATION):
             num_used = (rows >= 0).any(1).sum()
-            return lax.fori_loop(0, num_used, lambda i, sums: tree.add(sums, measure_rows(rows[i])), totals)
+            return lax.fori_loop(
+                0, num_used, lambda i, sums: tree.add(sums, measure_rows(rows[i])), totals
+            )
 
     return evaluate
 
@@ -73,7 +77,9 @@ def make_count_correct(task: Task) -> Callable[[Variables, Tree, Array], Array]:
     """Returns count(variables, pool, rows) -> labels of the real rows [V, B] that have the largest score, int32."""
 
     def correct(params: Tree, stats: Tree, batch: Any, mask: Array) -> Array:
-        is_correct = jnp.argmax(task.predict(params, stats, batch), -1).astype(batch.y.dtype) == batch.y
+        is_correct = (
+            jnp.argmax(task.predict(params, stats, batch), -1).astype(batch.y.dtype) == batch.y
+        )
         return jnp.where(mask, is_correct.reshape(len(mask), -1).sum(1), 0).sum().astype(jnp.int32)
 
     return make_evaluate(task._replace(measure=correct))

@@ -42,7 +42,9 @@ def lanes(num_lanes: int, num_mapped: int | None = None) -> Executor:
         return _on_lanes(make_client(shared, schedule), schedule)
 
     def map_entries(f, shared: Tree, xs: Tree) -> Tree:
-        return lax.map(lambda x: f(shared, x), xs, batch_size=num_mapped if num_mapped > 1 else None)
+        return lax.map(
+            lambda x: f(shared, x), xs, batch_size=num_mapped if num_mapped > 1 else None
+        )
 
     return Executor(num_lanes, train, map_entries, lanes_together=num_lanes)
 
@@ -55,7 +57,9 @@ def vmapped() -> Executor:
 
         def local_training(k):
             def step(t, carry):
-                return tree.where(t < schedule.num_steps[k], client.step(carry, k, schedule.start[k] + t), carry)
+                return tree.where(
+                    t < schedule.num_steps[k], client.step(carry, k, schedule.start[k] + t), carry
+                )
 
             return lax.fori_loop(0, schedule.num_steps.max(), step, client.init(k))
 
@@ -65,7 +69,10 @@ def vmapped() -> Executor:
 
 
 def sharded(
-    num_devices: int, num_lanes: int, devices: Sequence[Any] | None = None, num_mapped: int | None = None
+    num_devices: int,
+    num_lanes: int,
+    devices: Sequence[Any] | None = None,
+    num_mapped: int | None = None,
 ) -> Executor:
     """Returns an executor of `lanes` on each of D devices; what clients share is replicated.
 
@@ -83,7 +90,11 @@ def sharded(
         num_mapped: as in `lanes`, on each device.
     """
     mesh = Mesh(_devices_of_all_processes(num_devices, devices or jax.devices()), (DEVICES,))
-    inner, by_device, by_lane = lanes(num_lanes, num_mapped=num_mapped), P(DEVICES), P(None, DEVICES)
+    inner, by_device, by_lane = (
+        lanes(num_lanes, num_mapped=num_mapped),
+        P(DEVICES),
+        P(None, DEVICES),
+    )
     fields: dict[str, Any] = dict.fromkeys(Schedule._fields, P())
     of_schedule = Schedule(**fields | {"plan": Plan(P(), P(), *4 * [by_lane])})
 
@@ -116,7 +127,9 @@ def sharded(
 
     divided = NamedSharding(mesh, by_device) if num_devices > 1 else None
     shardings = {"placement": NamedSharding(mesh, P()), "clients": divided, "rows": divided}
-    return Executor(num_devices * num_lanes, train, map_entries, lanes_together=num_lanes, **shardings)
+    return Executor(
+        num_devices * num_lanes, train, map_entries, lanes_together=num_lanes, **shardings
+    )
 
 
 def _devices_of_all_processes(num_devices: int, devices: Sequence[Any]) -> list[Any]:
@@ -141,14 +154,20 @@ def _on_lanes(client: Client, schedule: Schedule, is_alone: bool = True) -> Tree
     plan, count = schedule.plan, len(schedule.clients)
     num_lanes = plan.client.shape[1]
     over_lanes = jax.vmap if num_lanes > 1 else lambda f: f
-    if num_lanes == 1:  # without a lane axis: matmuls stay plain, and XLA updates the model in place
-        plan = plan._replace(**{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")})
+    if (
+        num_lanes == 1
+    ):  # without a lane axis: matmuls stay plain, and XLA updates the model in place
+        plan = plan._replace(
+            **{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")}
+        )
     untrained = jax.eval_shape(client.init, jnp.int32(0))
     packing = tree.packing_of(untrained) if choices().is_packed else tree.UNPACKED
 
     def train(s, k, begin, on_lanes: Tree) -> Tree:
         with jax.named_scope(LOCAL_STEPS):
-            return lax.fori_loop(0, plan.length[s], lambda i, c: over_lanes(client.step)(c, k, begin + i), on_lanes)
+            return lax.fori_loop(
+                0, plan.length[s], lambda i, c: over_lanes(client.step)(c, k, begin + i), on_lanes
+            )
 
     def whole_client(s, stored: Tree) -> Tree:
         k = plan.client[s]
@@ -159,7 +178,9 @@ def _on_lanes(client: Client, schedule: Schedule, is_alone: bool = True) -> Tree
         on_lanes, stored = carry
         k, first_step = plan.client[s], plan.step[s]
         loaded = tree.where(
-            first_step == 0, over_lanes(client.init)(k), over_lanes(packing.unpack)(tree.take(stored, k))
+            first_step == 0,
+            over_lanes(client.init)(k),
+            over_lanes(packing.unpack)(tree.take(stored, k)),
         )
         on_lanes = tree.where(plan.reset[s], loaded, on_lanes)
         on_lanes = train(s, k, first_step + schedule.start[k], on_lanes)

@@ -41,12 +41,18 @@ Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metri
 def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metrics]:
     """Returns the state after the round of a whole cohort, and the round's metrics."""
     theta = inputs.state.variables  # theta_g
-    table, arrived, clients, kept = steps.train_and_score(parts, inputs)  # ||g_k^(l)|| of FedVG, theta_k
-    table, (weights,), extremes = steps.weigh_clients(parts, [parts.weighting.weigh], inputs, table, clients)  # s_k
+    table, arrived, clients, kept = steps.train_and_score(
+        parts, inputs
+    )  # ||g_k^(l)|| of FedVG, theta_k
+    table, (weights,), extremes = steps.weigh_clients(
+        parts, [parts.weighting.weigh], inputs, table, clients
+    )  # s_k
 
     if parts.aggregate is not robust.mean:  # which takes nothing of a client of weight 0
         arrived = clients = steps.replace_absent(theta, table.present, clients)
-    model = steps.aggregate_models(parts, inputs, arrived, weights)  # theta_g - sum_k s_k (theta_g - theta_k)
+    model = steps.aggregate_models(
+        parts, inputs, arrived, weights
+    )  # theta_g - sum_k s_k (theta_g - theta_k)
 
     memories, summed, averaged = steps.report_clients(parts, inputs, clients, kept, table.present)
     messages = steps.average_messages(parts, weights, averaged)
@@ -91,7 +97,9 @@ def init_state(
     """
     first_round = jax.device_put(np.int32(0))
     if variables is None:
-        init = functools.partial(task.init)  # a new function, which JAX traces with the values that it reads now
+        init = functools.partial(
+            task.init
+        )  # a new function, which JAX traces with the values that it reads now
         variables = jax.jit(init)(jax.random.key(seed))
     variables = Variables(*tree.arrays(variables))
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
@@ -101,13 +109,17 @@ def init_state(
     trained_part.check(local, variables, "local")
     memory = weighting.memory if weighting else None
     of_server, of_client = (
-        tree.arrays(memory.init(hyper, variables.params), tree.dtype(variables)) if memory else ((), ())
+        tree.arrays(memory.init(hyper, variables.params), tree.dtype(variables))
+        if memory
+        else ((), ())
     )
     if local.is_local or algorithm.personal or algorithm.send or memory:
         own = variables if algorithm.personal else local.select(variables) or ()
         sent = algorithm.send.init(hyper, local.sent(variables.params)) if algorithm.send else ()
         client = local_training.Kept(client, own, sent, of_client)
-    return SimState(first_round, variables, server, tree.repeat(client, num_clients), weighting=of_server)
+    return SimState(
+        first_round, variables, server, tree.repeat(client, num_clients), weighting=of_server
+    )
 
 
 def make_round(
@@ -182,13 +194,29 @@ def make_round(
     """
     local = local or trained_part.NOTHING
     if local.is_local and algorithm.personal:
-        raise UsageError("local= and an algorithm with personal models do not combine; leave one of them out")
+        raise UsageError(
+            "local= and an algorithm with personal models do not combine; leave one of them out"
+        )
     if private and (local.is_local or weighting.memory or aggregate is not robust.mean):
-        raise UsageError("private takes the weighted mean (robust.mean), no local part and no weighting with a memory")
-    options = (aggregate, disturb, refine, augment, stats_too, weigh_untrained, check_weights, local, private)
+        raise UsageError(
+            "private takes the weighted mean (robust.mean), no local part and no weighting with a memory"
+        )
+    options = (
+        aggregate,
+        disturb,
+        refine,
+        augment,
+        stats_too,
+        weigh_untrained,
+        check_weights,
+        local,
+        private,
+    )
     parts = RoundParts(task, algorithm, weighting, executor, optimiser, num_clients, *options)
 
-    def round_step(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
+    def round_step(
+        state: SimState, schedule: Schedule, data: Data, hyper: Hyper
+    ) -> tuple[SimState, Metrics]:
         if len(schedule.clients) > num_clients:
             raise UsageError(
                 f"the schedule has {len(schedule.clients)} clients a round, make_round {num_clients} in all; give"
@@ -211,7 +239,9 @@ def _round_inputs(state: SimState, schedule: Schedule, data: Data, hyper: Hyper)
     state, schedule, data = tree.arrays((state, schedule, data))
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
     positions = jnp.arange(len(schedule.clients), dtype=jnp.int32)
-    attack_key, noise_key = jax.random.split(jax.random.wrap_key_data(schedule.key, impl="threefry2x32"))
+    attack_key, noise_key = jax.random.split(
+        jax.random.wrap_key_data(schedule.key, impl="threefry2x32")
+    )
     return RoundInputs(state, schedule, positions, data, hyper, attack_key, noise_key)
 
 
@@ -224,7 +254,9 @@ def make_chunk(round_step: types.RoundStep) -> Chunk:
     """
     step = jax.jit(round_step)
 
-    def chunk(state: SimState, num_rounds, rounds: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
+    def chunk(
+        state: SimState, num_rounds, rounds: Schedule, data: Data, hyper: Hyper
+    ) -> tuple[SimState, Metrics]:
         def next_round(r, carry: tuple[SimState, Metrics]) -> tuple[SimState, Metrics]:
             state, metrics = step(carry[0], schedules.round_at(rounds, r), data, hyper)
             return state, tree.replaced(carry[1], r, metrics)

@@ -27,7 +27,9 @@ class Piece(NamedTuple):
     num_steps: int
 
 
-def plan_blocks(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1, block_size: int | None = None) -> Plan:
+def plan_blocks(
+    num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1, block_size: int | None = None
+) -> Plan:
     """Returns the plan of a cohort, or the stacked plans of its cohort blocks, leaves [blocks, ...].
 
     The last cohort block is padded with dummy clients without steps.
@@ -67,7 +69,11 @@ def plan_lanes(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1) -
     (3, [[0, 1], [0, 2], [1, 2]])
     """
     by_device = enumerate(_clients_by_device(num_steps, num_lanes // lanes_together))
-    pieces = [p for d, clients in by_device for p in _pieces_of_device(num_steps, clients, lanes_together, d)]
+    pieces = [
+        p
+        for d, clients in by_device
+        for p in _pieces_of_device(num_steps, clients, lanes_together, d)
+    ]
     return _plan_of_pieces(pieces, len(num_steps), num_lanes)
 
 
@@ -87,7 +93,9 @@ def _clients_by_device(num_steps: np.ndarray, num_devices: int) -> list[list[int
     return clients
 
 
-def _pieces_of_device(num_steps: np.ndarray, clients: Sequence[int], num_lanes: int, device: int) -> Iterator[Piece]:
+def _pieces_of_device(
+    num_steps: np.ndarray, clients: Sequence[int], num_lanes: int, device: int
+) -> Iterator[Piece]:
     """Yields the pieces of a device's clients, laid end to end over its lanes."""
     counts = [int(num_steps[k]) for k in clients]
     end = max(max(counts, default=0), -(-sum(counts) // num_lanes))
@@ -113,7 +121,9 @@ def _plan_of_pieces(pieces: Sequence[Piece], num_clients: int, num_lanes: int) -
     client, step = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     reset, finish = np.zeros(shape, bool), np.zeros(shape, bool)
     first_segment, end_segment = np.searchsorted(cuts, begin), np.searchsorted(cuts, begin + count)
-    piece = np.repeat(np.arange(len(k)), end_segment - first_segment)  # once for each of its segments
+    piece = np.repeat(
+        np.arange(len(k)), end_segment - first_segment
+    )  # once for each of its segments
     segment = np.concatenate([[], *map(np.arange, first_segment, end_segment)]).astype(np.int64)
     client[segment, lane[piece]] = k[piece]
     step[segment, lane[piece]] = (first - begin)[piece] + cuts[segment]

@@ -88,7 +88,9 @@ def cosine_rate(hyper: Hyper, round: Array) -> Array:
 
 LR_SCHEDULES = {
     "constant": Choice(lambda: constant_rate),
-    "exponential": Choice(lambda: exponential_rate, Argument(0.99, Range(0, 1, excludes_low=True), "lr_decay")),
+    "exponential": Choice(
+        lambda: exponential_rate, Argument(0.99, Range(0, 1, excludes_low=True), "lr_decay")
+    ),
     "cosine": Choice(lambda: cosine_rate),
 }
 """The schedules that the setting `lr_schedule` names: (hyper, round from 0) -> factor of the learning rate."""
@@ -118,7 +120,9 @@ def start_of_client(state: SimState, schedule: Schedule, k: Array, local: LocalP
     """Returns the model that client k of the cohort starts from."""
     if local.is_local is None:
         return state.variables
-    return local.merge(state.variables, tree.take(state.clients.local, schedules.memory_rows(schedule)[k]))
+    return local.merge(
+        state.variables, tree.take(state.clients.local, schedules.memory_rows(schedule)[k])
+    )
 
 
 def counted(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
@@ -202,9 +206,17 @@ def make_client(
         if algorithm.personal:
             personal = tree.take(state.clients.local, schedules.memory_rows(schedule)[k])
             trained = (params, personal.params)
-        return Carry(params, stats, rule.init(trained), tree.wide(jnp.zeros((), tree.dtype(params))), personal)
+        return Carry(
+            params,
+            stats,
+            rule.init(trained),
+            tree.wide(jnp.zeros((), tree.dtype(params))),
+            personal,
+        )
 
-    def task_gradients(model: Variables, batch, mask, k, minibatch) -> tuple[tuple[Array, Tree], Tree]:
+    def task_gradients(
+        model: Variables, batch, mask, k, minibatch
+    ) -> tuple[tuple[Array, Tree], Tree]:
         """Returns ((loss, new statistics), gradients) of the task."""
         randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
         return jax.value_and_grad(task.loss, has_aux=True)(*model, batch, mask, True, **randomness)
@@ -216,11 +228,15 @@ def make_client(
         params = carry.params
         received = tree.params_of(anchor(state, schedule, k, local))
         if algorithm.loss is None:
-            (loss, stats), grads = task_gradients(Variables(params, carry.stats), batch, mask, k, minibatch)
+            (loss, stats), grads = task_gradients(
+                Variables(params, carry.stats), batch, mask, k, minibatch
+            )
         else:
             key = minibatch_key(schedule, k, minibatch, LOSS)
             loss_and_grads = jax.value_and_grad(algorithm.loss, argnums=2, has_aux=True)
-            (loss, stats), grads = loss_and_grads(hyper, task, params, carry.stats, batch, mask, key, received)
+            (loss, stats), grads = loss_and_grads(
+                hyper, task, params, carry.stats, batch, mask, key, received
+            )
         corrected = algorithm.correct(hyper, grads, params, received)
         place = minibatch - schedule.start[k], schedule.num_steps[k]
         grads = local.mask_phase(*place, local.restored(corrected, grads))
@@ -255,7 +271,9 @@ def _separately(rule: optax.GradientTransformation) -> optax.GradientTransformat
 
 def training_minibatch(data: Data, schedule: Schedule, minibatch: Array) -> tuple[Tree, Array]:
     """Returns the rows of a minibatch of `Schedule.rows` and their mask, bool [B]."""
-    return tree.gather(data.pool if data.training is None else data.training, schedule.rows[minibatch])
+    return tree.gather(
+        data.pool if data.training is None else data.training, schedule.rows[minibatch]
+    )
 
 
 def minibatch_key(schedule: Schedule, k: Array, minibatch: Array, domain: int = AUGMENT) -> Array:

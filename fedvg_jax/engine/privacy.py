@@ -63,15 +63,23 @@ def clip(hyper: Hyper, theta: Tree, clients: Tree) -> Tree:
 
     def clipped(own: Tree) -> Tree:
         move = jax.tree.map(lambda p, t: tree.wide(p) - tree.wide(t), own, theta)
-        factor = 1 / jnp.maximum(norms.joint_l2(tree.scale(1 / most, move)), 1)  # squares of a small C are 0
+        factor = 1 / jnp.maximum(
+            norms.joint_l2(tree.scale(1 / most, move)), 1
+        )  # squares of a small C are 0
         return jax.tree.map(lambda m: jnp.where(factor < 1, factor * m, m), move)
 
     return jax.vmap(clipped)(clients)
 
 
-def add_noise(hyper: Hyper, key: Array, update: Tree, sensitivity: Sensitivity, cohort_size: int) -> Tree:
+def add_noise(
+    hyper: Hyper, key: Array, update: Tree, sensitivity: Sensitivity, cohort_size: int
+) -> Tree:
     """Returns an update plus Gaussian noise of standard deviation z Delta in every coordinate."""
-    std = hyper["dp.noise_multiplier"] * hyper["dp.clip"] * sensitivity(cohort_size, len(jax.tree.leaves(update)))
+    std = (
+        hyper["dp.noise_multiplier"]
+        * hyper["dp.clip"]
+        * sensitivity(cohort_size, len(jax.tree.leaves(update)))
+    )
     return tree.add(update, tree.scale(std, optax.tree.random_like(key, update)))
 
 

@@ -71,9 +71,13 @@ def trimmed_mean(ratio: float) -> Rule:
         rank = jnp.arange(len(stack), dtype=count.dtype)
         kept = (rank >= cut) & (rank < count - cut)
         total = tree.where(kept, ordered, jnp.zeros_like(ordered)).sum(0)
-        return jnp.where(count > 0, total / jnp.maximum(count - 2 * cut, 1).astype(total.dtype), theta)
+        return jnp.where(
+            count > 0, total / jnp.maximum(count - 2 * cut, 1).astype(total.dtype), theta
+        )
 
-    def rule(hyper: Hyper, variables: Variables, clients: Variables, weights: Variables) -> Variables:
+    def rule(
+        hyper: Hyper, variables: Variables, clients: Variables, weights: Variables
+    ) -> Variables:
         return jax.tree.map(of_tensor, variables, clients, weights)
 
     return rule
@@ -95,7 +99,9 @@ def krum(num_bad: int, num_kept: int = 1) -> Rule:
     Source: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
     """
 
-    def rule(hyper: Hyper, variables: Variables, clients: Variables, weights: Variables) -> Variables:
+    def rule(
+        hyper: Hyper, variables: Variables, clients: Variables, weights: Variables
+    ) -> Variables:
         present = basic.mean_over_tensors(weights.params) > 0
         scores = krum_scores(clients.params, present, num_bad)
         order = jnp.lexsort((scores, ~present))
@@ -119,7 +125,9 @@ def krum_scores(clients: Tree, present: Array, num_bad: int) -> Array:
     others = present[None] & ~jnp.eye(len(present), dtype=bool)
     ordered = jnp.sort(jnp.where(others, squared, jnp.inf), axis=1)
     count = present.sum(dtype=jnp.int32)
-    near = jnp.arange(len(present), dtype=jnp.int32) < jnp.minimum(jnp.maximum(count - num_bad - 2, 1), count - 1)
+    near = jnp.arange(len(present), dtype=jnp.int32) < jnp.minimum(
+        jnp.maximum(count - num_bad - 2, 1), count - 1
+    )
     return jnp.where(near[None], ordered, 0).sum(1)
 
 
@@ -139,9 +147,13 @@ def clipped_mean(
     Source: Sun et al., "Can You Really Backdoor Federated Learning?", 2019.
     """
     most = hyper["clip_norm"]
-    deltas = jax.tree.map(lambda theta, stack: theta[None] - stack, variables.params, clients.params)
+    deltas = jax.tree.map(
+        lambda theta, stack: theta[None] - stack, variables.params, clients.params
+    )
     factor = most / jnp.maximum(jax.vmap(norms.joint_l2)(deltas), most)
-    clipped = weights._replace(params=jax.tree.map(lambda w: jnp.where(w > 0, factor * w, 0), weights.params))
+    clipped = weights._replace(
+        params=jax.tree.map(lambda w: jnp.where(w > 0, factor * w, 0), weights.params)
+    )
     return aggregation.aggregate(variables, clients, clipped, sharding=sharding)
 
 
@@ -153,7 +165,9 @@ BY_NAME = {
     "median": Choice(lambda: median),
     "trimmed_mean": Choice(trimmed_mean, Argument(0.1, Range(0, 0.5, excludes_high=True))),
     "krum": Choice(krum, Argument((1, 1), Range(0))),
-    "clipped_mean": Choice(lambda: clipped_mean, Argument(10.0, Range(0, excludes_low=True), "clip_norm")),
+    "clipped_mean": Choice(
+        lambda: clipped_mean, Argument(10.0, Range(0, excludes_low=True), "clip_norm")
+    ),
 }
 """The rules that the setting `robust` names."""
 
@@ -161,7 +175,9 @@ BY_NAME = {
 def _ordered(stack: Array, w: Array) -> tuple[Array, Array]:
     """Returns every coordinate's values in ascending order, [K, ...], absent clients last; and how many are present."""
     present = w > 0
-    return jnp.sort(tree.where(present, stack, jnp.full_like(stack, jnp.inf)), axis=0), present.sum(dtype=jnp.int32)
+    return jnp.sort(tree.where(present, stack, jnp.full_like(stack, jnp.inf)), axis=0), present.sum(
+        dtype=jnp.int32
+    )
 
 
 def _cuts(ratio: float, most: int) -> np.ndarray:
@@ -169,12 +185,16 @@ def _cuts(ratio: float, most: int) -> np.ndarray:
 
     A margin of 1e-9 corrects floating point: 0.1 x 30 gives 3.
     """
-    return np.array([min(math.floor(ratio * n + 1e-9), max(n - 1, 0) // 2) for n in range(most + 1)], np.int32)
+    return np.array(
+        [min(math.floor(ratio * n + 1e-9), max(n - 1, 0) // 2) for n in range(most + 1)], np.int32
+    )
 
 
 def _squared_distances(clients: Tree, own: Tree) -> Array:
     """Returns ||theta_k - own||^2, [K], from squared differences: a Gram matrix would cancel for close models."""
     squares = jax.tree.map(
-        lambda stack, x: (tree.wide(stack - x[None]) ** 2).reshape(len(stack), -1).sum(1), clients, own
+        lambda stack, x: (tree.wide(stack - x[None]) ** 2).reshape(len(stack), -1).sum(1),
+        clients,
+        own,
     )
     return jnp.stack(jax.tree.leaves(squares)).sum(0)

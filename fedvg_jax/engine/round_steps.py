@@ -106,8 +106,13 @@ def probe_clients(parts: RoundParts, inputs: RoundInputs) -> Tree:
         def batch(i: Array) -> tuple[Tree, Array]:
             return local_training.training_minibatch(data, schedule, begin + i)
 
-        theta, num_batches = local_training.start_of_client(state, schedule, k, parts.local), schedule.probe_steps[k]
-        return parts.algorithm.probe(hyper, types.Probe(parts.task, theta, batch, num_batches, position, parts.loop))
+        theta, num_batches = (
+            local_training.start_of_client(state, schedule, k, parts.local),
+            schedule.probe_steps[k],
+        )
+        return parts.algorithm.probe(
+            hyper, types.Probe(parts.task, theta, batch, num_batches, position, parts.loop)
+        )
 
     shared = (inputs.state, inputs.schedule, inputs.data, inputs.hyper)
     return parts.executor.map(probe, shared, (_indices(inputs), inputs.positions))
@@ -116,8 +121,12 @@ def probe_clients(parts: RoundParts, inputs: RoundInputs) -> Tree:
 def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carry:
     """Returns the clients after their local steps, leaves [H, ...]."""
     options = {"augment": parts.augment, "local": parts.local}
-    make_client = functools.partial(local_training.make_client, parts.task, parts.algorithm, parts.optimiser, **options)
-    return parts.executor.train(make_client, (inputs.state, inputs.data, inputs.hyper), inputs.schedule)
+    make_client = functools.partial(
+        local_training.make_client, parts.task, parts.algorithm, parts.optimiser, **options
+    )
+    return parts.executor.train(
+        make_client, (inputs.state, inputs.data, inputs.hyper), inputs.schedule
+    )
 
 
 def receive_models(
@@ -136,14 +145,20 @@ def receive_models(
     arrived, sent = send_models(parts, inputs, own)
     returned = tree.like(disturb_models(parts, inputs, arrived), own)
     if parts.private:
-        returned = returned._replace(params=privacy.clip(inputs.hyper, theta.params, returned.params))
-    finite = tree.is_finite((returned, trained.loss, trained.personal, *([own] if parts.algorithm.send else [])))
+        returned = returned._replace(
+            params=privacy.clip(inputs.hyper, theta.params, returned.params)
+        )
+    finite = tree.is_finite(
+        (returned, trained.loss, trained.personal, *([own] if parts.algorithm.send else []))
+    )
     has_trained = True if parts.weigh_untrained else schedule.num_steps > 0
     present = schedule.heard & has_trained & finite
     return returned, finite, present, sent
 
 
-def send_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> tuple[Variables, Tree]:
+def send_models(
+    parts: RoundParts, inputs: RoundInputs, clients: Variables
+) -> tuple[Variables, Tree]:
     """Returns what arrives of the clients' models [H, ...], and the memories of `Algorithm.send` [H, ...]."""
     rule, local = parts.algorithm.send, parts.local
     if rule is None:
@@ -164,7 +179,9 @@ def send_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> t
 
 def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
     """Returns the models [H, ...] after attacks, which change tensors that are sent."""
-    models = (m._replace(params=parts.local.sent(m.params)) for m in (inputs.state.variables, clients))
+    models = (
+        m._replace(params=parts.local.sent(m.params)) for m in (inputs.state.variables, clients)
+    )
     disturbed = parts.disturb(inputs.hyper, inputs.attack_key, inputs.schedule.clients, *models)
     return parts.local.received(clients, disturbed.params)
 
@@ -174,12 +191,16 @@ def replace_absent(theta: Variables, present: Array, clients: Variables) -> Vari
     return tree.where(present, clients, tree.repeat(theta, len(present)))
 
 
-def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables, present: Array) -> Tree:
+def score_clients(
+    parts: RoundParts, inputs: RoundInputs, clients: Variables, present: Array
+) -> Tree:
     """Returns the weighting's signal of each client, with its own local part, leaves [H, ...]; of theta_g if absent."""
 
     def measure(shared: Tree, returned: tuple[Variables, Array, Array, Array]) -> Tree:
         (hyper, data, theta), (variables, is_present, num_samples, number) = shared, returned
-        variables = tree.where(is_present, variables, theta)  # here, where it is no copy of all models
+        variables = tree.where(
+            is_present, variables, theta
+        )  # here, where it is no copy of all models
         delta = tree.sub(theta.params, parts.local.restored(variables.params, theta.params))
         client = types.ClientReturn(variables, num_samples, delta, number)
         return parts.weighting.signal(hyper, client, data)
@@ -191,7 +212,9 @@ def score_clients(parts: RoundParts, inputs: RoundInputs, clients: Variables, pr
     if not choices().is_packed and {signal.ndim for signal in jax.tree.leaves(signals)} != {0}:
         return parts.executor.map(measure, shared, entries)
     packing = tree.packing_of(signals)
-    packed = parts.executor.map(lambda *arguments: packing.pack(measure(*arguments)), shared, entries)
+    packed = parts.executor.map(
+        lambda *arguments: packing.pack(measure(*arguments)), shared, entries
+    )
     return jax.vmap(packing.unpack)(packed)
 
 
@@ -221,7 +244,9 @@ def train_and_score(
     arrived, finite, present, sent = receive_models(parts, inputs, trained)  # theta_k
     clients, theta = arrived, inputs.state.variables
     if parts.private:
-        clients = arrived._replace(params=jax.vmap(lambda own: privacy.moved(theta.params, own))(arrived.params))
+        clients = arrived._replace(
+            params=jax.vmap(lambda own: privacy.moved(theta.params, own))(arrived.params)
+        )
     measured = score_clients(parts, inputs, clients, present)  # of FedVG: ||g_k^(l)|| on D_val
     measured, remembered = recall_clients(parts, inputs, measured)
     table = ClientTable(measured, probes, jnp.where(finite, trained.loss, jnp.nan), finite, present)
@@ -231,7 +256,11 @@ def train_and_score(
 
 
 def weigh_clients(
-    parts: RoundParts, rules: Sequence[Weigh], inputs: RoundInputs, table: ClientTable, clients: Variables | None = None
+    parts: RoundParts,
+    rules: Sequence[Weigh],
+    inputs: RoundInputs,
+    table: ClientTable,
+    clients: Variables | None = None,
 ) -> tuple[ClientTable, tuple[Variables, ...], Tree]:
     """Returns the weights of each rule, leaves [K], 0 for absent clients and of sum 1.
 
@@ -245,7 +274,9 @@ def weigh_clients(
     Returns:
         The table, in which clients with a non-finite weight are absent; the weights; and `Metrics.extremes`.
     """
-    returned = server_view(inputs, table, None if clients is None else sent_models(parts, inputs, clients))
+    returned = server_view(
+        inputs, table, None if clients is None else sent_models(parts, inputs, clients)
+    )
     weights = tuple(weigh(inputs.hyper, table.measured, returned) for weigh in rules)
     extremes = weight_extremes(table.present, weights) if parts.check_weights else ()
     table = drop_nonfinite(table, weights)
@@ -278,12 +309,18 @@ def drop_nonfinite(table: ClientTable, scalars: Tree) -> ClientTable:
     return table._replace(finite=table.finite & finite, present=table.present & finite)
 
 
-def server_view(inputs: RoundInputs, table: ClientTable, clients: Variables | None = None) -> ServerView:
+def server_view(
+    inputs: RoundInputs, table: ClientTable, clients: Variables | None = None
+) -> ServerView:
     """Returns what the server holds when it weighs the cohort; arguments as in `weigh_clients`."""
-    return ServerView(inputs.state.variables, clients, inputs.schedule.shuffle, inputs.data, table.present)
+    return ServerView(
+        inputs.state.variables, clients, inputs.schedule.shuffle, inputs.data, table.present
+    )
 
 
-def aggregate_models(parts: RoundParts, inputs: RoundInputs, clients: Variables, weights: Variables) -> Variables:
+def aggregate_models(
+    parts: RoundParts, inputs: RoundInputs, clients: Variables, weights: Variables
+) -> Variables:
     """Returns the aggregate of models [H, ...] with weights [H], by default theta_g - sum_k s_k (theta_g - theta_k)."""
     theta, clients = origin(parts, inputs.state.variables), sent_models(parts, inputs, clients)
     options = {"sharding": parts.executor.clients} if parts.aggregate in robust.OVER_DEVICES else {}
@@ -292,7 +329,9 @@ def aggregate_models(parts: RoundParts, inputs: RoundInputs, clients: Variables,
 
 def origin(parts: RoundParts, variables: Variables) -> Variables:
     """Returns the model that means of clients' models start from: theta_g, or 0 where they are of clipped updates."""
-    return variables._replace(params=tree.wide_zeros(variables.params)) if parts.private else variables
+    return (
+        variables._replace(params=tree.wide_zeros(variables.params)) if parts.private else variables
+    )
 
 
 def sent_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
@@ -302,7 +341,11 @@ def sent_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> V
 
 
 def report_clients(
-    parts: RoundParts, inputs: RoundInputs, clients: Variables, kept: local_training.Kept, present: Array
+    parts: RoundParts,
+    inputs: RoundInputs,
+    clients: Variables,
+    kept: local_training.Kept,
+    present: Array,
 ) -> tuple[Tree, Tree, Tree]:
     """Returns the clients' memories after the round and their messages, leaves [H, ...].
 
@@ -311,7 +354,11 @@ def report_clients(
     Returns:
         Memories; messages to be summed; messages to be averaged.
     """
-    state, schedule, theta = inputs.state, inputs.schedule, parts.algorithm_part(inputs.state.variables)
+    state, schedule, theta = (
+        inputs.state,
+        inputs.schedule,
+        parts.algorithm_part(inputs.state.variables),
+    )
 
     def report(k: Array, returned: Tree) -> tuple[Tree, Tree, Tree]:
         anchor = local_training.anchor(state, schedule, k, parts.local)._replace(params=theta)
@@ -327,7 +374,9 @@ def report_clients(
 
     sent = parts.algorithm_part(sent_models(parts, inputs, clients))
     memories, *messages = jax.vmap(report)(_indices(inputs), sent)
-    if parts.local.is_local and parts.algorithm.loss:  # which may compare with the client's whole model
+    if (
+        parts.local.is_local and parts.algorithm.loss
+    ):  # which may compare with the client's whole model
         memories, *_ = jax.vmap(report)(_indices(inputs), parts.algorithm_part(clients))
     if isinstance(state.clients, local_training.Kept):
         memories = kept._replace(memory=memories, local=parts.local.select(clients) or kept.local)
@@ -341,7 +390,9 @@ def average_messages(parts: RoundParts, weights: Variables, messages: Tree) -> T
     if not jax.tree.leaves(messages):
         return messages
 
-    shares = jax.tree.map(lambda s, part: jax.tree.map(lambda m: s, part), parts.algorithm_part(weights), messages)
+    shares = jax.tree.map(
+        lambda s, part: jax.tree.map(lambda m: s, part), parts.algorithm_part(weights), messages
+    )
     zeros = jax.tree.map(lambda m: jnp.zeros((), m.dtype), messages)
     return tree.weighted_sum(shares, messages, zeros, parts.executor.clients)
 
@@ -382,11 +433,15 @@ def server_step(
     variables = moved if parts.stats_too else Variables(moved, averages.model.stats)
     unchanged = (state.variables, state.server)
     variables, server = tree.like((variables, server), unchanged)
-    if not parts.private and (parts.algorithm.residual is not no_residual or parts.aggregate is not robust.mean):
+    if not parts.private and (
+        parts.algorithm.residual is not no_residual or parts.aggregate is not robust.mean
+    ):
         # without any client's update, momentum and dual variables would still move the model
         variables, server = tree.where(table.present.any(), (variables, server), unchanged)
     if parts.refine:
-        variables = tree.like(parts.refine(hyper, state.round, variables, inputs.data), state.variables)
+        variables = tree.like(
+            parts.refine(hyper, state.round, variables, inputs.data), state.variables
+        )
     variables = parts.local.merge(variables, parts.local.select(state.variables))
     state = state._replace(round=state.round + 1, variables=variables, server=server)
     if memory := parts.weighting.memory:
@@ -396,7 +451,9 @@ def server_step(
     return state, _metrics(parts, inputs.schedule, table, averages)
 
 
-def privatise(parts: RoundParts, inputs: RoundInputs, table: ClientTable, averages: Averages) -> Averages:
+def privatise(
+    parts: RoundParts, inputs: RoundInputs, table: ClientTable, averages: Averages
+) -> Averages:
     """Returns the averages with the model after the noise; of fixed weights, absent clients count as updates 0.
 
     The noise comes once for the whole cohort, and also where all clients are absent.
@@ -404,13 +461,21 @@ def privatise(parts: RoundParts, inputs: RoundInputs, table: ClientTable, averag
     assert parts.private is not None
     weights, update, theta = averages.weights, averages.model.params, inputs.state.variables.params
     if parts.private is privacy.fixed:
-        share = table.present.mean(dtype=tree.dtype(update))  # the weights over present clients sum to 1
+        share = table.present.mean(
+            dtype=tree.dtype(update)
+        )  # the weights over present clients sum to 1
         weights, update = tree.scale(share, (weights, update))
-    update = privacy.add_noise(inputs.hyper, inputs.noise_key, update, parts.private, len(table.present))
-    return averages._replace(weights=weights, model=averages.model._replace(params=privacy.moved(theta, update)))
+    update = privacy.add_noise(
+        inputs.hyper, inputs.noise_key, update, parts.private, len(table.present)
+    )
+    return averages._replace(
+        weights=weights, model=averages.model._replace(params=privacy.moved(theta, update))
+    )
 
 
-def _metrics(parts: RoundParts, schedule: Schedule, table: ClientTable, averages: Averages) -> Metrics:
+def _metrics(
+    parts: RoundParts, schedule: Schedule, table: ClientTable, averages: Averages
+) -> Metrics:
     """Returns the round's metrics, arrays [K]."""
     loss = mean_loss(schedule, table.loss)
     scores, detail = parts.weighting.score(table.measured), parts.weighting.detail(table.measured)

@@ -93,15 +93,26 @@ def make(
 
     rows_of = [train_and_probe_rows(c) for c in clients]
     batches = [batches_of(c, rows) for c, (rows, _) in zip(clients, rows_of, strict=True)]
-    probes = [split_into_minibatches(rows, batch_size, keep_single) for _, rows in rows_of] if probe_ratio else ()
+    probes = (
+        [split_into_minibatches(rows, batch_size, keep_single) for _, rows in rows_of]
+        if probe_ratio
+        else ()
+    )
     sizes = [len(rows) for rows, _ in rows_of]
     lanes = {"num_lanes": num_lanes, "lanes_together": lanes_together}
-    schedule = pack(clients, batches, sizes, **lanes, capacity=capacity, probes=probes, block_size=block_size)
+    schedule = pack(
+        clients, batches, sizes, **lanes, capacity=capacity, probes=probes, block_size=block_size
+    )
     return schedule._replace(heard=heard, shuffle=shuffle, key=key(seed, round, origin))
 
 
 def cohort(
-    seed: int, round: int, num_clients: int, cohort_size: int, dropout: float = 0.0, origin: Sequence[int] = ()
+    seed: int,
+    round: int,
+    num_clients: int,
+    cohort_size: int,
+    dropout: float = 0.0,
+    origin: Sequence[int] = (),
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws the cohort of a round.
 
@@ -112,7 +123,11 @@ def cohort(
     """
     rng = np.random.default_rng([_COHORT, seed, round, *origin])
     clients = rng.choice(num_clients, cohort_size, replace=False).astype(np.int32)
-    return clients, rng.random(cohort_size) >= dropout, rng.permutation(cohort_size).astype(np.int32)
+    return (
+        clients,
+        rng.random(cohort_size) >= dropout,
+        rng.permutation(cohort_size).astype(np.int32),
+    )
 
 
 def key(seed: int, round: int, origin: Sequence[int] = ()) -> np.ndarray:
@@ -143,14 +158,20 @@ def official_cohorts(seed: int, num_clients: int, cohort_size: int) -> Callable[
 
 
 def minibatches(
-    rows: np.ndarray, epochs: int, batch_size: int, rng: np.random.Generator, keep_single: bool = False
+    rows: np.ndarray,
+    epochs: int,
+    batch_size: int,
+    rng: np.random.Generator,
+    keep_single: bool = False,
 ) -> np.ndarray:
     """Returns int32 [S, B]: every row once per epoch, each epoch in a fresh order; see `split_into_minibatches`."""
     orders = rng.permuted(np.broadcast_to(rows, (epochs, len(rows))), axis=1)
     return split_into_minibatches(orders, batch_size, keep_single)
 
 
-def split_into_minibatches(rows: np.ndarray, batch_size: int, keep_single: bool = False) -> np.ndarray:
+def split_into_minibatches(
+    rows: np.ndarray, batch_size: int, keep_single: bool = False
+) -> np.ndarray:
     """Returns int32 [S, B]: the rows in order, the last minibatch padded with -1.
 
     Args:
@@ -182,7 +203,9 @@ def table(rows: np.ndarray, batch_size: int, capacity: int, keep_single: bool = 
     return np.concatenate([batches, np.full((capacity - len(batches), batch_size), -1, np.int32)])
 
 
-def capacity(pool_size: int, cohort_size: int, local_epochs: int, batch_size: int, largest: int | None = None) -> int:
+def capacity(
+    pool_size: int, cohort_size: int, local_epochs: int, batch_size: int, largest: int | None = None
+) -> int:
     """Returns F, a bound on the minibatches of any cohort of any partition.
 
         E sum_k ceil(n_k / B) <= E (T / B + K)
@@ -234,7 +257,9 @@ def pack(
     probe_steps = np.array([len(p) for p in probes], np.int32)
     num_used = num_steps + probe_steps
     rows = np.full((capacity, batches[0].shape[1]), -1, np.int32)
-    rows[: num_used.sum()] = np.concatenate([part for pair in zip(batches, probes, strict=True) for part in pair])
+    rows[: num_used.sum()] = np.concatenate(
+        [part for pair in zip(batches, probes, strict=True) for part in pair]
+    )
     return Schedule(
         clients=np.asarray(clients, np.int32),
         num_samples=np.asarray(num_samples, np.int32),
@@ -263,10 +288,15 @@ def stack(rounds: Sequence[Schedule], max_rounds: int) -> Schedule:
     rows = np.full(rounds[0].rows.shape, -1, np.int32)
     rows[: sum(used)] = np.concatenate([s.rows[:n] for s, n in zip(rounds, used, strict=True)])
     offsets = np.cumsum(used) - used
-    moved = [s._replace(start=s.start + np.int32(o), rows=()) for s, o in zip(rounds, offsets, strict=True)]
+    moved = [
+        s._replace(start=s.start + np.int32(o), rows=())
+        for s, o in zip(rounds, offsets, strict=True)
+    ]
     moved += [moved[0]] * (max_rounds - len(moved))
     plans = Plan(*(np.stack(leaf) for leaf in zip(*(s.plan for s in moved), strict=True)))
-    fields = {name: np.stack([getattr(s, name) for s in moved]) for name in _fields_by_round(moved[0])}
+    fields = {
+        name: np.stack([getattr(s, name) for s in moved]) for name in _fields_by_round(moved[0])
+    }
     return Schedule(**fields, plan=plans, rows=rows)
 
 
@@ -278,7 +308,9 @@ def num_minibatches(schedule: Schedule) -> int:
 def round_at(rounds: Schedule, r) -> Schedule:
     """Returns round `r` of a stacked schedule."""
     plan = Plan(*(leaf[r] for leaf in rounds.plan))
-    return rounds._replace(plan=plan, **{name: getattr(rounds, name)[r] for name in _fields_by_round(rounds)})
+    return rounds._replace(
+        plan=plan, **{name: getattr(rounds, name)[r] for name in _fields_by_round(rounds)}
+    )
 
 
 def memory_rows(schedule: Schedule) -> Vector:
@@ -288,4 +320,8 @@ def memory_rows(schedule: Schedule) -> Vector:
 
 def _fields_by_round(schedule: Schedule) -> list[str]:
     """Returns the names of the arrays that a stacked schedule has once for each round."""
-    return [name for name, leaf in schedule._asdict().items() if name not in ("plan", "rows") and leaf is not None]
+    return [
+        name
+        for name, leaf in schedule._asdict().items()
+        if name not in ("plan", "rows") and leaf is not None
+    ]

@@ -38,7 +38,9 @@ def draw_by_size(population: Population, count: int) -> np.ndarray:
     The first arrivals of exponential clocks with rates n_k are such a draw (Efraimidis and Spirakis 2006).
     """
     with np.errstate(divide="ignore"):
-        arrivals = population.rng.exponential(size=len(population.num_samples)) / population.num_samples
+        arrivals = (
+            population.rng.exponential(size=len(population.num_samples)) / population.num_samples
+        )
     return np.argsort(arrivals, kind="stable")[:count]
 
 

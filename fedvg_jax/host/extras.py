@@ -33,7 +33,9 @@ def load(package: str, extra: str, consumer: str) -> Any:
     except ImportError as error:
         is_absent = error.name in (package, package.partition(".")[0])
         reason = "" if is_absent else f", which cannot be imported ({files.reason(error)})"
-        raise UsageError(f"{consumer} needs {package}{reason}; pip install 'fedvg_jax[{extra}]'") from None
+        raise UsageError(
+            f"{consumer} needs {package}{reason}; pip install 'fedvg_jax[{extra}]'"
+        ) from None
 
 
 @contextlib.contextmanager

@@ -44,9 +44,13 @@ def export_target(path: Path, setting: str = "export") -> Path:
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
-        raise UsageError(f"{setting} {path}: it is no regular file; name a regular file or a new file")
+        raise UsageError(
+            f"{setting} {path}: it is no regular file; name a regular file or a new file"
+        )
     if not os.access(target.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{setting} {path}: no folder {target.parent} that can be written to; name another file")
+        raise UsageError(
+            f"{setting} {path}: no folder {target.parent} that can be written to; name another file"
+        )
     return target
 
 
@@ -92,7 +96,9 @@ def held(folder: Path) -> Iterator[None]:
     with claimed(folder / LOCK) as is_held:
         if not is_held:
             owner = (folder / LOCK).read_text(encoding="utf-8").strip() or "another process"
-            raise UsageError(f"run folder {folder} is in use by {owner}; wait for it, or name another --out")
+            raise UsageError(
+                f"run folder {folder} is in use by {owner}; wait for it, or name another --out"
+            )
         (folder / LOCK).write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         with contextlib.nullcontext() if can_lock(folder) else marked(folder / MARKER):
             yield
@@ -147,7 +153,9 @@ def marked(path: Path) -> Iterator[None]:
     """
     import filelock
 
-    lock = filelock.SoftFileLock(path, timeout=0.2)  # it looks once more after it has removed that of a killed process
+    lock = filelock.SoftFileLock(
+        path, timeout=0.2
+    )  # it looks once more after it has removed that of a killed process
     try:
         lock.acquire()
     except filelock.Timeout:
@@ -170,7 +178,9 @@ def read_object(path: Path) -> dict[str, Any]:
     """
     value = read_json(path)
     if not isinstance(value, dict):
-        raise UsageError(f"{path} is damaged: it must hold a JSON object, got {type(value).__name__}")
+        raise UsageError(
+            f"{path} is damaged: it must hold a JSON object, got {type(value).__name__}"
+        )
     return value
 
 
@@ -230,7 +240,9 @@ def writing(what: object, option: str, remedy: str = "or name another with") -> 
     try:
         yield
     except OSError as error:
-        raise UsageError(f"cannot write {what}: {reason(error)}; fix it, {remedy} {option}") from None
+        raise UsageError(
+            f"cannot write {what}: {reason(error)}; fix it, {remedy} {option}"
+        ) from None
 
 
 def reason(error: BaseException) -> str:

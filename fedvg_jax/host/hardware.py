@@ -171,7 +171,10 @@ CPU = Choices(
     launch_graphs=None,
     pool_share=0.4,
     options_of_once={"xla_backend_optimization_level": 1},
-    options_of_draw={"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1},
+    options_of_draw={
+        "xla_cpu_use_fusion_emitters": False,
+        "xla_cpu_parallel_codegen_split_count": 1,
+    },
     options_of_evaluation={"xla_cpu_use_fusion_emitters": False},
 )
 
@@ -206,7 +209,11 @@ def choices() -> Choices:
 def compiler_options() -> dict[str, str] | None:
     """Returns the compiler options of the programs of a run; None for XLA's defaults."""
     graphs = choices().launch_graphs
-    return None if graphs is None or current().platform != "gpu" else {"xla_gpu_enable_command_buffer": graphs}
+    return (
+        None
+        if graphs is None or current().platform != "gpu"
+        else {"xla_gpu_enable_command_buffer": graphs}
+    )
 
 
 def known_to_jax(options: Mapping[str, int]) -> dict[str, Any]:
@@ -284,10 +291,14 @@ def groups_per_scoring_pass(group_rows: int, most_rows: int = 0, row_values: int
     """
     chosen = choices()
     most_rows = most_rows or chosen.rows_per_scoring_pass
-    return max(1, int(min(most_rows, chosen.values_per_scoring_pass / max(1, row_values))) // group_rows)
+    return max(
+        1, int(min(most_rows, chosen.values_per_scoring_pass / max(1, row_values))) // group_rows
+    )
 
 
-_assumed: contextvars.ContextVar[Hardware | None] = contextvars.ContextVar("assumed hardware", default=None)
+_assumed: contextvars.ContextVar[Hardware | None] = contextvars.ContextVar(
+    "assumed hardware", default=None
+)
 
 
 @contextlib.contextmanager
@@ -313,8 +324,14 @@ def _of_this_process() -> Hardware:
     import jax
 
     platform, devices = jax.default_backend(), jax.devices()
-    memory = host_memory() if platform == "cpu" else (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
-    return Hardware(platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count())
+    memory = (
+        host_memory()
+        if platform == "cpu"
+        else (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit")
+    )
+    return Hardware(
+        platform, devices[0].device_kind, len(devices), num_cores(), memory, jax.process_count()
+    )
 
 
 def without_jax() -> Hardware | None:

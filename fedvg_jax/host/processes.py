@@ -22,7 +22,10 @@ T = TypeVar("T")
 _MESSAGE_BYTES = 2**16
 """Bytes that each process contributes to `exchange`: all must send arrays of one shape."""
 
-_LOST = re.compile(r"gloo|nccl|coordination.?service|socket closed|connection (closed|reset|refused)", re.IGNORECASE)
+_LOST = re.compile(
+    r"gloo|nccl|coordination.?service|socket closed|connection (closed|reset|refused)",
+    re.IGNORECASE,
+)
 """What the errors of a collective say when a process is gone."""
 
 
@@ -80,7 +83,10 @@ def place(arrays: Any, placement: Any) -> Any:
 
 def wait(arrays: T) -> T:
     """Returns arrays once they are computed. Python handles signals meanwhile, as it does not inside of jax."""
-    start, on_devices = time.perf_counter(), [leaf for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "is_ready")]
+    start, on_devices = (
+        time.perf_counter(),
+        [leaf for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "is_ready")],
+    )
     while not all(leaf.is_ready() for leaf in on_devices):
         time.sleep(min(0.05, (time.perf_counter() - start) / 50))
     return arrays

@@ -26,7 +26,16 @@ from fedvg_jax.integrations.named_arrays import Client, Gradient
 
 __all__ = ["FedVG", "RoundOfWeights"]
 
-NO_MEAN = {"Bulyan", "Krum", "MultiKrum", "FedMedian", "FedTrimmedAvg", "QFedAvg", "FedXgbBagging", "FedXgbCyclic"}
+NO_MEAN = {
+    "Bulyan",
+    "Krum",
+    "MultiKrum",
+    "FedMedian",
+    "FedTrimmedAvg",
+    "QFedAvg",
+    "FedXgbBagging",
+    "FedXgbCyclic",
+}
 """Flower's strategies that replace the weighted mean of the replies, so that no weights of ours can reach it."""
 
 log = logging.getLogger("flwr")
@@ -92,11 +101,15 @@ class FedVG(Strategy):
         self._seed = seed
         self._model: dict[str, np.ndarray] = {}
         self._scheme: named_arrays.Scheme | None = None
-        self._make_scheme = functools.partial(named_arrays.make_scheme, self.config, gradient, block_of=block_of)
+        self._make_scheme = functools.partial(
+            named_arrays.make_scheme, self.config, gradient, block_of=block_of
+        )
 
     def summary(self) -> None:
         """Logs the weighting, then what the server's strategy logs."""
-        log.info("\t├──> FedVG: weighting %s, %s", self.config.weighting, self.config.fedvg.granularity)
+        log.info(
+            "\t├──> FedVG: weighting %s, %s", self.config.weighting, self.config.fedvg.granularity
+        )
         self.server.summary()
 
     def configure_train(
@@ -121,20 +134,30 @@ class FedVG(Strategy):
             UsageError: a reply has other records or arrays than expected.
         """
         if self._scheme is None:
-            raise UsageError("aggregate_train needs the global model; call configure_train, or start, first")
+            raise UsageError(
+                "aggregate_train needs the global model; call configure_train, or start, first"
+            )
         replies = _valid(replies)
         if not replies:
             return None, None
         key = self.server.weighted_by_key
         clients = [_client(reply, key) for reply in replies]
-        shuffle = np.random.default_rng([self._seed, server_round]).permutation(len(clients)).astype(np.int32)
+        shuffle = (
+            np.random.default_rng([self._seed, server_round])
+            .permutation(len(clients))
+            .astype(np.int32)
+        )
         weights = named_arrays.weigh(self._scheme, self._model, clients, shuffle)
         nodes = [reply.metadata.src_node_id for reply in replies]
-        self.rounds.append(RoundOfWeights(server_round, nodes, weights.mean, weights.scores, weights.of_tensors))
+        self.rounds.append(
+            RoundOfWeights(server_round, nodes, weights.mean, weights.scores, weights.of_tensors)
+        )
         for node, is_present in zip(nodes, weights.present, strict=True):
             if not is_present:
                 log.warning("FedVG: node %s has weight 0: its model or score is not finite", node)
-        contents = [r.content for r, is_present in zip(replies, weights.present, strict=True) if is_present]
+        contents = [
+            r.content for r, is_present in zip(replies, weights.present, strict=True) if is_present
+        ]
         if not contents:
             return None, None
         metrics = self.server.train_metrics_aggr_fn(contents, key)
@@ -147,7 +170,9 @@ class FedVG(Strategy):
         """Returns the evaluate messages of the server's strategy."""
         return self.server.configure_evaluate(server_round, arrays, config, grid)
 
-    def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
         """Returns what the server's strategy makes of the clients' evaluations."""
         return self.server.aggregate_evaluate(server_round, replies)
 
@@ -185,7 +210,9 @@ def _server(server: FedAvg | None, options: Mapping[str, Any]) -> FedAvg:
     if server is None:
         return FedAvg(**options)
     if options:
-        raise UsageError(f"FedVG got server and {', '.join(options)}; give {', '.join(options)} to the server")
+        raise UsageError(
+            f"FedVG got server and {', '.join(options)}; give {', '.join(options)} to the server"
+        )
     kind = type(server).__name__
     if not isinstance(server, FedAvg) or NO_MEAN & {base.__name__ for base in type(server).__mro__}:
         raise UsageError(
@@ -199,10 +226,18 @@ def _valid(replies: Iterable[Message]) -> list[Message]:
     """Returns the replies without an error, and logs the others."""
     replies = list(replies)
     valid = [reply for reply in replies if not reply.has_error()]
-    log.info("aggregate_train: Received %s results and %s failures", len(valid), len(replies) - len(valid))
+    log.info(
+        "aggregate_train: Received %s results and %s failures",
+        len(valid),
+        len(replies) - len(valid),
+    )
     for reply in replies:
         if reply.has_error():
-            log.info("\t> Received error in reply from node %d: %s", reply.metadata.src_node_id, reply.error.reason)
+            log.info(
+                "\t> Received error in reply from node %d: %s",
+                reply.metadata.src_node_id,
+                reply.error.reason,
+            )
     return valid
 
 
@@ -220,5 +255,7 @@ def _client(reply: Message, key: str) -> Client:
     (metric,), (array,) = metrics.values(), arrays.values()
     count = metric.get(key)
     if not isinstance(count, int | float) or not 0 <= count < 2**31 or count != int(count):
-        raise UsageError(f"node {node} replied with {key} {count}; expected its number of training examples")
+        raise UsageError(
+            f"node {node} replied with {key} {count}; expected its number of training examples"
+        )
     return Client({name: value.numpy() for name, value in array.items()}, int(count))

@@ -20,7 +20,17 @@ from fedvg_jax import algorithms
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.methods import weighting_names
 from fedvg_jax.core import checks, groups, tree
-from fedvg_jax.core.types import ClientReturn, Data, Hyper, ServerView, Task, Tree, UsageError, Variables, Weighting
+from fedvg_jax.core.types import (
+    ClientReturn,
+    Data,
+    Hyper,
+    ServerView,
+    Task,
+    Tree,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.runs.assemble import given
 from fedvg_jax.runs.assemble.registry import make_weighting
 from fedvg_jax.weightings import aggregate, basic
@@ -97,14 +107,20 @@ def make_scheme(
 
     def to_variables(arrays: Arrays) -> Variables:
         params = {path: arrays[name] for name, path in paths.items() if name in trained}
-        return Variables(params, {path: arrays[name] for name, path in paths.items() if name not in trained})
+        return Variables(
+            params, {path: arrays[name] for name, path in paths.items() if name not in trained}
+        )
 
     def to_names(variables: Variables) -> dict[str, np.ndarray]:
         return {names[path]: leaf for part in variables for path, leaf in part.items()}
 
     def gradient_of(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
-        gradients = gradient({name: np.array(array) for name, array in to_names(client.variables).items()})
-        checks.expect({**gradients}, {name: floats[name] for name in trained}, "gradient", any_float=True)
+        gradients = gradient(
+            {name: np.array(array) for name, array in to_names(client.variables).items()}
+        )
+        checks.expect(
+            {**gradients}, {name: floats[name] for name in trained}, "gradient", any_float=True
+        )
         return {path: _wide(gradients[names[path]]) for path in client.variables.params}
 
     def shapes(key: jax.Array) -> Variables:
@@ -119,17 +135,23 @@ def make_scheme(
     hyper = given.merge_hyperparameters(config, algorithms.fedavg(), weighting, None)
 
     def measure(theta: Variables, variables: Variables, num_samples: int) -> Tree:
-        def difference(origin: np.ndarray, array: np.ndarray) -> jax.Array:  # in float64: exact for any float type
+        def difference(
+            origin: np.ndarray, array: np.ndarray
+        ) -> jax.Array:  # in float64: exact for any float type
             return _wide(np.asarray(origin, np.float64) - np.asarray(array, np.float64))
 
         delta: Any = jax.tree.map(difference, theta.params, variables.params)
-        return weighting.signal(hyper, ClientReturn(variables, jnp.int32(num_samples), delta), _EMPTY)
+        return weighting.signal(
+            hyper, ClientReturn(variables, jnp.int32(num_samples), delta), _EMPTY
+        )
 
     return Scheme(weighting, hyper, to_variables, to_names, measure)
 
 
 # --- a round ----------------------------------------------------------------------------------------------------------
-def weigh(scheme: Scheme, model: Arrays, clients: Sequence[Client], shuffle: np.ndarray | None = None) -> Weights:
+def weigh(
+    scheme: Scheme, model: Arrays, clients: Sequence[Client], shuffle: np.ndarray | None = None
+) -> Weights:
     """Returns the weights of a cohort.
 
     Args:
@@ -145,14 +167,20 @@ def weigh(scheme: Scheme, model: Arrays, clients: Sequence[Client], shuffle: np.
         checks.expect({**client.arrays}, {**model}, f"reply {number}", any_float=True)
     theta = scheme.to_variables(model)
     models = [scheme.to_variables(client.arrays) for client in clients]
-    present = np.array([all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)) for model in models])
+    present = np.array(
+        [all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)) for model in models]
+    )
     if not present.any():
         return _no_weights(scheme, theta, present)
     signals = _signals(scheme, theta, models, [client.num_samples for client in clients], present)
     present &= np.asarray(tree.is_finite((signals, jnp.asarray(present))))
     weighting = scheme.weighting
     # rules with terms read no models
-    stacked = None if weighting.terms else _stack([v if p else theta for v, p in zip(models, present, strict=True)])
+    stacked = (
+        None
+        if weighting.terms
+        else _stack([v if p else theta for v, p in zip(models, present, strict=True)])
+    )
     order = np.arange(len(clients), dtype=np.int32)[::-1] if shuffle is None else shuffle
     view = ServerView(theta, stacked, jnp.asarray(order), _EMPTY, jnp.asarray(present))
     weights = weighting.weigh(scheme.hyper, signals, view)
@@ -173,7 +201,9 @@ def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[
         clients: the models of the K clients; those that are absent are not read.
         weights: of the cohort.
     """
-    chosen = [arrays for arrays, is_present in zip(clients, weights.present, strict=True) if is_present]
+    chosen = [
+        arrays for arrays, is_present in zip(clients, weights.present, strict=True) if is_present
+    ]
     mean = weights.mean[weights.present].astype(np.float64)
     mean /= mean.sum()  # of float32 weights it differs from 1 by 1e-7, which large counters show
     averaged = {}
@@ -218,7 +248,9 @@ def weighted_mean(theta: Any, clients: Sequence[Any], weights: np.ndarray) -> ja
         return aggregate(origin, stack, jnp.asarray(weights, tree.wide_dtype(origin)))
 
 
-def _signals(scheme: Scheme, theta: Variables, models: Sequence[Variables], num_samples, present: np.ndarray) -> Tree:
+def _signals(
+    scheme: Scheme, theta: Variables, models: Sequence[Variables], num_samples, present: np.ndarray
+) -> Tree:
     """Returns the signals, leaves [K]; an absent client has the signals of a present one."""
     measured = [
         scheme.measure(theta, variables, count) if is_present else None
@@ -231,7 +263,12 @@ def _signals(scheme: Scheme, theta: Variables, models: Sequence[Variables], num_
 def _no_weights(scheme: Scheme, theta: Variables, present: np.ndarray) -> Weights:
     """Returns the weights of a cohort without any present client."""
     zeros = np.zeros(len(present), np.float32)
-    return Weights({name: zeros for name in scheme.to_names(theta)}, zeros, np.full(len(present), np.nan), present)
+    return Weights(
+        {name: zeros for name in scheme.to_names(theta)},
+        zeros,
+        np.full(len(present), np.nan),
+        present,
+    )
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -239,10 +276,14 @@ def _check_measurable(config: Config) -> None:
     """Raises UsageError if the config's weighting needs more than the gradient, or a setting would have no effect."""
     for name in NOT_USED:
         if SETTINGS[name].get(config) != SETTINGS[name].default:
-            raise UsageError(f"{name} has no effect here; leave it out, and give only weighting and settings of fedvg")
+            raise UsageError(
+                f"{name} has no effect here; leave it out, and give only weighting and settings of fedvg"
+            )
     for name in weighting_names(config.weighting):
         if name in NOT_OF_GRADIENTS:
-            raise UsageError(f"weighting {name} needs more than a gradient; use fedvg, generalised or one of sizes")
+            raise UsageError(
+                f"weighting {name} needs more than a gradient; use fedvg, generalised or one of sizes"
+            )
     if config.fedvg.signal == "fisher":
         raise UsageError("fedvg.signal fisher needs more than a gradient; use gradient or delta")
 
@@ -253,7 +294,9 @@ def _trained_names(gradient: Gradient, floats: Arrays) -> set[str]:
     like = {name: floats[name] for name in gradients if name in floats}
     checks.expect({**gradients}, like, "gradient", any_float=True)
     if not gradients:
-        raise UsageError("gradient returned no array; expected name -> gradient of every trained tensor")
+        raise UsageError(
+            "gradient returned no array; expected name -> gradient of every trained tensor"
+        )
     return set(gradients)
 
 
@@ -267,7 +310,9 @@ def paths_of(names: Iterable[str]) -> dict[str, str]:
 
 
 def _floating(model: Arrays) -> dict[str, np.ndarray]:
-    return {name: array for name, array in model.items() if jnp.issubdtype(array.dtype, jnp.floating)}
+    return {
+        name: array for name, array in model.items() if jnp.issubdtype(array.dtype, jnp.floating)
+    }
 
 
 def _wide(array: Any) -> jax.Array:

@@ -37,7 +37,9 @@ Loader = Iterable[tuple[Any, Any]]
 Arrays = Mapping[str, np.ndarray]
 
 
-def validation_gradients(model: nn.Module, loss: Loss, loader: Loader, *, train: bool = True) -> dict[str, Tensor]:
+def validation_gradients(
+    model: nn.Module, loss: Loss, loader: Loader, *, train: bool = True
+) -> dict[str, Tensor]:
     """Returns the gradient of the model's mean loss on D_val, by name of the parameters, also of tied ones.
 
         g = grad_theta (1/n) sum_b n_b loss(model(x_b), y_b),   n = sum_b n_b rows of D_val
@@ -71,7 +73,9 @@ def validation_gradient(
 
     def gradient(arrays: Arrays) -> dict[str, np.ndarray]:
         _fill(own, arrays)
-        return {name: _to_numpy(value) for name, value in _gradients(own, loss, loader, train).items()}
+        return {
+            name: _to_numpy(value) for name, value in _gradients(own, loss, loader, train).items()
+        }
 
     return gradient
 
@@ -79,9 +83,13 @@ def validation_gradient(
 def _gradients(model: nn.Module, loss: Loss, loader: Loader, train: bool) -> dict[str, Tensor]:
     """Returns the gradient; changes the model's mode, running statistics and `.grad`."""
     _set_mode(model, train)
-    parameters = {name: p for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad}
+    parameters = {
+        name: p for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad
+    }
     if not parameters:
-        raise UsageError(f"{type(model).__name__} has no parameter with requires_grad; scoring needs a gradient")
+        raise UsageError(
+            f"{type(model).__name__} has no parameter with requires_grad; scoring needs a gradient"
+        )
     model.zero_grad(set_to_none=True)
     num_rows = 0
     with torch.enable_grad():
@@ -111,9 +119,13 @@ def _minibatches(model: nn.Module, loader: Loader) -> Iterable[tuple[Any, Any]]:
                 f"the loader of D_val yields a {type(minibatch).__name__}; expected pairs (inputs, targets), of tensors"
                 " or dicts and tuples of them: wrap the loader in a list of such pairs"
             )
-        yield tuple(tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, minibatch))
+        yield tuple(
+            tree_map(lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf, minibatch)
+        )
     if is_empty:
-        raise UsageError("the loader of D_val has no minibatch; every client needs a pass: give a list or a DataLoader")
+        raise UsageError(
+            "the loader of D_val has no minibatch; every client needs a pass: give a list or a DataLoader"
+        )
 
 
 def _set_mode(model: nn.Module, train: bool) -> None:
@@ -132,7 +144,11 @@ def _fill(model: nn.Module, arrays: Arrays) -> None:
     Raises:
         UsageError: a name is missing or unknown, or a shape differs.
     """
-    counters = {name: tensor for name, tensor in model.state_dict().items() if not tensor.is_floating_point()}
+    counters = {
+        name: tensor
+        for name, tensor in model.state_dict().items()
+        if not tensor.is_floating_point()
+    }
     tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
     with checks.calling(f"{type(model).__name__}.load_state_dict"):
         model.load_state_dict(counters | tensors)
@@ -186,7 +202,8 @@ def inverse_norm_weights(
     path = named_arrays.paths_of(floats)
     name_of = {place: name for name, place in path.items()}
     measured = {
-        path[name]: jnp.stack([measure(_to_jax(g[name]).astype(jnp.float32)) for g in gradients]) for name in names
+        path[name]: jnp.stack([measure(_to_jax(g[name]).astype(jnp.float32)) for g in gradients])
+        for name in names
     }
     statistics = {path[name]: 0 for name in floats if name not in names}
     block = (lambda place: block_of(name_of[place])) if block_of else None
@@ -195,7 +212,9 @@ def inverse_norm_weights(
     return {name: torch.from_numpy(np.array(of_path[path[name]])) for name in floats}
 
 
-def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict) -> dict[str, Tensor]:
+def aggregate(
+    state: StateDict, states: Sequence[StateDict], weights: StateDict
+) -> dict[str, Tensor]:
     """Returns the weighted mean of the clients' state dicts: theta_g - sum_k s_k (theta_g - theta_k).
 
     Integer tensors, BatchNorm's counters, are averaged with the mean weights and rounded.
@@ -217,20 +236,32 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
         _expect(of_client, state, f"state dict of client {client}")
     if not states or not floats:
         got = "none" if not states else "no floating tensor"
-        raise UsageError(f"aggregate takes the state dicts of at least one client, with weights of tensors; got {got}")
-    of_floats = {name: torch.as_tensor(weights[name]).detach().cpu().double().numpy() for name in floats}
+        raise UsageError(
+            f"aggregate takes the state dicts of at least one client, with weights of tensors; got {got}"
+        )
+    of_floats = {
+        name: torch.as_tensor(weights[name]).detach().cpu().double().numpy() for name in floats
+    }
     for name, values in of_floats.items():
-        if not ((values >= 0).all() and abs(values.sum() - 1) <= 1e-2):  # of half precision; NaN is neither
-            raise UsageError(f"weights leaf '{name}' is {values.tolist()!r:.99}; expected numbers >= 0 with sum 1")
+        if not (
+            (values >= 0).all() and abs(values.sum() - 1) <= 1e-2
+        ):  # of half precision; NaN is neither
+            raise UsageError(
+                f"weights leaf '{name}' is {values.tolist()!r:.99}; expected numbers >= 0 with sum 1"
+            )
     mean_weight = np.mean(list(of_floats.values()), 0)
-    mean_weight /= mean_weight.sum()  # of float32 weights it differs from 1 by 1e-7, which large counters show
+    mean_weight /= (
+        mean_weight.sum()
+    )  # of float32 weights it differs from 1 by 1e-7, which large counters show
     averaged = {}
     for name, tensor in state.items():
         stack = [of_client[name] for of_client in states]
         if name in weights:
             with jax.enable_x64(True):  # a double tensor stays double
                 theta, clients = _to_jax(tensor), [_to_jax(client) for client in stack]
-                mean = torch.from_dlpack(named_arrays.weighted_mean(theta, clients, of_floats[name]))
+                mean = torch.from_dlpack(
+                    named_arrays.weighted_mean(theta, clients, of_floats[name])
+                )
         else:
             integers = [client.detach().cpu().numpy() for client in stack]
             mean = torch.as_tensor(named_arrays.mean_of_integers(integers, mean_weight))
@@ -240,10 +271,14 @@ def aggregate(state: StateDict, states: Sequence[StateDict], weights: StateDict)
 
 def _expect(tensors: StateDict, like: StateDict, what: str) -> None:
     """Raises UsageError for the first tensor with a name or shape that `like` does not have."""
-    got, expected = ({name: list(tensor.shape) for name, tensor in each.items()} for each in (tensors, like))
+    got, expected = (
+        {name: list(tensor.shape) for name, tensor in each.items()} for each in (tensors, like)
+    )
     for name in expected | got:
         if got.get(name) != expected.get(name):
-            raise UsageError(f"{what}: tensor '{name}' has shape {got.get(name)}; expected {expected.get(name)}")
+            raise UsageError(
+                f"{what}: tensor '{name}' has shape {got.get(name)}; expected {expected.get(name)}"
+            )
 
 
 def _floating_names(state: StateDict) -> list[str]:
@@ -253,5 +288,7 @@ def _floating_names(state: StateDict) -> list[str]:
 def _to_jax(tensor: Tensor) -> jax.Array:
     """Returns the tensor in jax: its own memory by DLPack, or a copy on the host where jax lacks its device."""
     tensor = tensor.detach().to_dense()  # an embedding's gradient may be sparse
-    is_shared = tensor.device.type == "cpu" or (tensor.is_cuda and hardware.current().platform == "gpu")
+    is_shared = tensor.device.type == "cpu" or (
+        tensor.is_cuda and hardware.current().platform == "gpu"
+    )
     return jnp.from_dlpack((tensor if is_shared else tensor.cpu()).contiguous())

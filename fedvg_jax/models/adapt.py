@@ -27,9 +27,18 @@ from fedvg_jax.core.checks import dependencies
 from fedvg_jax.core.types import Batch, Metric, Outputs, Task, Tree, UsageError, Variables
 from fedvg_jax.models.task import loss_of, recorded_features
 
-_MASK_OF_BATCH_NORM = "BatchNorm takes mask=mask[:, None] for x [B, C], and mask=mask[:, None, None, None] for images"
+_MASK_OF_BATCH_NORM = (
+    "BatchNorm takes mask=mask[:, None] for x [B, C], and mask=mask[:, None, None, None] for images"
+)
 
-_MODES: tuple[str, ...] = ("mask", "train", "training", "is_training", "deterministic", "use_running_average")
+_MODES: tuple[str, ...] = (
+    "mask",
+    "train",
+    "training",
+    "is_training",
+    "deterministic",
+    "use_running_average",
+)
 
 PerExample = Callable[[Tree, Array], Array]
 """(the module's output for one example, its y) -> scalar."""
@@ -69,29 +78,53 @@ def linen_task(
     4.0
     """
     if not isinstance(module, nn.Module):
-        got = f"the class {module.__name__}" if isinstance(module, type) else f"a {type(module).__name__}"
-        raise UsageError(f"linen_task: module must be an instance of a flax.linen.Module, such as Net(); got {got}")
+        got = (
+            f"the class {module.__name__}"
+            if isinstance(module, type)
+            else f"a {type(module).__name__}"
+        )
+        raise UsageError(
+            f"linen_task: module must be an instance of a flax.linen.Module, such as Net(); got {got}"
+        )
     example, kind = _checked_example(example), type(module)
     parameters = _parameters(kind)
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not isinstance(module, nn.Sequential):
-        raise UsageError(f"{kind.__name__}.__call__ takes **; name what it passes on among {', '.join(_MODES)}")
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not isinstance(
+        module, nn.Sequential
+    ):
+        raise UsageError(
+            f"{kind.__name__}.__call__ takes **; name what it passes on among {', '.join(_MODES)}"
+        )
     call = _caller(parameters)
 
     def init(key: Array) -> Variables:
         x = jnp.zeros(example.shape, jax.dtypes.canonicalize_dtype(example.dtype))
         with _calling(kind, x, example):
-            variables = call(lambda *x, **modes: module.init(key, *x, **modes), x, jnp.ones(len(x), bool), False)
+            variables = call(
+                lambda *x, **modes: module.init(key, *x, **modes), x, jnp.ones(len(x), bool), False
+            )
         frozen.update(variables.keys() - {"params", "batch_stats"})
         params = {**variables.get("params", {}), **{name: variables[name] for name in frozen}}
         return Variables(params, variables.get("batch_stats", {}))
 
     frozen: set[str] = set()  # names of collections, once `init` is traced
 
-    def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None) -> tuple[Tree, Tree]:
+    def apply(
+        params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None
+    ) -> tuple[Tree, Tree]:
         # other streams are taken from params; a module that asks `has_rng("dropout")` has it in local training only
-        rngs = {"params": jax.random.key(0)} if key is None or not train else {"params": key, "dropout": key}
-        trained = {name: own for name, own in params.items() if name not in frozen} if frozen else params
-        collections = {"params": trained, "batch_stats": stats, **{name: params[name] for name in frozen}}
+        rngs = (
+            {"params": jax.random.key(0)}
+            if key is None or not train
+            else {"params": key, "dropout": key}
+        )
+        trained = (
+            {name: own for name, own in params.items() if name not in frozen} if frozen else params
+        )
+        collections = {
+            "params": trained,
+            "batch_stats": stats,
+            **{name: params[name] for name in frozen},
+        }
 
         def run(*x, **modes):
             return module.apply(collections, *x, **modes, mutable=["batch_stats"], rngs=rngs)
@@ -138,12 +171,16 @@ def nnx_task(
     kinds = nnx.Param, nnx.BatchStat, nnx.RngKey, nnx.RngCount, nnx.Variable
     graph, *abstract_states, other_state = nnx.split(abstract, *kinds, ...)
     frozen = {"frozen"} if jax.tree.leaves(abstract_states[-1]) else set()
-    attributes = (getattr(attribute, "value", None) for _, attribute in graph.attributes)  # where Flax keeps tracers
+    attributes = (
+        getattr(attribute, "value", None) for _, attribute in graph.attributes
+    )  # where Flax keeps tracers
     has_constants = any(isinstance(value, jax.Array) for value in attributes)
     if nnx.to_flat_state(other_state) or has_constants:  # which need their values
         graph, *abstract_states, other_state = nnx.split(make(nnx.Rngs(0)), *kinds, ...)
     kind, call = type(abstract), _caller(_parameters(type(abstract)))
-    has_dropout = any(isinstance(node, nnx.Dropout) and node.rate > 0 for _, node in nnx.iter_graph(abstract))
+    has_dropout = any(
+        isinstance(node, nnx.Dropout) and node.rate > 0 for _, node in nnx.iter_graph(abstract)
+    )
 
     def init(key: Array) -> Variables:
         _, *states = nnx.split(make(nnx.Rngs(key)), *kinds, ...)
@@ -151,15 +188,22 @@ def nnx_task(
         return Variables({**params, **dict.fromkeys(frozen, others)}, stats)
 
     def with_values(state, values: Tree):
-        state = jax.tree.map(lambda leaf: leaf, state)  # a copy, because replace_by_pure_dict works in place
+        state = jax.tree.map(
+            lambda leaf: leaf, state
+        )  # a copy, because replace_by_pure_dict works in place
         nnx.replace_by_pure_dict(state, values)
         return state
 
-    def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None) -> tuple[Tree, Tree]:
+    def apply(
+        params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None
+    ) -> tuple[Tree, Tree]:
         keys, counts, others = map(nnx.to_pure_dict, abstract_states[2:])
         keys = _keys_like(keys, jax.random.key(0) if key is None else key)
         if frozen:
-            params, others = {name: own for name, own in params.items() if name not in frozen}, params["frozen"]
+            params, others = (
+                {name: own for name, own in params.items() if name not in frozen},
+                params["frozen"],
+            )
         values = params, stats, keys, tree.zeros_like(counts), others
         module = nnx.merge(graph, *map(with_values, abstract_states, values), other_state)
         module.train() if train else module.eval()
@@ -170,7 +214,9 @@ def nnx_task(
         pairs = zip(jax.tree.leaves(after), jax.tree.leaves(others), strict=True)
         if any(value is not given for value, given in pairs):
             frozen_kinds = "variables other than Param, BatchStat and RngState"
-            raise UsageError(f"{kind.__name__} changes {frozen_kinds}, which are frozen; make them one of these")
+            raise UsageError(
+                f"{kind.__name__} changes {frozen_kinds}, which are frozen; make them one of these"
+            )
         return outputs, nnx.to_pure_dict(nnx.state(module, nnx.BatchStat))
 
     return _task(kind, init, apply, has_dropout, example, loss, metrics, block_of, frozen)
@@ -197,7 +243,9 @@ def _task(
         frozen: names of what `params` has beside the parameters.
     """
     if not isinstance(metrics or {}, Mapping) or "loss" in (metrics or {}):
-        raise UsageError(f"metrics must be a dict, name -> function, with other names than loss; got {metrics!r:.99}")
+        raise UsageError(
+            f"metrics must be a dict, name -> function, with other names than loss; got {metrics!r:.99}"
+        )
     functions: dict[str, Any] = {"loss": loss}
     better: dict[str, str] = {}
     for metric_name, metric in (metrics or {}).items():
@@ -206,7 +254,9 @@ def _task(
         if given.better:
             better[metric_name] = given.better
 
-    def checked_apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None = None):
+    def checked_apply(
+        params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None = None
+    ):
         with _calling(kind, x, example):
             outputs, stats = apply(params, stats, x, mask, train, key)
         for path, leaf in tree.by_path(outputs).items():
@@ -238,30 +288,59 @@ def _task(
         outputs = predict(params, stats, batch)
         values = {name: _per_example(name, f, outputs, batch.y) for name, f in functions.items()}
         dtype = tree.wide_dtype(params)
-        totals = {name: jnp.where(mask, value.astype(dtype), 0).sum() for name, value in values.items()}
+        totals = {
+            name: jnp.where(mask, value.astype(dtype), 0).sum() for name, value in values.items()
+        }
         return {"totals": totals, "rows": mask.sum()}
 
     def means(sums: Tree) -> dict[str, float]:
         return {name: float(total) / float(sums["rows"]) for name, total in sums["totals"].items()}
 
-    mean_loss = random_loss if _is_random(kind, init, checked_apply, example, has_dropout) else loss_of(forward)
+    mean_loss = (
+        random_loss
+        if _is_random(kind, init, checked_apply, example, has_dropout)
+        else loss_of(forward)
+    )
     names = block_of or groups.first_component
-    task = Task(init, mean_loss, predict, measure, means, names, forward=forward, better=tuple(better.items()))
-    return task._replace(is_frozen=lambda path: groups.first_component(path) in frozen) if frozen else task
+    task = Task(
+        init,
+        mean_loss,
+        predict,
+        measure,
+        means,
+        names,
+        forward=forward,
+        better=tuple(better.items()),
+    )
+    return (
+        task._replace(is_frozen=lambda path: groups.first_component(path) in frozen)
+        if frozen
+        else task
+    )
 
 
 def _checked_example(example: Any) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype of examples; raises UsageError without any axis, which cannot be a batch."""
     if isinstance(example, (Mapping, tuple)) or not jnp.ndim(example) or not len(example):
-        got = f"a {type(example).__name__}" if isinstance(example, (Mapping, tuple)) else list(jnp.shape(example))
-        raise UsageError(f"example must be one array with a leading axis [B, ...], as x[:1]; got {got}")
+        got = (
+            f"a {type(example).__name__}"
+            if isinstance(example, (Mapping, tuple))
+            else list(jnp.shape(example))
+        )
+        raise UsageError(
+            f"example must be one array with a leading axis [B, ...], as x[:1]; got {got}"
+        )
     return jax.ShapeDtypeStruct(jnp.shape(example), jnp.asarray(example).dtype)
 
 
 def _calling(kind: type, x: Array, example: Any) -> contextlib.AbstractContextManager[None]:
     """Reports an error of the module as a UsageError that names the shape of x and what may be wrong with it."""
     shape, expected = list(jnp.shape(x)), list(example.shape[1:])
-    hint = f", where mask is of shape {shape[:1]} ({_MASK_OF_BATCH_NORM})" if "mask" in _parameters(kind) else ""
+    hint = (
+        f", where mask is of shape {shape[:1]} ({_MASK_OF_BATCH_NORM})"
+        if "mask" in _parameters(kind)
+        else ""
+    )
     if shape[1:] != expected:
         hint = f", where the task's example had rows {expected}; make the task with example=x[:1]:"
     return checks.calling(f"{kind.__name__} on x {shape}{hint}")
@@ -277,7 +356,10 @@ def _keys_like(keys: Tree, key: Array) -> Tree:
     """Returns keys derived from `key`, one for each leaf of `keys` and of the leaf's shape."""
     leaves, structure = jax.tree.flatten(keys)
     derived = [jax.random.fold_in(key, i) for i in range(len(leaves))]
-    shaped = [jax.random.split(k, leaf.shape) if leaf.shape else k for k, leaf in zip(derived, leaves, strict=True)]
+    shaped = [
+        jax.random.split(k, leaf.shape) if leaf.shape else k
+        for k, leaf in zip(derived, leaves, strict=True)
+    ]
     return jax.tree.unflatten(structure, shaped)
 
 
@@ -287,7 +369,11 @@ def _is_random(kind: type, init: Callable, apply: Callable, example, has_dropout
     Raises:
         UsageError: batch statistics include padding, or Dropout is off in training.
     """
-    variables, name, dropouts = jax.eval_shape(init, jax.random.key(0)), kind.__name__, [has_dropout]
+    variables, name, dropouts = (
+        jax.eval_shape(init, jax.random.key(0)),
+        kind.__name__,
+        [has_dropout],
+    )
 
     def note(call, args, kwargs, context):
         dropouts.append(isinstance(context.module, nn.Dropout) and context.module.rate > 0)
@@ -300,8 +386,12 @@ def _is_random(kind: type, init: Callable, apply: Callable, example, has_dropout
 
     def read_with(num_rows: int) -> dict[str, tuple]:
         """Returns what the outputs, and what every running statistic reads of (variables, x, mask, key)."""
-        x = jax.ShapeDtypeStruct((num_rows, *example.shape[1:]), jax.dtypes.canonicalize_dtype(example.dtype))
-        return dependencies(train, variables, x, jax.ShapeDtypeStruct((num_rows,), bool), jax.random.key(0))[0]
+        x = jax.ShapeDtypeStruct(
+            (num_rows, *example.shape[1:]), jax.dtypes.canonicalize_dtype(example.dtype)
+        )
+        return dependencies(
+            train, variables, x, jax.ShapeDtypeStruct((num_rows,), bool), jax.random.key(0)
+        )[0]
 
     read = read_with(3)
     if any(of_mask for _, _, of_mask, _ in read.values()):
@@ -314,7 +404,9 @@ def _is_random(kind: type, init: Callable, apply: Callable, example, has_dropout
         )
     if any(dropouts) and not is_random:
         modes = ", ".join(_MODES[1:])
-        raise UsageError(f"{name} has Dropout that is off in training: use one of {modes} in its __call__, or rate 0")
+        raise UsageError(
+            f"{name} has Dropout that is off in training: use one of {modes} in its __call__, or rate 0"
+        )
     return is_random
 
 
@@ -326,7 +418,11 @@ def _per_example(name: str, f: PerExample, outputs: Tree, y: Array) -> Array:
         values = jax.vmap(f)(outputs, y)
     is_number = isinstance(values, jax.Array) and values.ndim == 1
     if not is_number or (name == "loss" and not jnp.issubdtype(values.dtype, jnp.floating)):
-        got = checks.described(jax.eval_shape(lambda v: v[0], values)) if isinstance(values, jax.Array) else values
+        got = (
+            checks.described(jax.eval_shape(lambda v: v[0], values))
+            if isinstance(values, jax.Array)
+            else values
+        )
         raise UsageError(f"{what} must be one number, of a loss a float; got {got!r:.99}")
     return values
 

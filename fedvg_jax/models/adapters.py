@@ -48,7 +48,9 @@ class _Layer(NamedTuple):
     dtype: Any
 
 
-def lora(task: Task, variables: Variables, rank: int, include: str = "", train: str = "") -> tuple[Task, Variables]:
+def lora(
+    task: Task, variables: Variables, rank: int, include: str = "", train: str = ""
+) -> tuple[Task, Variables]:
     """Returns a task with adapters that a run trains, and the variables that the run has to start from.
 
     The layers are Linen's `Dense`, `DenseGeneral` and `Conv` with kernels of one pixel. Their outputs are unchanged
@@ -76,7 +78,9 @@ def lora(task: Task, variables: Variables, rank: int, include: str = "", train: 
     trained = pattern.search if train else lambda path: None
 
     def is_frozen(path: str) -> bool:
-        return not (IS_ADAPTER(path) or trained(path)) or bool(task.is_frozen and task.is_frozen(path))
+        return not (IS_ADAPTER(path) or trained(path)) or bool(
+            task.is_frozen and task.is_frozen(path)
+        )
 
     drawn = hardware.jit_once(adapted.init)(jax.random.key(0))
     return adapted._replace(is_frozen=is_frozen), filled(drawn, variables)
@@ -84,26 +88,41 @@ def lora(task: Task, variables: Variables, rank: int, include: str = "", train: 
 
 def with_adapters(task: Task, rank: int, include: str = "") -> Task:
     """Returns the task with adapters beside its parameters; arguments and errors as in `lora`."""
-    layers = {path: layer for path, layer in _layers(task).items() if compiled(include, "lora").search(path)}
+    layers = {
+        path: layer
+        for path, layer in _layers(task).items()
+        if compiled(include, "lora").search(path)
+    }
     if not layers:
         names = trained_part.listed(list(_layers(task))) or "none"
-        raise UsageError(f"lora {include} matches no dense layer or 1x1 convolution; there are {names}")
+        raise UsageError(
+            f"lora {include} matches no dense layer or 1x1 convolution; there are {names}"
+        )
     if any(map(IS_ADAPTER, tree.paths(jax.eval_shape(task.init, jax.random.key(0)).params))):
         raise UsageError("lora: the task has adapters already; name all their layers in one call")
     for path, (inputs, outputs, _) in layers.items():
         most = min(math.prod(inputs), math.prod(outputs))
         if not isinstance(rank, int | np.integer) or not 1 <= rank <= most:
-            raise UsageError(f"lora rank must be from 1 to {most}, the smaller width of {path}; got {rank}")
+            raise UsageError(
+                f"lora rank must be from 1 to {most}, the smaller width of {path}; got {rank}"
+            )
 
     def init(key: Array) -> Variables:
         variables = task.init(key)
         params = variables.params
         for number, (path, layer) in enumerate(layers.items()):
-            params = _inserted(params, path.split("/") if path else [], _draw(jax.random.fold_in(key, number), layer))
+            params = _inserted(
+                params,
+                path.split("/") if path else [],
+                _draw(jax.random.fold_in(key, number), layer),
+            )
         return variables._replace(params=params)
 
     def _draw(key: Array, layer: _Layer) -> dict[str, Array]:
-        a = jax.random.normal(key, (*layer.inputs, rank), layer.dtype) * math.prod(layer.inputs) ** -0.5
+        a = (
+            jax.random.normal(key, (*layer.inputs, rank), layer.dtype)
+            * math.prod(layer.inputs) ** -0.5
+        )
         return dict(zip(NAMES, (a, jnp.zeros((rank, *layer.outputs), a.dtype)), strict=True))
 
     def intercepted(f: Callable) -> Callable:
@@ -114,7 +133,11 @@ def with_adapters(task: Task, rank: int, include: str = "") -> Task:
 
         return run
 
-    names = [name for name in ("loss", "predict", "measure", "forward") if getattr(task, name) is not None]
+    names = [
+        name
+        for name in ("loss", "predict", "measure", "forward")
+        if getattr(task, name) is not None
+    ]
     return task._replace(init=init, **{name: intercepted(getattr(task, name)) for name in names})
 
 
@@ -160,7 +183,10 @@ def _layers(task: Task) -> dict[str, _Layer]:
     def note(call, args, kwargs, context):
         outputs = call(*args, **kwargs)
         if _is_adaptable(context):
-            noted["/".join(context.module.path)] = context.module, context.module.variables["params"]["kernel"].shape
+            noted["/".join(context.module.path)] = (
+                context.module,
+                context.module.variables["params"]["kernel"].shape,
+            )
         return outputs
 
     with nn.intercept_methods(note):  # a new function is traced anew
@@ -181,9 +207,17 @@ def _is_adaptable(context: Any) -> bool:
         return False
     if isinstance(layer, nn.Conv):
         is_padded = not isinstance(layer.padding, str) and np.any(layer.padding)
-        is_plain = layer.mask is None and np.all(np.equal(layer.input_dilation or 1, 1)) and not is_padded
-        return math.prod(_each(layer.kernel_size)) == 1 and layer.feature_group_count == 1 and bool(is_plain)
-    return isinstance(layer, nn.Dense) or (isinstance(layer, nn.DenseGeneral) and not layer.batch_dims)
+        is_plain = (
+            layer.mask is None and np.all(np.equal(layer.input_dilation or 1, 1)) and not is_padded
+        )
+        return (
+            math.prod(_each(layer.kernel_size)) == 1
+            and layer.feature_group_count == 1
+            and bool(is_plain)
+        )
+    return isinstance(layer, nn.Dense) or (
+        isinstance(layer, nn.DenseGeneral) and not layer.batch_dims
+    )
 
 
 def _axes(layer: nn.Module) -> tuple[int, ...]:
@@ -211,7 +245,9 @@ def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context
     if isinstance(layer, nn.Conv):
         strides = np.broadcast_to(layer.strides or 1, len(_each(layer.kernel_size)))
         x = x[(..., *(slice(None, None, int(stride)) for stride in strides), slice(None))]
-    if isinstance(layer, nn.Conv) and not (layer.conv_general_dilated or layer.conv_general_dilated_cls):
+    if isinstance(layer, nn.Conv) and not (
+        layer.conv_general_dilated or layer.conv_general_dilated_cls
+    ):
         outputs = _contracted(x, kernel.reshape(kernel.shape[-2:]), axes, layer.precision)
         outputs = outputs if bias is None else outputs + jnp.expand_dims(bias, range(x.ndim - 1))
     else:
@@ -221,9 +257,13 @@ def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context
 
 def _contracted(x: Array, w: Array, axes: Sequence[int], precision: Any = None) -> Array:
     """Returns x with these axes contracted with the first axes of w; the other axes of w become its last."""
-    x = jnp.moveaxis(x, sorted(axis % x.ndim for axis in axes), range(-len(axes), 0))  # in the kernel's order
+    x = jnp.moveaxis(
+        x, sorted(axis % x.ndim for axis in axes), range(-len(axes), 0)
+    )  # in the kernel's order
     kept = x.shape[: x.ndim - len(axes)]
-    rows = x.reshape(math.prod(kept), -1)  # with more axes, XLA on a CPU transposes a factor of w's gradient in memory
+    rows = x.reshape(
+        math.prod(kept), -1
+    )  # with more axes, XLA on a CPU transposes a factor of w's gradient in memory
     product = jnp.matmul(rows, w.reshape(rows.shape[1], -1), precision=precision)
     return product.reshape(*kept, *w.shape[len(axes) :])
 

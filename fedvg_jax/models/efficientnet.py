@@ -108,7 +108,9 @@ def blocks(path: str) -> str:
     ('block_2', 'head', 'stem')
     """
     first = path.partition("/")[0]
-    return {"conv_stem": "stem", "bn0": "stem", "conv_head": "head", "bn1": "head"}.get(first, first)
+    return {"conv_stem": "stem", "bn0": "stem", "conv_head": "head", "bn1": "head"}.get(
+        first, first
+    )
 
 
 def _conv(x, features: int, kernel: int, stride: int, name: str, groups: int = 1):

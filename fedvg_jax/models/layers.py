@@ -24,14 +24,25 @@ _kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 def conv(x, features: int, kernel: int, name: str, padding: str = "VALID"):
     """Applies a square convolution with a bias and stride 1 to x [B, H, W, C] inside a compact module."""
     bias_init, size = uniform(kernel * kernel * x.shape[-1]), (kernel, kernel)
-    return nn.Conv(features, size, padding=padding, kernel_init=_kernel_init, bias_init=bias_init, name=name)(x)
+    return nn.Conv(
+        features, size, padding=padding, kernel_init=_kernel_init, bias_init=bias_init, name=name
+    )(x)
 
 
-def plain_conv(x, features: int, kernel: int, stride: int, padding, init: Callable, name: str, groups: int = 1):
+def plain_conv(
+    x, features: int, kernel: int, stride: int, padding, init: Callable, name: str, groups: int = 1
+):
     """Applies a square convolution without bias to x [B, H, W, C] inside a compact module, behind a fusion barrier."""
     size, strides = (kernel, kernel), (stride, stride)
     layer = nn.Conv(
-        features, size, strides, padding, feature_group_count=groups, use_bias=False, kernel_init=init, name=name
+        features,
+        size,
+        strides,
+        padding,
+        feature_group_count=groups,
+        use_bias=False,
+        kernel_init=init,
+        name=name,
     )
     return fusion_barrier(layer(x))
 
@@ -41,7 +52,13 @@ def pool(x):
     return nn.max_pool(x, (2, 2), (2, 2))
 
 
-def dense(x, features: int, name: str, kernel_init: Callable = _kernel_init, bias_init: Callable | None = None):
+def dense(
+    x,
+    features: int,
+    name: str,
+    kernel_init: Callable = _kernel_init,
+    bias_init: Callable | None = None,
+):
     """Applies a dense layer to x [..., D] inside a compact module.
 
     Args:
@@ -74,7 +91,9 @@ def fusion_barrier(x: Array) -> Array:
         return x
     first, own = x[(0,) * x.ndim], jnp.finfo(x.dtype)
     is_number = first == first  # noqa: PLR0124  false for NaN; the compiler cannot know
-    return lax.cond(is_number, lambda x: x, lambda x: lax.reduce_precision(x, own.nexp, own.nmant), x)
+    return lax.cond(
+        is_number, lambda x: x, lambda x: lax.reduce_precision(x, own.nexp, own.nmant), x
+    )
 
 
 def uniform(fan_in: int) -> Callable:
@@ -186,7 +205,9 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
     >>> lone_row_is_undefined(init)
     True
     """
-    if not jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).stats):  # which JAX has traced before
+    if not jax.tree.leaves(
+        jax.eval_shape(init, jax.random.key(0)).stats
+    ):  # which JAX has traced before
         return False
     values: dict[tuple[str, ...], float] = {}
 

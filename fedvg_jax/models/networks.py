@@ -71,7 +71,9 @@ _SHARED = Costs(client_bytes=0)
 _CONVOLUTIONS = Network("", has_convolutions=True)
 _BATCH_NORM = _CONVOLUTIONS._replace(has_batch_norm=True)
 _RESNET = _BATCH_NORM._replace(
-    block_of="models.resnet:blocks_residual", stage_of="models.resnet:blocks_stage", settings=("norm_layers",)
+    block_of="models.resnet:blocks_residual",
+    stage_of="models.resnet:blocks_stage",
+    settings=("norm_layers",),
 )
 _RESNETS = {
     "resnet18": _RESNET._replace(make="models.resnet:resnet18", on_cpu=_SHARED),
@@ -94,11 +96,18 @@ MODELS = {
     "cnn": _CONVOLUTIONS._replace(make="models.plain:CNN", smallest=16, on_cpu=_SHARED),
     "lenet5": _BATCH_NORM._replace(make="models.plain:LeNet5", smallest=16, on_cpu=_SHARED),
     **_RESNETS,
-    **{f"{name}_cifar": network._replace(options={"stem": "cifar"}) for name, network in _RESNETS.items()},
-    "vit_s16": _VIT._replace(make="models.vit:vit_s16", on_cpu=Costs(640 * 2**20, microbatch_rows=2)),
+    **{
+        f"{name}_cifar": network._replace(options={"stem": "cifar"})
+        for name, network in _RESNETS.items()
+    },
+    "vit_s16": _VIT._replace(
+        make="models.vit:vit_s16", on_cpu=Costs(640 * 2**20, microbatch_rows=2)
+    ),
     "vit_b16": _VIT._replace(make="models.vit:vit_b16"),
     "efficientnet_lite0": _BATCH_NORM._replace(
-        make="models.efficientnet:efficientnet_lite0", block_of="models.efficientnet:blocks", settings=("norm_layers",)
+        make="models.efficientnet:efficientnet_lite0",
+        block_of="models.efficientnet:blocks",
+        settings=("norm_layers",),
     ),
     "gru": Network("models.plain:GRU", "core.groups:first_component", is_sequence=True),
 }

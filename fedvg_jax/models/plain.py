@@ -76,7 +76,9 @@ class GRU(nn.Module):
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the next character, [B, L, C], of numbers of characters [B, L]."""
         embedded = nn.Embed(self.num_classes, self.width, name="embed")(x)
-        return dense(GatedRecurrence(self.hidden, name="gru")(embedded), self.num_classes, "classifier")
+        return dense(
+            GatedRecurrence(self.hidden, name="gru")(embedded), self.num_classes, "classifier"
+        )
 
 
 class GatedRecurrence(nn.Module):
@@ -152,7 +154,9 @@ class NarrowDense(nn.Module):
     @nn.compact
     def __call__(self, x):
         """Returns [..., F] of x [..., D]."""
-        weight = self.param("weight", uniform(x.shape[-1]), (self.features, x.shape[-1]), jnp.float32)
+        weight = self.param(
+            "weight", uniform(x.shape[-1]), (self.features, x.shape[-1]), jnp.float32
+        )
         bias = self.param("bias", uniform(x.shape[-1]), (self.features,), jnp.float32)
         y = x @ weight.T
         return y + jnp.broadcast_to(bias, y.shape)

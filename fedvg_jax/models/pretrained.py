@@ -102,23 +102,34 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
         tensors = _without_wrappers(tensors)
     renames = _renames(architecture, tensors)
     leaves = dict(zip(_paths(variables), jax.tree.leaves(variables), strict=True))
-    names = {ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(f"{HEAD}/")}
+    names = {
+        ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(f"{HEAD}/")
+    }
     for ours, name in names.items():
         shape = _torch_shape(ours, leaves[ours].shape)
         got = f"has {name} {list(tensors[name].shape)}" if name in tensors else f"has no {name}"
         if name not in tensors or tensors[name].shape != shape:
-            raise UsageError(f"{path} {got}, {architecture} needs {name} {list(shape)}; give a file of this model")
+            raise UsageError(
+                f"{path} {got}, {architecture} needs {name} {list(shape)}; give a file of this model"
+            )
     ignored = _COUNTER if variables.stats else _STATISTICS
     for name, tensor in tensors.items():
         is_head = _FILE_HEAD.match(name) if renames else name.startswith(f"{HEAD}.")
         if name not in names.values() and not (ignored.match(name) or (is_head and not head)):
             got = f"{name} {list(tensor.shape)}"
-            raise UsageError(f"{path} has a tensor {got}, which {architecture} lacks; give a file of this model")
-    filled = [_from_torch(ours, tensors[names[ours]], leaf) if ours in names else leaf for ours, leaf in leaves.items()]
+            raise UsageError(
+                f"{path} has a tensor {got}, which {architecture} lacks; give a file of this model"
+            )
+    filled = [
+        _from_torch(ours, tensors[names[ours]], leaf) if ours in names else leaf
+        for ours, leaf in leaves.items()
+    ]
     return jax.tree.structure(variables).unflatten(filled)
 
 
-def save(path: Path, variables: Variables, architecture: str | None, columns: Columns | None = None) -> None:
+def save(
+    path: Path, variables: Variables, architecture: str | None, columns: Columns | None = None
+) -> None:
     """Writes a model with its head; `load(path, variables, architecture, head=True)` returns the same bits.
 
     Low-rank adapters are added to their kernels.
@@ -143,7 +154,11 @@ def save(path: Path, variables: Variables, architecture: str | None, columns: Co
     renames = _renames(architecture, {"class_token"} if architecture == "vit_b16" else ())
     leaves = zip(_paths(variables), jax.device_get(jax.tree.leaves(variables)), strict=True)
     tensors = {_name(ours, renames): _to_torch(ours, leaf) for ours, leaf in leaves}
-    counters = [name.replace("running_mean", "num_batches_tracked") for name in tensors if "running_mean" in name]
+    counters = [
+        name.replace("running_mean", "num_batches_tracked")
+        for name in tensors
+        if "running_mean" in name
+    ]
     write(path, tensors | dict.fromkeys(counters, np.zeros((), np.int64)), metadata)
 
 
@@ -188,8 +203,13 @@ def read_columns(path: Path) -> Columns | None:
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[Any]:
     if not path.is_file():
-        raise UsageError(f"{path}: no such file or run; name a .safetensors file, or the folder of a run")
-    with reading(path, "a complete safetensors file", _MAKE), safetensors.safe_open(path, framework="np") as file:
+        raise UsageError(
+            f"{path}: no such file or run; name a .safetensors file, or the folder of a run"
+        )
+    with (
+        reading(path, "a complete safetensors file", _MAKE),
+        safetensors.safe_open(path, framework="np") as file,
+    ):
         yield file
 
 
@@ -206,7 +226,10 @@ def _without_wrappers(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         if all(name.startswith(f"{prefix}.") for name in tensors):
             tensors = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
     current = {".mlp.linear_1.": ".mlp.0.", ".mlp.linear_2.": ".mlp.3."}
-    return {re.sub(r"\.mlp\.linear_\d\.", lambda old: current[old[0]], name): t for name, t in tensors.items()}
+    return {
+        re.sub(r"\.mlp\.linear_\d\.", lambda old: current[old[0]], name): t
+        for name, t in tensors.items()
+    }
 
 
 def _renames(architecture: str, names: Container[str]) -> list[tuple[str, str]]:
@@ -256,4 +279,8 @@ def _spatial(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 def _axes(path: str, ndim: int) -> tuple[int, ...]:
     """Returns the transposition of kernels, HWIO to OIHW or [in, out] to [out, in]; other tensors keep their axes."""
-    return {4: (3, 2, 0, 1), 2: (1, 0)}.get(ndim, tuple(range(ndim))) if path.endswith("kernel") else tuple(range(ndim))
+    return (
+        {4: (3, 2, 0, 1), 2: (1, 0)}.get(ndim, tuple(range(ndim)))
+        if path.endswith("kernel")
+        else tuple(range(ndim))
+    )

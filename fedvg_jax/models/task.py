@@ -96,7 +96,9 @@ def _labelling(
 
     def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Array, Tree]:
         x = prepare(x, tree.dtype(params))
-        logits, new = module.apply({"params": params, "batch_stats": stats}, x, mask, train, mutable=["batch_stats"])
+        logits, new = module.apply(
+            {"params": params, "batch_stats": stats}, x, mask, train, mutable=["batch_stats"]
+        )
         return tree.wide(logits), new.get("batch_stats", stats)
 
     def init(key: Array) -> Variables:
@@ -108,12 +110,16 @@ def _labelling(
         params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool, key: Array | None = None
     ) -> tuple[Outputs, Tree]:
         if (shape := batch.x.shape[1:]) != row.shape:
-            raise UsageError(f"{rows} of {shape} for the loss of a task made for {row.shape}; make a task for {shape}")
+            raise UsageError(
+                f"{rows} of {shape} for the loss of a task made for {row.shape}; make a task for {shape}"
+            )
         with recorded_features() as features:
             logits, stats = apply(params, stats, batch.x, mask, train)
         losses = _cross_entropies(logits, batch, mask.reshape(-1))
         num_labels = jnp.maximum(mask.sum(), 1) * (losses.size // mask.size)
-        return Outputs(losses.sum() / num_labels.astype(logits.dtype), logits, features.value), stats
+        return Outputs(
+            losses.sum() / num_labels.astype(logits.dtype), logits, features.value
+        ), stats
 
     def predict(params: Tree, stats: Tree, batch: Batch) -> Array:
         return apply(params, stats, batch.x, jnp.ones(len(batch.x), bool), False)[0]
@@ -125,20 +131,39 @@ def _labelling(
         sums = {"loss": _cross_entropies(logits, batch, mask).sum()}
         if num_classes > MOST_COUNTED:
             zeros = jnp.zeros(num_classes, jnp.int32)
-            counts = {"true": true, "predicted": predicted, "correct": jnp.where(true == predicted, true, num_classes)}
-            return sums | {name: zeros.at[labels].add(is_real, mode="drop") for name, labels in counts.items()}
+            counts = {
+                "true": true,
+                "predicted": predicted,
+                "correct": jnp.where(true == predicted, true, num_classes),
+            }
+            return sums | {
+                name: zeros.at[labels].add(is_real, mode="drop") for name, labels in counts.items()
+            }
         # in int32: a product of uint8 labels wraps from 256 on
-        confusion = jnp.zeros(num_classes**2, jnp.int32).at[true * num_classes + predicted].add(is_real)
+        confusion = (
+            jnp.zeros(num_classes**2, jnp.int32).at[true * num_classes + predicted].add(is_real)
+        )
         return sums | {"confusion": confusion}
 
     block_of = block_of or head_and_base
-    return Task(init, loss_of(forward), predict, measure, metrics, block_of, takes_groups=True, forward=forward)
+    return Task(
+        init,
+        loss_of(forward),
+        predict,
+        measure,
+        metrics,
+        block_of,
+        takes_groups=True,
+        forward=forward,
+    )
 
 
 def loss_of(forward: Callable[..., tuple[Outputs, Tree]]) -> Callable[..., tuple[Array, Tree]]:
     """Returns the loss of a `Task.forward`, which draws no random numbers."""
 
-    def loss(params: Tree, stats: Tree, batch: Tree, mask: Array, train: bool) -> tuple[Array, Tree]:
+    def loss(
+        params: Tree, stats: Tree, batch: Tree, mask: Array, train: bool
+    ) -> tuple[Array, Tree]:
         outputs, stats = forward(params, stats, batch, mask, train)
         return outputs.loss, stats
 
@@ -171,13 +196,17 @@ def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:
         matrix = matrix.reshape(2 * [round(matrix.size**0.5)])
         correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
     else:
-        correct, true, predicted = (np.asarray(sums[name], np.float64) for name in ("correct", "true", "predicted"))
+        correct, true, predicted = (
+            np.asarray(sums[name], np.float64) for name in ("correct", "true", "predicted")
+        )
     occurs, occurs_or_predicted = true > 0, true + predicted > 0
     return {
         "loss": float(sums["loss"]) / true.sum(),
         "accuracy": correct.sum() / true.sum(),
         "balanced_accuracy": float(np.mean(correct[occurs] / true[occurs])),
-        "macro_f1": float(np.mean(2 * correct[occurs_or_predicted] / (true + predicted)[occurs_or_predicted])),
+        "macro_f1": float(
+            np.mean(2 * correct[occurs_or_predicted] / (true + predicted)[occurs_or_predicted])
+        ),
         "majority_accuracy": true.max() / true.sum(),
     }
 
@@ -229,8 +258,14 @@ def recorded_features(is_named: bool = False) -> Iterator[Features]:
         own = context.module.variables.get("params", {}) if context.method_name in _CALLS else {}
         # a module that has layers of its own is none, even with parameters beside them, such as a ViT's class token
         is_layer = given and own and not any(hasattr(entry, "keys") for entry in own.values())
-        if is_layer and (max(map(jnp.ndim, own.values())) > 1 or jnp.shape(outputs) != jnp.shape(given[0])):
-            features.value, features.layer, features.name = given[0], "/".join(context.module.path), name
+        if is_layer and (
+            max(map(jnp.ndim, own.values())) > 1 or jnp.shape(outputs) != jnp.shape(given[0])
+        ):
+            features.value, features.layer, features.name = (
+                given[0],
+                "/".join(context.module.path),
+                name,
+            )
         return outputs
 
     with nn.intercept_methods(record):

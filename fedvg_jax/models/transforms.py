@@ -18,7 +18,10 @@ from fedvg_jax.core.types import Augment, Batch, Outputs, Task, Tree
 
 
 def accumulate_gradients(
-    task: Task, max_rows: int, base: Tree = (), bind: Callable[[Task, Tree], Task] = lambda task, base: task
+    task: Task,
+    max_rows: int,
+    base: Tree = (),
+    bind: Callable[[Task, Tree], Task] = lambda task, base: task,
 ) -> Task:
     """Returns `task` with a loss that adds up its gradient over microbatches of at most `max_rows` rows.
 
@@ -36,8 +39,12 @@ def accumulate_gradients(
     """
     part = bind(task, base)
 
-    def loss(params: Tree, stats: Tree, batch: Tree, mask: Array, train: bool) -> tuple[Array, Tree]:
-        mask = mask.reshape(-1)  # groups of rows are nothing to models in which no row depends on another
+    def loss(
+        params: Tree, stats: Tree, batch: Tree, mask: Array, train: bool
+    ) -> tuple[Array, Tree]:
+        mask = mask.reshape(
+            -1
+        )  # groups of rows are nothing to models in which no row depends on another
         size = max(rows for rows in range(1, max_rows + 1) if len(mask) % rows == 0)
         # the rule below differentiates by the parameters only: float inputs need gradients, uint8 images do not
         has_float_inputs = any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(batch))
@@ -72,8 +79,12 @@ def _mean_by_microbatches(loss_of: Callable[[Tree], Callable], stats: Tree, trai
                 return weight * loss_of(base)(params, stats, *microbatch, train)[0]
 
             has_rows = microbatch[1].any()
-            term = lax.cond(has_rows, lambda: jax.value_and_grad(weighted_loss)(params), lambda: zero)
-            return tree.add(total, term), None  # outside of the conditional, where XLA adds in place
+            term = lax.cond(
+                has_rows, lambda: jax.value_and_grad(weighted_loss)(params), lambda: zero
+            )
+            return tree.add(
+                total, term
+            ), None  # outside of the conditional, where XLA adds in place
 
         microbatches = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (batch, mask))
         zero = jnp.zeros((), tree.dtype(params)), tree.zeros_like(params)
@@ -99,13 +110,19 @@ def compute_in(task: Task, name: str) -> Task:
     if name == "default":
         return task
     is_narrow, is_highest = name == "bfloat16", name == "highest"
-    matmul_precision = partial(jax.default_matmul_precision, "highest") if is_highest else contextlib.nullcontext
+    matmul_precision = (
+        partial(jax.default_matmul_precision, "highest") if is_highest else contextlib.nullcontext
+    )
 
     def convert(floats: Tree) -> Tree:
         return jax.tree.map(lambda x: x.astype(jnp.bfloat16), floats) if is_narrow else floats
 
     def converted(batch: Batch) -> Batch:
-        return batch._replace(x=convert(batch.x)) if jnp.issubdtype(batch.x.dtype, jnp.floating) else batch
+        return (
+            batch._replace(x=convert(batch.x))
+            if jnp.issubdtype(batch.x.dtype, jnp.floating)
+            else batch
+        )
 
     def forward(params: Tree, stats: Tree, batch: Batch, *args, **key) -> tuple[Outputs, Tree]:
         assert task.forward is not None  # every named model has one
@@ -126,7 +143,9 @@ def compute_in(task: Task, name: str) -> Task:
 
         return run
 
-    return task._replace(loss=loss, forward=forward, predict=in_format(task.predict), measure=in_format(task.measure))
+    return task._replace(
+        loss=loss, forward=forward, predict=in_format(task.predict), measure=in_format(task.measure)
+    )
 
 
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]] | None] = {
@@ -153,13 +172,17 @@ def scale(x: Array, dtype, statistics: str = "none") -> Array:
     >>> scale(jnp.full((1, 1, 1, 1), 255, jnp.uint8), jnp.float32, "half").tolist()
     [[[[1.0]]]]
     """
-    is_wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= jnp.dtype(dtype).itemsize
+    is_wide = (
+        jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= jnp.dtype(dtype).itemsize
+    )
     scaled = x if is_wide else x.astype(dtype)
     scaled = scaled / 255 if x.dtype == jnp.uint8 else scaled
     moments = STATISTICS[statistics]
     if moments is None:
         return scaled
-    mean, deviation = (jnp.asarray(s, scaled.dtype).reshape(*[1] * (x.ndim - 1), -1) for s in moments)
+    mean, deviation = (
+        jnp.asarray(s, scaled.dtype).reshape(*[1] * (x.ndim - 1), -1) for s in moments
+    )
     return (scaled - mean) / deviation
 
 
@@ -173,7 +196,9 @@ def crop(key: Array, x: Array, pad: int = 4) -> Array:
     """Shifts each image of x [B, H, W, D] by -pad to pad pixels in both directions, filling with black."""
     padded = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     corners = jax.random.randint(key, (len(x), 2), 0, 2 * pad + 1)
-    return jax.vmap(lambda image, corner: lax.dynamic_slice(image, (*corner, 0), x.shape[1:]))(padded, corners)
+    return jax.vmap(lambda image, corner: lax.dynamic_slice(image, (*corner, 0), x.shape[1:]))(
+        padded, corners
+    )
 
 
 def _augment_images(augment: Callable[[Array, Array], Array], key: Array, batch: Batch) -> Batch:

@@ -36,7 +36,9 @@ class Scheme(NamedTuple):
 
 
 SCHEMES = {
-    "timm": Scheme((), _init.normal(1e-6), _small, (_small, _zeros), (_small, _zeros), (_small, _zeros)),
+    "timm": Scheme(
+        (), _init.normal(1e-6), _small, (_small, _zeros), (_small, _zeros), (_small, _zeros)
+    ),
     "torchvision": Scheme(
         patch=(_init.variance_scaling(1, "fan_in", "normal"), _zeros),
         token=_zeros,
@@ -94,7 +96,12 @@ class ViT(nn.Module):
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
         init = SCHEMES[self.scheme]
-        x = dense(patches(rgb(resize(x, self.image_size)), self.patch), self.width, "patch_embed", *init.patch)
+        x = dense(
+            patches(rgb(resize(x, self.image_size)), self.patch),
+            self.width,
+            "patch_embed",
+            *init.patch,
+        )
         token = self.param("cls_token", init.token, (1, 1, self.width), jnp.float32)
         x = jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, self.width)), x], 1)
         x = x + self.param("pos_embed", init.position, (1, *x.shape[1:]), jnp.float32)

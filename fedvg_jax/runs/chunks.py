@@ -41,7 +41,9 @@ class Programs(NamedTuple):
     """that compiling took"""
 
 
-def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = lambda line: None) -> Programs:
+def compile_programs(
+    sim: simulation.Simulation, say: Callable[[str], None] = lambda line: None
+) -> Programs:
     """Returns the programs of a run, compiled ahead of time unless a run of equal shapes has compiled them.
 
     Args:
@@ -55,14 +57,18 @@ def compile_programs(sim: simulation.Simulation, say: Callable[[str], None] = la
         data = pool_rows.shapes(sim.host_rows, sim.data)
         state = client_memories.shapes_on_devices(sim.memories, sim.state)
         is_guessed = hardware.current().is_cpu and "task" not in sim.given
-        with programs.announced(say, programs.first_seconds(sim.config.model) if is_guessed else None):
+        with programs.announced(
+            say, programs.first_seconds(sim.config.model) if is_guessed else None
+        ):
             chunk, evaluate_compiled = programs.compile_for(
                 sim.keep, sim.chunk, sim.evaluate, state, rounds, data, sim.hyper
             )
         if sim.host_rows:
             evaluate_compiled = pool_rows.evaluating(sim.evaluate, sim.host_rows)
             for table in evaluation_tables(sim.data).values():
-                evaluate_compiled(sim.whole(sim.state.variables), None, table[:0])  # compiles, and reads no row
+                evaluate_compiled(
+                    sim.whole(sim.state.variables), None, table[:0]
+                )  # compiles, and reads no row
     return Programs(chunk, evaluate_compiled, time.perf_counter() - start)
 
 
@@ -87,11 +93,16 @@ def run_chunks(
         is_ended: (records, state) of a chunk -> whether the run ends with it; its last round is then evaluated.
         is_single: whether every chunk is a single round.
     """
-    store, storage = client_memories.open_store(sim.memories, sim.config, state), sim.memories.storage
+    store, storage = (
+        client_memories.open_store(sim.memories, sim.config, state),
+        sim.memories.storage,
+    )
     state = client_memories.with_client_states(state, ()) if store else state
     state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
     round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
-    ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, is_single, round_seconds), state)
+    ahead = plan_chunk(
+        sim, drawn, num_done, _rounds_of_chunk(sim, num_done, is_single, round_seconds), state
+    )
     while ahead:
         start, (planned, rounds, data, clients) = time.perf_counter(), ahead
         state = storage.take(sim.memories, store, state, clients)
@@ -99,7 +110,9 @@ def run_chunks(
         num_done += len(planned)
         ahead = data = None  # so that only two chunks' rows are on the devices
         # drawn while the device works
-        ahead = plan_chunk(sim, drawn, num_done, _rounds_of_chunk(sim, num_done, is_single, round_seconds), state)
+        ahead = plan_chunk(
+            sim, drawn, num_done, _rounds_of_chunk(sim, num_done, is_single, round_seconds), state
+        )
         metrics = jax.device_get(processes.wait(metrics))
         store = storage.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(planned)])
@@ -109,7 +122,10 @@ def run_chunks(
             record = history.record(number + 1, schedule, of_round, round_seconds)
             records.append(record | communication.entries(sim.traffic, record))
         if sim.account:
-            records = [record | {"epsilon": history.number(sim.account.epsilon(record["round"]))} for record in records]
+            records = [
+                record | {"epsilon": history.number(sim.account.epsilon(record["round"]))}
+                for record in records
+            ]
         is_evaluated = until_evaluation(sim.config, num_done - 1) == 1
         if is_evaluated:
             records[-1] |= evaluate(sim, compiled, state, store)
@@ -121,7 +137,11 @@ def run_chunks(
 
 def _with_own_model(state: SimState) -> SimState:
     """Returns the state with copies of all arrays except the clients' memories."""
-    return state._replace(**tree.copies({name: getattr(state, name) for name in state._fields if "client" not in name}))
+    return state._replace(
+        **tree.copies(
+            {name: getattr(state, name) for name in state._fields if "client" not in name}
+        )
+    )
 
 
 class Chunk(NamedTuple):
@@ -136,15 +156,23 @@ class Chunk(NamedTuple):
     """int32 [n], the clients with memories that are copied to the devices; none unless memories stay on the host"""
 
 
-def _rounds_of_chunk(sim: simulation.Simulation, num_done: int, is_single: bool, round_seconds: float) -> int:
+def _rounds_of_chunk(
+    sim: simulation.Simulation, num_done: int, is_single: bool, round_seconds: float
+) -> int:
     """Returns the number of rounds after which the next chunk ends at the latest."""
-    is_informed = sim.selection is not None and sim.selection.num_candidates > 0  # it needs the model of every round
+    is_informed = (
+        sim.selection is not None and sim.selection.num_candidates > 0
+    )  # it needs the model of every round
     num_rounds = 1 if is_single or is_informed else max(1, int(CHUNK_SECONDS / round_seconds))
     return min(num_rounds, sim.memories.max_rounds, until_pause(sim.config, num_done))
 
 
 def plan_chunk(
-    sim: simulation.Simulation, drawn: list[Schedule], num_done: int, num_rounds: int, state: SimState
+    sim: simulation.Simulation,
+    drawn: list[Schedule],
+    num_done: int,
+    num_rounds: int,
+    state: SimState,
 ) -> Chunk | None:
     """Returns the next `num_rounds` rounds, or as many as one chunk holds; None where there are none.
 
@@ -174,7 +202,9 @@ def until_evaluation(config: Config, num_done: int) -> int:
 def until_pause(config: Config, num_done: int) -> int:
     """Returns the number of rounds to the next evaluation or checkpoint."""
     every = config.checkpoint_every
-    return min(until_evaluation(config, num_done), every - num_done % every if every else config.rounds)
+    return min(
+        until_evaluation(config, num_done), every - num_done % every if every else config.rounds
+    )
 
 
 def evaluation_tables(data: Data) -> dict[str, Any]:
@@ -183,7 +213,10 @@ def evaluation_tables(data: Data) -> dict[str, Any]:
 
 
 def evaluate(
-    sim: simulation.Simulation, compiled: Programs, state: SimState, store: client_memories.Store | None = None
+    sim: simulation.Simulation,
+    compiled: Programs,
+    state: SimState,
+    store: client_memories.Store | None = None,
 ) -> Record:
     """Returns the entries of an evaluation: `val_*`, `test_*`, the user's metrics, and what `record` asks for.
 
@@ -193,7 +226,9 @@ def evaluate(
     evaluated = evaluation_tables(data).items()
     sums = {part: compiled.evaluate(variables, data.pool, rows) for part, rows in evaluated}
     sums = jax.device_get(processes.wait(sums))
-    model = tree.copies(variables) if sim.metrics else variables  # the next chunk takes over the state's arrays
+    model = (
+        tree.copies(variables) if sim.metrics else variables
+    )  # the next chunk takes over the state's arrays
     record = {name: _measured(name, metric, model, data) for name, metric in sim.metrics.items()}
     for part, result in sums.items():
         record |= history.evaluation(part, sim.task.metrics(result))

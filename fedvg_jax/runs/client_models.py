@@ -22,7 +22,17 @@ from fedvg_jax.algorithms import fedavg
 from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.tree import num_bytes
-from fedvg_jax.core.types import Augment, Batch, Data, Executor, Hyper, Schedule, SimState, Tree, Variables
+from fedvg_jax.core.types import (
+    Augment,
+    Batch,
+    Data,
+    Executor,
+    Hyper,
+    Schedule,
+    SimState,
+    Tree,
+    Variables,
+)
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
 from fedvg_jax.host import processes
@@ -37,7 +47,9 @@ PIECE_BYTES = 2**26
 """Bytes of the models and rows of the clients that are evaluated at a time; one client may take more."""
 
 
-def entries(sim: simulation.Simulation, state: SimState, store: client_memories.Store | None) -> Record:
+def entries(
+    sim: simulation.Simulation, state: SimState, store: client_memories.Store | None
+) -> Record:
     """Returns the entries of `record` that are accuracies by client. All processes must call it.
 
     Args:
@@ -50,7 +62,9 @@ def entries(sim: simulation.Simulation, state: SimState, store: client_memories.
         return {}
     augment, local = transforms.AUGMENTATIONS[sim.config.augment], sim.local
     has_own = bool(local.is_local or sim.algorithm.personal)
-    make = functools.partial(_make, sim.bind, sim.executor, sim.optimiser, augment, local, wanted, has_own)
+    make = functools.partial(
+        _make, sim.bind, sim.executor, sim.optimiser, augment, local, wanted, has_own
+    )
     count = sim.keep(("client models", wanted), make)
     sizes = client_rows.sizes(sim.partition.test)
     correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
@@ -86,8 +100,14 @@ def by_client(name: str, correct: np.ndarray, sizes: np.ndarray) -> Record:
         accuracy = correct / sizes
     of_some = accuracy[sizes > 0]
     mean, spread = (number(of_some.mean()), number(of_some.std())) if of_some.size else (None, None)
-    of_each = {name: [number(value) for value in accuracy]} if len(sizes) <= client_rows.MAX_LISTED else {}
-    return of_each | dict(zip(CLIENT_ACCURACIES[name], (mean, worst_decile(of_some), spread), strict=True))
+    of_each = (
+        {name: [number(value) for value in accuracy]}
+        if len(sizes) <= client_rows.MAX_LISTED
+        else {}
+    )
+    return of_each | dict(
+        zip(CLIENT_ACCURACIES[name], (mean, worst_decile(of_some), spread), strict=True)
+    )
 
 
 def worst_decile(accuracies: Sequence[float] | np.ndarray) -> float | None:
@@ -122,7 +142,9 @@ def _pieces(
     for begin in range(0, len(test), size):
         piece = np.arange(size) + min(begin, len(test) - size)
         tested = np.concatenate([parts.test[k] for k in piece.tolist()])
-        trained = np.concatenate([parts.train[k] for k in piece.tolist()]) if is_finetuned else tested[:0]
+        trained = (
+            np.concatenate([parts.train[k] for k in piece.tolist()]) if is_finetuned else tested[:0]
+        )
         rows = np.zeros(max(1, size * int(used.max())), np.int64)
         rows[: len(tested) + len(trained)] = np.concatenate([tested, trained])
         table = np.full(table_shape, -1, np.int32)
@@ -131,7 +153,9 @@ def _pieces(
         counts[piece] = train[piece] * is_finetuned
         planned = schedule.make(
             number,
-            client_rows.from_sizes(np.arange(len(tested), len(tested) + len(trained), dtype=np.int32), counts),
+            client_rows.from_sizes(
+                np.arange(len(tested), len(tested) + len(trained), dtype=np.int32), counts
+            ),
             seed=config.seed,
             cohort_size=size,
             local_epochs=(config.finetune_epochs, config.finetune_epochs),
@@ -148,7 +172,9 @@ def _pieces(
 
 def _take(pool: Batch, rows: np.ndarray) -> Batch:
     """Returns rows of a run's pool, as its clients train on them: some may be corrupt. NumPy arrays."""
-    copies = [leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf for leaf in pool]  # each device has all
+    copies = [
+        leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf for leaf in pool
+    ]  # each device has all
     return Batch(*(np.asarray(copy[rows]) for copy in copies))
 
 
@@ -176,19 +202,29 @@ def _make(
     ) -> dict[str, Array]:
         counts, models, task = {}, {}, bind(base).task
         count_correct = evaluate.make_count_correct(task)
-        make_client = functools.partial(local_training.make_client, task, fedavg(), optimiser, **options)
-        for name in [name for name in wanted if name == BY_CLIENT or (name == PERSONAL and not has_own)]:
+        make_client = functools.partial(
+            local_training.make_client, task, fedavg(), optimiser, **options
+        )
+        for name in [
+            name for name in wanted if name == BY_CLIENT or (name == PERSONAL and not has_own)
+        ]:
             shared = (theta, pool)
-            counts[name] = executor.map(lambda both, rows: count_correct(both[0], both[1], rows), shared, tables)
+            counts[name] = executor.map(
+                lambda both, rows: count_correct(both[0], both[1], rows), shared, tables
+            )
         if PERSONAL in wanted and has_own:
-            models[PERSONAL] = jax.vmap(local.merge, (None, 0))(theta, own) if local.is_local else own
+            models[PERSONAL] = (
+                jax.vmap(local.merge, (None, 0))(theta, own) if local.is_local else own
+            )
         if FINETUNED in wanted:
             state = SimState(round, theta, (), local_training.Kept((), own))
             trained = executor.train(make_client, (state, Data(pool, (), (), ()), hyper), schedule)
             models[FINETUNED] = Variables(trained.params, trained.stats)
         for name, model in models.items():
             pairs = (model, tables)
-            counts[name] = executor.map(lambda pool, pair: count_correct(pair[0], pool, pair[1]), pool, pairs)
+            counts[name] = executor.map(
+                lambda pool, pair: count_correct(pair[0], pool, pair[1]), pool, pairs
+            )
         return counts
 
     return jax.jit(count, out_shardings=executor.placement)

@@ -63,7 +63,9 @@ def _explosion(record: Record, limit: float) -> str:
     return "the loss of the global model is not finite" if is_evaluated and not is_finite else ""
 
 
-def divergence(records: Sequence[Record], limit: float = math.inf, has_own_weighting: bool = False) -> str:
+def divergence(
+    records: Sequence[Record], limit: float = math.inf, has_own_weighting: bool = False
+) -> str:
     """Returns the error message for the first round in which a client or the loss diverged, "" if none did.
 
     Args:
@@ -74,9 +76,15 @@ def divergence(records: Sequence[Record], limit: float = math.inf, has_own_weigh
     record = until_first(records, limit)[-1] if records else {}
     if "diverged" not in record:
         problem = _explosion(record, limit)
-        return f"round {record['round']}: {problem}; use a smaller --lr, or --nonfinite skip" if problem else ""
+        return (
+            f"round {record['round']}: {problem}; use a smaller --lr, or --nonfinite skip"
+            if problem
+            else ""
+        )
     if has_own_weighting and record["diverged"] == record.get("unweighed"):
-        problem = f"weighting= gives clients {record['diverged']} a signal or weight that is not finite"
+        problem = (
+            f"weighting= gives clients {record['diverged']} a signal or weight that is not finite"
+        )
         return f"round {record['round']}: {problem}; correct it, or use --nonfinite skip to leave them out"
     what = "diverged (model, loss, score, weight or probe not finite)"
     advice = "use a smaller --lr, or --nonfinite skip to leave them out"
@@ -101,7 +109,9 @@ def zero_scores_warning(records: Sequence[Record]) -> str:
     'round 1: the weighting measured 0 for all 2 clients, so their weights are uniform'
     """
     for record in records:
-        weighed = [pair for pair in zip(record["weights"], record["scores"], strict=True) if pair[0]]
+        weighed = [
+            pair for pair in zip(record["weights"], record["scores"], strict=True) if pair[0]
+        ]
         if len(weighed) > 1 and all(score == 0 for _, score in weighed) and len(set(weighed)) == 1:
             measured = f"the weighting measured 0 for all {len(weighed)} clients"
             return f"round {record['round']}: {measured}, so their weights are uniform"
@@ -126,7 +136,8 @@ def exit_code(name: str) -> int:
 
 @contextlib.contextmanager
 def catch_signals(
-    report: Callable[[str], None] = lambda name: None, log: Callable[[str], None] = lambda line: None
+    report: Callable[[str], None] = lambda name: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Iterator[list[str]]:
     """Collects the names of signals in place of their usual effect, which a second SIGINT has again.
 
@@ -142,7 +153,11 @@ def catch_signals(
         return
     default = (signal.SIG_DFL, signal.default_int_handler)
     handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in STOPPING}
-    usual = {number: handler for number, handler in handlers.items() if number in ALWAYS_CAUGHT or handler in default}
+    usual = {
+        number: handler
+        for number, handler in handlers.items()
+        if number in ALWAYS_CAUGHT or handler in default
+    }
 
     def receive(number: int, frame=None) -> None:
         name, line = signal.Signals(number).name, "stopping after this round"
@@ -152,7 +167,9 @@ def catch_signals(
             signal.signal(number, usual[signal.SIGINT])
             line += "; again to stop now"
         if is_first:
-            with contextlib.suppress(RuntimeError):  # the signal came while another line was being written
+            with contextlib.suppress(
+                RuntimeError
+            ):  # the signal came while another line was being written
                 log(f"{name}: {line}")
 
     for number in usual:

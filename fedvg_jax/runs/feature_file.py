@@ -64,11 +64,17 @@ def write(
         with np.errstate(over="ignore"):
             values = extract(scale(arrays.x[first : first + ROWS])).astype(dtype)
         if not np.isfinite(values).all():
-            raise UsageError(f"features of rows {first} and following exceed {np.dtype(dtype)}; use --float32")
+            raise UsageError(
+                f"features of rows {first} and following exceed {np.dtype(dtype)}; use --float32"
+            )
         passes.append(values)
         progress(first + len(values), len(arrays.y))
     x, y, split = np.concatenate(passes), arrays.y, arrays.num_train
-    members = {"x_train": x[:split], "y_train": y[:split], "class_names": np.array(arrays.class_names)}
+    members = {
+        "x_train": x[:split],
+        "y_train": y[:split],
+        "class_names": np.array(arrays.class_names),
+    }
     members["manifest"] = np.array(json.dumps(manifest))
     if len(y) > split:
         members |= {"x_test": x[split:], "y_test": y[split:]}
@@ -88,11 +94,15 @@ def _task(config: Config, arrays: Arrays, size: Size | None) -> tuple[Task, tupl
     if size:
         user_data.check_rows_are_images(arrays, "image_size", "leave it out")
         shape = (*size, shape[-1])
-    resized = arrays._replace(x=np.broadcast_to(np.zeros((), arrays.x.dtype), (len(arrays.x), *shape)))
+    resized = arrays._replace(
+        x=np.broadcast_to(np.zeros((), arrays.x.dtype), (len(arrays.x), *shape))
+    )
     return registry.make_task(config, resized), shape
 
 
-def _extractor(task: Task, variables: Variables, shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray]:
+def _extractor(
+    task: Task, variables: Variables, shape: tuple[int, ...]
+) -> Callable[[np.ndarray], np.ndarray]:
     """Returns the function rows [n, ...] -> features float32 [n, F], for n up to `ROWS`."""
     assert task.forward is not None, "every named model has it"
     forward = task.forward

@@ -75,21 +75,30 @@ def read(words: Sequence[str]) -> tuple[Launch | None, list[str]]:
     parser.add_argument("--process", type=int)
     try:
         options, others = parser.parse_known_args(words)
-        from_environment = (os.environ.get(f"JAX_{name}") for name in ("NUM_PROCESSES", "PROCESS_ID"))
+        from_environment = (
+            os.environ.get(f"JAX_{name}") for name in ("NUM_PROCESSES", "PROCESS_ID")
+        )
         given = (options.processes, options.process)
         count, index = (
-            int(text) if value is None and text else value for value, text in zip(given, from_environment, strict=True)
+            int(text) if value is None and text else value
+            for value, text in zip(given, from_environment, strict=True)
         )
     except (argparse.ArgumentError, ValueError) as error:
         raise UsageError(f"{error}; see --help-all") from None
     where = options.distributed
     if where is None:
         if given != (None, None):
-            raise UsageError("--process and --processes need --distributed HOST:PORT; add it, or leave them out")
+            raise UsageError(
+                "--process and --processes need --distributed HOST:PORT; add it, or leave them out"
+            )
         return None, others
     match = _ADDRESS.fullmatch(where)
-    if where != "auto" and not (match and 0 < int(match[1]) < 2**16 and count and index is not None):
-        raise UsageError(f"distributed takes auto, or HOST:PORT with --processes N and --process I; got {where}")
+    if where != "auto" and not (
+        match and 0 < int(match[1]) < 2**16 and count and index is not None
+    ):
+        raise UsageError(
+            f"distributed takes auto, or HOST:PORT with --processes N and --process I; got {where}"
+        )
     if count and index is not None and not 0 <= index < count:
         raise UsageError(f"process must be 0..{count - 1} of {count} processes, got {index}")
     return Launch(where, count, index), others
@@ -108,7 +117,9 @@ def join(launch: Launch) -> None:
     if "JAX_CPU_COLLECTIVES_IMPLEMENTATION" not in os.environ:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
-    jax.config.update("jax_enable_preemption_service", False)  # it would replace the handler of SIGTERM
+    jax.config.update(
+        "jax_enable_preemption_service", False
+    )  # it would replace the handler of SIGTERM
     is_auto = launch.coordinator == "auto"
     try:
         jax.distributed.initialize(
@@ -153,7 +164,9 @@ def run(launch: Launch, command: Callable[[], int]) -> int:
         code = command()
     except UsageError as error:
         if processes.is_first():
-            print(f"error: {error}", file=sys.stderr, flush=True)  # before the wait for processes that may hang
+            print(
+                f"error: {error}", file=sys.stderr, flush=True
+            )  # before the wait for processes that may hang
         jax.distributed.shutdown()
         return getattr(error, "exit_code", 2)
     except Exception as error:

@@ -86,7 +86,9 @@ def export(sim: simulation.Simulation, finished: History) -> None:
 
 
 @contextlib.contextmanager
-def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Iterator[recording.Recorder]:
+def open_recorder(
+    sim: simulation.Simulation, log: Callable[[str], None]
+) -> Iterator[recording.Recorder]:
     """Yields the recorder of a run, see `starts.open_run_folder`."""
     config = sim.config
     layers = layer_names(config, sim.task) if config.out else ()
@@ -109,10 +111,14 @@ def open_recorder(sim: simulation.Simulation, log: Callable[[str], None]) -> Ite
         with processes.together():
             if config.export_partition and processes.is_first():
                 exchange.write(config.export_partition, sim.partition, len(sim.arrays.y))
-            is_custom_base = sim.base is not None and sim.memories.has_custom_model and not config.init
+            is_custom_base = (
+                sim.base is not None and sim.memories.has_custom_model and not config.init
+            )
             if is_custom_base and recorder.keeps_checkpoints:
                 assert config.out is not None, "checkpoints are in it"
-                checkpoint.save_base(config.out, checkpoint.to_host(sim.base))  # of initial=, which no setting makes
+                checkpoint.save_base(
+                    config.out, checkpoint.to_host(sim.base)
+                )  # of initial=, which no setting makes
         checkpoint_of = {"checkpoint": str(recorder.start.resumed_from)}
         starts.refuse_different(checkpoint_of, f"let all see the same files of {config.out}")
         yield recorder
@@ -122,10 +128,19 @@ def _finished_history(sim: simulation.Simulation, recorder: recording.Recorder) 
     """Returns the history of a run that has no rounds left to compute."""
     start, folder = recorder.start, recorder.folder
     best = sim.whole(recorder.best.variables) if recorder.best else None
-    finished = History(start.records, start.summary or {}, sim.whole(start.state.variables), folder, best, sim.config)
+    finished = History(
+        start.records,
+        start.summary or {},
+        sim.whole(start.state.variables),
+        folder,
+        best,
+        sim.config,
+    )
     if start.history or folder is None:
         return finished
-    return History.load(folder)._replace(records=start.records, summary=finished.summary, config=sim.config)
+    return History.load(folder)._replace(
+        records=start.records, summary=finished.summary, config=sim.config
+    )
 
 
 class Run(NamedTuple):
@@ -144,11 +159,15 @@ class Run(NamedTuple):
     """why a callback ended the run, once one has"""
 
 
-def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers) -> History:
+def _run_rounds(
+    sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers
+) -> History:
     """Computes the rounds that are left, and returns the history of all."""
     start, config = recorder.start, sim.config
     if cohort_size(config) == 1 < config.clients:
-        observers.log("one client a round: every weighting gives it the weight 1; use a larger join_ratio")
+        observers.log(
+            "one client a round: every weighting gives it the weight 1; use a larger join_ratio"
+        )
     if absent := classes_without_rows(sim.arrays):
         observers.log(f"no row has class {', '.join(absent[:5])}{' ...' * (len(absent) > 5)}")
     if config.local and client_models.PERSONAL not in listed(config.record):
@@ -161,17 +180,30 @@ def _run_rounds(sim: simulation.Simulation, recorder: recording.Recorder, observ
         earlier_records = functools.partial(observers.on_chunk, copy.deepcopy(start.records))
         is_over |= is_ended_by([earlier_records], reasons)
     compiled = None if is_over else chunks.compile_programs(sim, observers.on_compiling)
-    compiling, earlier = start.seconds[0] + (compiled.seconds if compiled else 0.0), start.seconds[1]
+    compiling, earlier = (
+        start.seconds[0] + (compiled.seconds if compiled else 0.0),
+        start.seconds[1],
+    )
     begin = time.perf_counter()  # a clock that cannot be set
 
     def read_clock() -> tuple[float, float]:
         return compiling, earlier + time.perf_counter() - begin
 
     run, stop = Run(sim, recorder, observers, read_clock, list(start.records), [], reasons), None
-    with endings.catch_signals(observers.on_stop, observers.log) as received, hardware.single_lapack_thread():
-        is_single, is_observed = bool(observers.callbacks), bool(observers.callbacks or observers.on_chunk)
+    with (
+        endings.catch_signals(observers.on_stop, observers.log) as received,
+        hardware.single_lapack_thread(),
+    ):
+        is_single, is_observed = (
+            bool(observers.callbacks),
+            bool(observers.callbacks or observers.on_chunk),
+        )
         is_ended = functools.partial(call_observers, run) if is_observed else None
-        rounds = chunks.run_chunks(sim, compiled, state, num_done, is_ended, is_single) if compiled else ()
+        rounds = (
+            chunks.run_chunks(sim, compiled, state, num_done, is_ended, is_single)
+            if compiled
+            else ()
+        )
         for state, new in rounds:
             with processes.together():
                 add_chunk(run, state, new)
@@ -193,7 +225,10 @@ def call_observers(run: Run, records: list[Record], state: SimState) -> bool:
         state: after it.
     """
     last, on_chunk = records[-1], run.observers.on_chunk
-    calls = [functools.partial(callback, copy.deepcopy(last), state) for callback in run.observers.callbacks]
+    calls = [
+        functools.partial(callback, copy.deepcopy(last), state)
+        for callback in run.observers.callbacks
+    ]
     if on_chunk:
         recorded = _until_divergence(run, records)
         calls.append(functools.partial(on_chunk, copy.deepcopy(recorded)))
@@ -230,7 +265,11 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     sim = run.sim
     contracts.refuse_wrong_weights(new)
     limit, recorded = _loss_limit(run, new), _until_divergence(run, new)
-    error = endings.divergence(recorded, limit, "weighting" in sim.given) if sim.config.nonfinite == "raise" else ""
+    error = (
+        endings.divergence(recorded, limit, "weighting" in sim.given)
+        if sim.config.nonfinite == "raise"
+        else ""
+    )
     if error and not run.records:
         error = _error_of_first_model(sim) or error
     run.records.extend(recorded)
@@ -261,7 +300,11 @@ def _error_of_first_model(sim: simulation.Simulation) -> str:
     if sim.host_rows or processes.count() > 1 or math.isfinite(sim.validation_loss(sim.state)):
         return ""
     num_classes = len(sim.arrays.class_names) if "task" in sim.given else 0
-    outputs = f", which needs {num_classes} outputs for labels from 0 to {num_classes - 1}" if num_classes else ""
+    outputs = (
+        f", which needs {num_classes} outputs for labels from 0 to {num_classes - 1}"
+        if num_classes
+        else ""
+    )
     return f"the loss of the first model is not finite before any step; correct x, y or the model{outputs}"
 
 
@@ -316,7 +359,12 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
 
 def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
     """Returns the content of summary.json. `resumed_from` is the round of the last checkpoint that was restored."""
-    config, records, start, (compiling, running) = run.sim.config, run.records, run.recorder.start, run.read_clock()
+    config, records, start, (compiling, running) = (
+        run.sim.config,
+        run.records,
+        run.recorder.start,
+        run.read_clock(),
+    )
     better = dict(run.sim.task.better)
     better |= {name: metric.better for name, metric in run.sim.metrics.items() if metric.better}
     return {

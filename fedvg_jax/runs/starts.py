@@ -47,7 +47,9 @@ class Described(NamedTuple):
 
 
 @contextlib.contextmanager
-def open_run_folder(config: Config, state: SimState, described: Described, log: Log) -> Iterator[Recorder]:
+def open_run_folder(
+    config: Config, state: SimState, described: Described, log: Log
+) -> Iterator[Recorder]:
     """Locks the folder of a run, and yields its recorder; of several processes, only the first writes.
 
     Args:
@@ -70,7 +72,9 @@ def open_run_folder(config: Config, state: SimState, described: Described, log: 
                 with files.writing(f"the run folder {folder}", "--out"):
                     folder.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(files.held(folder))
-            start = find_start(folder, config, state, described, log if is_first else lambda line: None)
+            start = find_start(
+                folder, config, state, described, log if is_first else lambda line: None
+            )
         with processes.together():  # all have read the folder, and now the first process changes it
             if not is_first:
                 recorder = Recorder(dataclasses.replace(config, out=None), start)
@@ -78,7 +82,9 @@ def open_run_folder(config: Config, state: SimState, described: Described, log: 
                 recorder = Recorder(config, start)
             else:
                 pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
-                pending = (rewind if config.resume else write_new)(folder, config, start, described, pool, log)
+                pending = (rewind if config.resume else write_new)(
+                    folder, config, start, described, pool, log
+                )
                 recorder = Recorder(config, start, pool, pending)
         yield recorder
 
@@ -86,7 +92,9 @@ def open_run_folder(config: Config, state: SimState, described: Described, log: 
 # --- where it starts
 
 
-def find_start(folder: Path, config: Config, state: SimState, described: Described, log: Log) -> Start:
+def find_start(
+    folder: Path, config: Config, state: SimState, described: Described, log: Log
+) -> Start:
     """Returns where a run starts. Changes no file.
 
     Raises:
@@ -101,17 +109,23 @@ def find_start(folder: Path, config: Config, state: SimState, described: Describ
         )
     manifest = files.read_object_if_any(folder / "manifest.json")
     if manifest:  # a run that was killed in its first seconds has none
-        run_folder.refuse_other_sources(folder, manifest, described.sources(), described.given, described.code)
+        run_folder.refuse_other_sources(
+            folder, manifest, described.sources(), described.given, described.code
+        )
     parts = len(manifest.get("runs", [])) + 1
     start = after_checkpoint(folder, config, state, parts, log)
     if start and not manifest:
-        raise UsageError(f"{folder} has lost its manifest.json; restore the file, or start a new run")
+        raise UsageError(
+            f"{folder} has lost its manifest.json; restore the file, or start a new run"
+        )
     if run_folder.is_finished(folder, config):
         return finished(folder, start or Start(state, []))
     return start or Start(state, [], parts=parts, resumed_from=0)
 
 
-def after_checkpoint(folder: Path, config: Config, state: SimState, parts: int, log: Log) -> Start | None:
+def after_checkpoint(
+    folder: Path, config: Config, state: SimState, parts: int, log: Log
+) -> Start | None:
     """Returns the start after the newest intact checkpoint; None without a complete one."""
 
     def template(leaves: Mapping[str, np.ndarray]) -> Any:
@@ -149,7 +163,12 @@ def finished(folder: Path, start: Start) -> Start:
 
 
 def write_new(
-    folder: Path, config: Config, start: Start, described: Described, pool: ThreadPoolExecutor, log: Log
+    folder: Path,
+    config: Config,
+    start: Start,
+    described: Described,
+    pool: ThreadPoolExecutor,
+    log: Log,
 ) -> Future:
     """Writes the files that describe a new run; the manifest in the background, because digests of data take long."""
     run_folder.refuse_taken(folder)
@@ -159,17 +178,28 @@ def write_new(
 
 
 def rewind(
-    folder: Path, config: Config, start: Start, described: Described, pool: ThreadPoolExecutor, log: Log
+    folder: Path,
+    config: Config,
+    start: Start,
+    described: Described,
+    pool: ThreadPoolExecutor,
+    log: Log,
 ) -> Future:
     """Brings a folder back to the round that a run continues from. A kill between two steps leaves it as if written."""
-    path, number, old_devices = folder / digests.HISTORY, len(start.records), run_folder.read_config(folder).devices
+    path, number, old_devices = (
+        folder / digests.HISTORY,
+        len(start.records),
+        run_folder.read_config(folder).devices,
+    )
     if old_devices != config.devices:
         log(f"later rounds may differ by rounding: devices {old_devices} -> {config.devices}")
     with files.writing(f"the run folder {folder}", "--out"):
         for name in (digests.FILE, "summary.json"):
             (folder / name).unlink(missing_ok=True)
         earlier = [path for path in digests.checkpoints(folder) if int(path.name) <= number]
-        digests.remove_checkpoints(folder, kept=earlier)  # later ones have digests of a longer history
+        digests.remove_checkpoints(
+            folder, kept=earlier
+        )  # later ones have digests of a longer history
         if start.history:
             os.truncate(path, start.history[0])
         else:
@@ -182,7 +212,9 @@ def rewind(
 def _write_manifest(folder: Path, start: Start, described: Described, log: Log) -> None:
     with files.writing(f"the run folder {folder}", "--out"):
         number = len(start.records)
-        provenance.write_manifest(folder, described.sources(), described.given, described.code, number, log)
+        provenance.write_manifest(
+            folder, described.sources(), described.given, described.code, number, log
+        )
 
 
 OWN = ("out", "export", "resume", "data_dir", "cache_dir")
@@ -201,11 +233,17 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
     """
     if processes.count() == 1:
         return choose(config)
-    settings = {f"setting {name}": repr(value) for name, value in configs.flatten(config).items() if name not in OWN}
+    settings = {
+        f"setting {name}": repr(value)
+        for name, value in configs.flatten(config).items()
+        if name not in OWN
+    }
     refuse_different(settings, "start all with the same command")
     with processes.together():
         chosen = choose(config) if processes.is_first() else config
-    out, resume = json.loads(processes.exchange(json.dumps([chosen.out and str(chosen.out), chosen.resume]))[0])
+    out, resume = json.loads(
+        processes.exchange(json.dumps([chosen.out and str(chosen.out), chosen.resume]))[0]
+    )
     return dataclasses.replace(config, out=out and Path(out), resume=resume)
 
 

@@ -31,7 +31,9 @@ PLACE = ["method", "scenario", "seed", "partition_seed"]
 """Columns that name a run: two with equal values are one run that was done twice."""
 
 
-def collect(folders: Sequence[Path | str], partial: bool = False, metric: str | None = None) -> Study:
+def collect(
+    folders: Sequence[Path | str], partial: bool = False, metric: str | None = None
+) -> Study:
     """Returns the study of run folders.
 
     Args:
@@ -70,13 +72,19 @@ def make_study(
     if not finished:
         reasons = [folder.missing or folder.failure for folder in read]
         where = ", ".join(map(str, sources))
-        raise UsageError(f"{where}: no finished run to report; {_listed([*reasons, *lost]) or 'name a folder of runs'}")
+        raise UsageError(
+            f"{where}: no finished run to report; {_listed([*reasons, *lost]) or 'name a folder of runs'}"
+        )
     is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(read)
-    placed = places.places([folder.settings for folder in read], sweeps[0].axes if is_one_sweep else ())
+    placed = places.places(
+        [folder.settings for folder in read], sweeps[0].axes if is_one_sweep else ()
+    )
     scenarios = tuple(sorted(dict.fromkeys(place.scenario for place in placed), key=_order))
     frame = make_frame(read, placed, scenarios)
     if mixed := _mixed_sources(frame):
-        raise UsageError(f"the runs are of different data or partitions: {_listed(mixed)}; report them apart")
+        raise UsageError(
+            f"the runs are of different data or partitions: {_listed(mixed)}; report them apart"
+        )
     frame, twins = _without_twins(frame)
     if not is_one_sweep:
         frame = _with_unpaired(frame, scenarios)
@@ -93,7 +101,9 @@ def make_study(
     for choice in CHOICES:
         values = [outcome.of_run(run.history, choice) for run in frame["run"][is_finished]]
         frame.loc[is_finished, choice] = values
-    titles = [sweep.title for sweep in sweeps if sweep.title] or [Path(source).resolve().name for source in sources]
+    titles = [sweep.title for sweep in sweeps if sweep.title] or [
+        Path(source).resolve().name for source in sources
+    ]
     notes = [*_shared_partition(frame, scenarios), *_of_models(runs, outcome.metric)]
     return Study(
         title="; ".join(dict.fromkeys(titles)),
@@ -130,7 +140,9 @@ def _has_personal_models(run: Run) -> bool:
 # --- the frame
 
 
-def make_frame(read: Sequence[Folder], placed: Sequence[Place], scenarios: Sequence[Scenario]) -> Frame:
+def make_frame(
+    read: Sequence[Folder], placed: Sequence[Place], scenarios: Sequence[Scenario]
+) -> Frame:
     """Returns the frame of a study without outcomes, in the order of the seeds of each method."""
     import pandas
 
@@ -184,7 +196,9 @@ def _without_twins(frame: Frame) -> tuple[Frame, list[str]]:
 def _twin(first: Run, second: Run) -> str:
     """Returns a note that of two equal runs the first is used; raises UsageError if their results differ."""
     ours, theirs = first.history.summary, second.history.summary
-    if any(ours.get(name) != theirs.get(name) for name in ("test_accuracy_final", "test_loss_final")):
+    if any(
+        ours.get(name) != theirs.get(name) for name in ("test_accuracy_final", "test_loss_final")
+    ):
         raise UsageError(
             f"{first.folder} and {second.folder} have equal settings and seeds but other results; report one"
         )
@@ -210,7 +224,11 @@ def _with_unpaired(frame: Frame, scenarios: Sequence[Scenario]) -> Frame:
         line = f"{where}: no run with {places.replicate_text(place.replicate)}"
         lacking.append(Folder("", {}, missing=line))
         placed.append(place)
-    return pandas.concat([frame, make_frame(lacking, placed, scenarios)], ignore_index=True) if placed else frame
+    return (
+        pandas.concat([frame, make_frame(lacking, placed, scenarios)], ignore_index=True)
+        if placed
+        else frame
+    )
 
 
 SOURCES = {"data": ["scenario"], "partition": ["scenario", "partition_seed", "own_seed"]}
@@ -243,7 +261,9 @@ def _shared_partition(frame: Frame, scenarios: Sequence[Scenario]) -> list[str]:
         return []
     named = "; ".join(places.scenario_text(scenarios[position]) for position in shared)
     where = f" at {named}" if len(shared) < len(counts) else ""
-    return [f"seeds{where} share a partition, so that differences and intervals hold for the partitions drawn only"]
+    return [
+        f"seeds{where} share a partition, so that differences and intervals hold for the partitions drawn only"
+    ]
 
 
 def _of_models(runs: Sequence[Run], metric: str) -> list[str]:

@@ -126,12 +126,16 @@ def hypertext(table: Table) -> str:
     """Returns a `table` element below its title, and its notes as paragraphs."""
     titles = [*table.rows[0]]
     num_texts = [*_right(table), True].index(True)
-    body = html_table(table.name, titles, _texts(table, plain_html, "<b>{}</b>"), f"lead{min(num_texts, 3)}")
+    body = html_table(
+        table.name, titles, _texts(table, plain_html, "<b>{}</b>"), f"lead{min(num_texts, 3)}"
+    )
     notes = "".join(f"<p class=note>{plain_html(note)}</p>\n" for note in table.notes)
     return f"<p class=caption>{plain_html(table.title)}</p>\n{body}{notes}"
 
 
-def html_table(name: str, titles: Sequence[str], rows: Sequence[Sequence[str]], classes: str = "texts") -> str:
+def html_table(
+    name: str, titles: Sequence[str], rows: Sequence[Sequence[str]], classes: str = "texts"
+) -> str:
     """Returns a `table` element.
 
     Args:
@@ -144,7 +148,12 @@ def html_table(name: str, titles: Sequence[str], rows: Sequence[Sequence[str]], 
 
     texts = pandas.DataFrame([*rows], columns=[plain_html(title) for title in titles])
     with pandas.option_context("display.max_colwidth", None):
-        return texts.to_html(index=False, border=0, escape=False, table_id=plain_html(name), classes=classes) + "\n"
+        return (
+            texts.to_html(
+                index=False, border=0, escape=False, table_id=plain_html(name), classes=classes
+            )
+            + "\n"
+        )
 
 
 def terminal(table: Table) -> Group:
@@ -155,14 +164,22 @@ def terminal(table: Table) -> Group:
 
     shown = rich.table.Table()
     for title, right in zip(table.rows[0], _right(table), strict=True):
-        shown.add_column(Text(one_line(title)), justify="right" if right else "left", overflow="fold")
+        shown.add_column(
+            Text(one_line(title)), justify="right" if right else "left", overflow="fold"
+        )
     for row in table.rows:
-        shown.add_row(*(Text(one_line(entry.text), "bold" if entry.is_bold else "") for entry in row.values()))
+        shown.add_row(
+            *(Text(one_line(entry.text), "bold" if entry.is_bold else "") for entry in row.values())
+        )
     lines = [Text(one_line(line)) for line in (table.title, *table.notes)]
     return Group(lines[0], shown, *lines[1:])
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {"tex": latex, "csv": comma_separated, "html": hypertext}
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "tex": latex,
+    "csv": comma_separated,
+    "html": hypertext,
+}
 """Suffix of a file -> the function that returns its text."""
 
 

@@ -132,7 +132,11 @@ def measured(record: Record, part: str = "test") -> dict[str, float | None]:
         elif part == "test" and (name in TITLES or not history.is_reserved(name)):
             found[name] = value
     found.pop("majority_accuracy", None)
-    numbers = {name: value for name, value in found.items() if value is None or isinstance(value, (int, float))}
+    numbers = {
+        name: value
+        for name, value in found.items()
+        if value is None or isinstance(value, (int, float))
+    }
     return {name: _shown(name, value) for name, value in numbers.items()}
 
 
@@ -169,8 +173,12 @@ def choose_outcome(runs: Sequence[Run], are_personal: bool, text: str | None) ->
     declared = {"min:": "lower", "max:": "higher"}.get(text[:4])
     name = (text[4:] if declared else text).removeprefix("test_")
     if name not in common:
-        without = next(run for run, values in zip(runs, recorded, strict=True) if name not in values)
-        raise UsageError(f"--metric {text[:100]}: {without.folder} has none; all runs have {', '.join(common)}")
+        without = next(
+            run for run, values in zip(runs, recorded, strict=True) if name not in values
+        )
+        raise UsageError(
+            f"--metric {text[:100]}: {without.folder} has none; all runs have {', '.join(common)}"
+        )
     better = declared or history.BETTER.get(name) or _recorded_direction(runs, name)
     if better is None:
         raise UsageError(
@@ -195,4 +203,6 @@ def rounds_to(outcome: Outcome, records: Sequence[Record], target: float) -> flo
     """Returns the first evaluated round that reaches a target, up to rounding; infinity where none does."""
     reached = outcome.sign * target - ROUNDING * abs(target)
     values = outcome.evaluations(records).items()
-    return next((float(number) for number, value in values if outcome.sign * value >= reached), math.inf)
+    return next(
+        (float(number) for number, value in values if outcome.sign * value >= reached), math.inf
+    )

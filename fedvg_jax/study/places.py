@@ -42,7 +42,9 @@ class Place(NamedTuple):
     replicate: Replicate
 
 
-def settings_of(config: Config, values: Mapping[str, Any] = {}, given: Mapping[str, str] = {}) -> dict[str, Any]:
+def settings_of(
+    config: Config, values: Mapping[str, Any] = {}, given: Mapping[str, str] = {}
+) -> dict[str, Any]:
     """Returns the settings that affect the results of a run, by dotted name.
 
     Args:
@@ -65,7 +67,11 @@ def shared_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the settings that all runs use with the same value, by dotted name."""
     shared = dict(runs[0])
     for settings in runs[1:]:
-        shared = {name: value for name, value in shared.items() if name in settings and settings[name] == value}
+        shared = {
+            name: value
+            for name, value in shared.items()
+            if name in settings and settings[name] == value
+        }
     return shared
 
 
@@ -102,7 +108,9 @@ def _rank(name: str) -> int:
     return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
-def _varies(name: str, runs: Sequence[Mapping[str, Any]], told_apart_by: Sequence[str] = ()) -> bool:
+def _varies(
+    name: str, runs: Sequence[Mapping[str, Any]], told_apart_by: Sequence[str] = ()
+) -> bool:
     """Returns whether runs that other settings do not tell apart have several values of a setting."""
     first: dict[tuple, Any] = {}
     for run in runs:
@@ -177,4 +185,8 @@ def replicate_text(replicate: Replicate) -> str:
     ('seed 3, partition seed 42', 'seed 3')
     """
     seed, partition_seed = replicate
-    return f"seed {seed}" if seed == partition_seed else f"seed {seed}, partition seed {partition_seed}"
+    return (
+        f"seed {seed}"
+        if seed == partition_seed
+        else f"seed {seed}, partition seed {partition_seed}"
+    )

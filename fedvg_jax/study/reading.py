@@ -67,7 +67,9 @@ def _folders_of_runs(folder: Path) -> list[Path]:
     if not inner:
         points = folder / sweep_folder.POINTS
         hint = f", such as {points}" if points.is_dir() else ""
-        raise UsageError(f"{folder} holds no runs (no sweep.json, config.json); name a sweep or a run{hint}")
+        raise UsageError(
+            f"{folder} holds no runs (no sweep.json, config.json); name a sweep or a run{hint}"
+        )
     return inner
 
 
@@ -89,13 +91,18 @@ def _read_point(folder: Path, point: StoredPoint, sweep: Stored) -> Folder:
         return read
     code = {}
     for argument, digest in read.run.manifest.get("code", {}).items():
-        equal = sweep.objects.get(f"{argument} {given.get(argument)}") or sweep.objects.get(argument, [])
+        equal = sweep.objects.get(f"{argument} {given.get(argument)}") or sweep.objects.get(
+            argument, []
+        )
         code[argument] = equal[0] if digest in equal else digest
     return read._replace(run=read.run._replace(manifest={**read.run.manifest, "code": code}))
 
 
 def _read_run(
-    folder: Path, values: Mapping[str, Any] = {}, given: Mapping[str, str] = {}, planned: Config | None = None
+    folder: Path,
+    values: Mapping[str, Any] = {},
+    given: Mapping[str, str] = {},
+    planned: Config | None = None,
 ) -> Folder | str:
     """Returns what a run folder has to offer, or why its settings are lost; damaged files are one line.
 
@@ -109,14 +116,20 @@ def _read_run(
         return f"{name}: {'config.json is missing' if run_folder.is_run(folder) else 'no run folder yet'}"
     try:
         history = History.load(folder)
-        partition, manifest = (files.read_object_if_any(folder / f"{stem}.json") for stem in ("partition", "manifest"))
-        layers = files.read_json(folder / "layers.json") if (folder / "layers.json").exists() else ()
+        partition, manifest = (
+            files.read_object_if_any(folder / f"{stem}.json") for stem in ("partition", "manifest")
+        )
+        layers = (
+            files.read_json(folder / "layers.json") if (folder / "layers.json").exists() else ()
+        )
     except UsageError as error:
         return f"{name}: {one_line(str(error))}"
     assert history.config is not None
     if planned and (changed := run_folder.differences(planned, history.config)):
         return f"{name}: other settings than those of the sweep: {changed[0]}"
-    recorded = {argument: text for argument, text in manifest.get("given", {}).items() if argument in PASSED}
+    recorded = {
+        argument: text for argument, text in manifest.get("given", {}).items() if argument in PASSED
+    }
     given = {**given, **recorded}
     values = {**history.summary.get("names", {}), **values}
     read = Folder(name, settings_of(history.config, values, given))

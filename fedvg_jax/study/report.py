@@ -107,7 +107,9 @@ def write_study(
     paths = []
     with files.writing(folder, "--out"), base.drawing(names_of(study)):
         (folder / "tables").mkdir(parents=True, exist_ok=True)
-        for table, (suffix, form) in itertools.product((*made, tables.runs(study)), FORMATS.items()):
+        for table, (suffix, form) in itertools.product(
+            (*made, tables.runs(study)), FORMATS.items()
+        ):
             paths.append(folder / "tables" / f"{table.name}.{suffix}")
             files.replace(paths[-1], form(table))
         for name in FIGURES if figures is None else figures:
@@ -129,7 +131,13 @@ def names_of(study: Study) -> list[str]:
     """Returns the texts of a study that its figures show."""
     classes = [str(name) for run in study.runs for name in run.partition.get("class_names", ())]
     scenarios = map(scenario_text, study.scenarios)
-    return [study.title, study.outcome.title, *map(method_title, study.methods), *scenarios, *dict.fromkeys(classes)]
+    return [
+        study.title,
+        study.outcome.title,
+        *map(method_title, study.methods),
+        *scenarios,
+        *dict.fromkeys(classes),
+    ]
 
 
 def missing_packages() -> list[str]:
@@ -187,9 +195,14 @@ def summary(study: Study) -> str:
 
 def _figure(drawing: Drawing, path: Path) -> str:
     """Returns a figure with its picture inside."""
-    data, width = base64.b64encode(path.read_bytes()).decode(), round(130 * drawing.figure.get_figwidth())
+    data, width = (
+        base64.b64encode(path.read_bytes()).decode(),
+        round(130 * drawing.figure.get_figwidth()),
+    )
     alt = plain_html(drawing.title)
-    return f'<figure><img width="{width}" alt="{alt}" src="data:image/png;base64,{data}"></figure>\n'
+    return (
+        f'<figure><img width="{width}" alt="{alt}" src="data:image/png;base64,{data}"></figure>\n'
+    )
 
 
 # --- settings and provenance
@@ -279,7 +292,11 @@ def compare(
     if not several:
         raise UsageError("compare needs results or folders; got none")
     are_folders = all(isinstance(each, (str, os.PathLike)) for each in several)
-    study = collect(list(map(Path, several)), partial, metric) if are_folders else _of_results(several, partial, metric)
+    study = (
+        collect(list(map(Path, several)), partial, metric)
+        if are_folders
+        else _of_results(several, partial, metric)
+    )
     chosen = tables.options(study, baseline, None, choice)
     made = [*tables.all_tables(study, chosen), tables.runs(study)]
     frames = {table.name: frame(table) for table in made}
@@ -293,16 +310,27 @@ def _as_list(results: Any) -> list[Any]:
         return [results]
     if isinstance(results, Iterable):
         return list(results)
-    raise UsageError(f"compare takes results of run_sweep, histories, or folders; got {results!r:.99}")
+    raise UsageError(
+        f"compare takes results of run_sweep, histories, or folders; got {results!r:.99}"
+    )
 
 
 def _of_results(results: Sequence[Any], partial: bool, metric: str | None) -> Study:
     """Returns the study of results in memory, or of the folders that hold them."""
-    listed = [SweepResult("", {}, each, each.config) if isinstance(each, History) else each for each in results]
+    listed = [
+        SweepResult("", {}, each, each.config) if isinstance(each, History) else each
+        for each in results
+    ]
     for each in listed:
         if not isinstance(each, SweepResult):
-            raise UsageError(f"compare takes results of run_sweep, histories, or folders; got {type(each).__name__}")
-    folders = [each.result.folder for each in listed if isinstance(each.result, History) and each.result.folder]
+            raise UsageError(
+                f"compare takes results of run_sweep, histories, or folders; got {type(each).__name__}"
+            )
+    folders = [
+        each.result.folder
+        for each in listed
+        if isinstance(each.result, History) and each.result.folder
+    ]
     sources = list(dict.fromkeys(map(_source, folders)))
     read, lost, sweeps = read_all(sources)
     kept = [each for each in read if not each.run or each.run.folder in folders]
@@ -341,10 +369,14 @@ def _in_memory(each: SweepResult, default: str) -> Folder:
     name = each.name or default
     assert each.config is not None, "every result has its settings"
     summary = {} if isinstance(each.result, Failure) else each.result.summary
-    given = each.given or {argument: text for argument, text in summary.get("given", {}).items() if argument in PASSED}
+    given = each.given or {
+        argument: text for argument, text in summary.get("given", {}).items() if argument in PASSED
+    }
     settings = settings_of(each.config, {**summary.get("names", {}), **each.values}, given)
     if isinstance(each.result, Failure):
-        return Folder(name, settings, failure=f"{name}: {failure_text(each.result)}", kind=each.result.kind)
+        return Folder(
+            name, settings, failure=f"{name}: {failure_text(each.result)}", kind=each.result.kind
+        )
     if not evaluations(each.result.records):
         return Folder(name, settings, missing=f"{name}: no evaluation in its history")
     manifest = {"code": each.digests, "data": each.digests.get("data")}

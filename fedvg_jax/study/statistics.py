@@ -177,7 +177,9 @@ def compare_pairs(study: Study, pairs: tuple[Pair, ...], choice: Choice) -> Fram
         frame[f"{name}_holm"] = holm(frame[name])
     is_significant = frame["t_p_holm"] < LEVEL
     is_better = study.outcome.sign * frame["difference"] > 0
-    frame["outcome"] = np.select([is_significant & is_better, is_significant], ["ahead", "behind"], "undecided")
+    frame["outcome"] = np.select(
+        [is_significant & is_better, is_significant], ["ahead", "behind"], "undecided"
+    )
     return frame
 
 
@@ -224,18 +226,30 @@ def findings(study: Study, compared: Frame, choice: Choice) -> list[str]:
     known = compared[compared["n"] > 0]
     if known.empty:
         return []
-    ordered = known.assign(lead=study.outcome.sign * known["difference"]).sort_values("lead", ascending=False)
+    ordered = known.assign(lead=study.outcome.sign * known["difference"]).sort_values(
+        "lead", ascending=False
+    )
     lines = []
     for position, rows in ordered.groupby("scenario"):
         scenario = study.scenarios[position]
         methods = {*rows["method"], *rows["other"]}
-        sentences = [_remark(study, study.cell(name, scenario), choice) for name in study.methods if name in methods]
-        sentences += [_sentence(study, row) for row in rows.itertuples() if row.outcome != "undecided"]
-        undecided = [_pair_in_words(study, row) for row in rows.itertuples() if row.outcome == "undecided"]
+        sentences = [
+            _remark(study, study.cell(name, scenario), choice)
+            for name in study.methods
+            if name in methods
+        ]
+        sentences += [
+            _sentence(study, row) for row in rows.itertuples() if row.outcome != "undecided"
+        ]
+        undecided = [
+            _pair_in_words(study, row) for row in rows.itertuples() if row.outcome == "undecided"
+        ]
         sentences += [f"Undecided: {'; '.join(undecided)}."] if undecided else []
         where = scenario_text(scenario)
         lines.append(": ".join(filter(None, (where, " ".join(filter(None, sentences))))))
-    what = f"Mean differences in {study.outcome.difference_unit}, {study.outcome.choice_name(choice)}"
+    what = (
+        f"Mean differences in {study.outcome.difference_unit}, {study.outcome.choice_name(choice)}"
+    )
     test = f"Ahead or behind: p < {LEVEL:g} in paired t tests. {family(compared)}"
     return [*lines, f"{what}, paired by seed (n = {span(known['n'])}). {test}."]
 
@@ -247,7 +261,11 @@ def _remark(study: Study, cell: Cell, choice: Choice) -> str:
     counts["stopped early"] = len(cell.lines("stopped"))
     counts["missing"] = len(cell.lines("missing"))
     verbs = {NOT_FINITE: f"had no finite {study.outcome.title}", "missing": f"{_be(title)} missing"}
-    parts = [f"{verbs.get(kind, kind)} in {count} of {len(cell.rows)} runs" for kind, count in counts.items() if count]
+    parts = [
+        f"{verbs.get(kind, kind)} in {count} of {len(cell.rows)} runs"
+        for kind, count in counts.items()
+        if count
+    ]
     return f"{title} {' and '.join(parts)}." if parts else ""
 
 

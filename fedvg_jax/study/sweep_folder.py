@@ -109,7 +109,10 @@ class Stored(NamedTuple):
 
 
 def document(
-    sweep: Sweep, points: Sequence[Point], objects: Mapping[str, Identity] = {}, tuning: Mapping[str, Any] = {}
+    sweep: Sweep,
+    points: Sequence[Point],
+    objects: Mapping[str, Identity] = {},
+    tuning: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
     """Returns the content of sweep.json, in which a point has the settings `base` and its own.
 
@@ -121,9 +124,18 @@ def document(
     """
     of_points = {point.name: _settings(point.config) for point in points}
     first = next(iter(of_points.values()))
-    base = {name: value for name, value in first.items() if all(s[name] == value for s in of_points.values())}
+    base = {
+        name: value
+        for name, value in first.items()
+        if all(s[name] == value for s in of_points.values())
+    }
     listed = [
-        {"name": p.name, "values": uses.plain(p.values), "settings": _without(of_points[p.name], base)} for p in points
+        {
+            "name": p.name,
+            "values": uses.plain(p.values),
+            "settings": _without(of_points[p.name], base),
+        }
+        for p in points
     ]
     axes = [uses.plain(axis.as_json()) for axis in sweep.axes]
     content = {"title": sweep.title, "axes": axes, "base": base, "points": listed}
@@ -133,7 +145,11 @@ def document(
 
 def _settings(config: Config) -> dict[str, Any]:
     """Returns the settings of a point that can change its results, as JSON values."""
-    return {name: uses.plain(value) for name, value in configs.flatten(config).items() if name not in uses.HOST}
+    return {
+        name: uses.plain(value)
+        for name, value in configs.flatten(config).items()
+        if name not in uses.HOST
+    }
 
 
 def _without(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,20 +175,27 @@ def parse(content: Mapping[str, Any], path: Path) -> Stored:
     try:
         points = {
             str(point["name"]): StoredPoint(
-                point["values"], configs.apply(Config(), {**content["base"], **point["settings"]}, str(path))
+                point["values"],
+                configs.apply(Config(), {**content["base"], **point["settings"]}, str(path)),
             )
             for point in content["points"]
         }
         axes = tuple(str(name) for axis in content["axes"] for name in axis)
         return Stored(content["title"], axes, points, content["objects"], content.get("tuning", {}))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path} is damaged ({type(error).__name__} {one_line(str(error))})") from None
+        raise UsageError(
+            f"{path} is damaged ({type(error).__name__} {one_line(str(error))})"
+        ) from None
 
 
 def refuse_taken(out: Path) -> None:
     """Raises UsageError for a folder that holds something else than a sweep."""
     # listed first: another process writes sweep.json before the others
-    others = [path for path in out.iterdir() if path.name[0] != "." and path.name != "tuning"] if out.is_dir() else []
+    others = (
+        [path for path in out.iterdir() if path.name[0] != "." and path.name != "tuning"]
+        if out.is_dir()
+        else []
+    )
     if not (out / DOCUMENT).exists() and ((out.exists() and not out.is_dir()) or others):
         raise UsageError(f"{out} is taken and holds no sweep; name another folder with --out")
 
@@ -200,7 +223,10 @@ def shared(out: Path | None, log: Callable[[str], None]) -> Iterator[bool]:
 
 
 def open_folder(
-    out: Path, content: dict[str, Any], objects: Mapping[str, Identity] = {}, changed: Changed | None = None
+    out: Path,
+    content: dict[str, Any],
+    objects: Mapping[str, Identity] = {},
+    changed: Changed | None = None,
 ) -> None:
     """Makes the folder of a sweep, or checks that an existing one is of the same sweep.
 
@@ -237,16 +263,24 @@ def open_folder(
 
 def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
     """Raises UsageError if a folder holds points that a sweep does not have, or other settings of them."""
-    changes = [f"it has {name}, which this sweep has not" for name in stored.points if name not in new.points]
+    changes = [
+        f"it has {name}, which this sweep has not"
+        for name in stored.points
+        if name not in new.points
+    ]
     for name, point in new.points.items():
         if name in stored.points:  # data in another folder are compared by their digests
             changed = run_folder.differences(stored.points[name].config, point.config, {"data_dir"})
             changes += [f"{change} in {name}" for change in changed]
     if changes:
-        raise UsageError(f"{out} holds another sweep: {changes[0]}; repeat its settings, or name another folder")
+        raise UsageError(
+            f"{out} holds another sweep: {changes[0]}; repeat its settings, or name another folder"
+        )
 
 
-def _settle_changed(out: Path, stored: Stored, objects: Mapping[str, Identity], changed: Changed | None) -> None:
+def _settle_changed(
+    out: Path, stored: Stored, objects: Mapping[str, Identity], changed: Changed | None
+) -> None:
     """Refuses, removes or keeps the points that were computed with other objects than this call has.
 
     An object of an axis belongs to the points that have its name; the others belong to all.
@@ -297,7 +331,9 @@ def _clear_unclaimed(folder: Path) -> None:
     """
     with files.claimed(folder / CLAIM) as is_mine:
         if not is_mine:
-            raise UsageError(f"{folder} is being computed with another object; stop that process first")
+            raise UsageError(
+                f"{folder} is being computed with another object; stop that process first"
+            )
         clear(folder)
 
 
@@ -312,7 +348,9 @@ def check_sources(points: Sequence[Point]) -> None:
             datasets.check(config.dataset, config.data_dir, size=size, splits=config.splits)
         kind, file = choice(config, "partition")
         paths = {"init": config.init, "validation.data_dir": config.validation.data_dir}
-        for name, path in (paths | {"partition file": files.user_path(file) if kind == "file" else None}).items():
+        for name, path in (
+            paths | {"partition file": files.user_path(file) if kind == "file" else None}
+        ).items():
             if path and not path.exists():
                 raise UsageError(f"{name} {path}: no such file or folder")
 
@@ -321,7 +359,12 @@ def read_failure(folder: Path) -> Failure | None:
     """Returns why a point did not finish; None if it finished, or was not computed."""
     try:
         stored = files.read_object(folder / FAILURE)
-        return Failure(str(stored["kind"]), int(stored["round"]), str(stored["reason"]), stored.get("traceback", ""))
+        return Failure(
+            str(stored["kind"]),
+            int(stored["round"]),
+            str(stored["reason"]),
+            stored.get("traceback", ""),
+        )
     except (UsageError, KeyError, TypeError, ValueError):
         return None
 
@@ -337,7 +380,11 @@ def is_done(out: Path, point: Point) -> bool:
     """Returns whether nothing is left to compute: the point is finished, or it diverged."""
     folder = point_folder(out, point.name)
     failure = read_failure(folder)
-    return run_folder.is_finished(folder, point.config) if failure is None else failure.kind == "diverged"
+    return (
+        run_folder.is_finished(folder, point.config)
+        if failure is None
+        else failure.kind == "diverged"
+    )
 
 
 def refuse_unfinished(out: Path, points: Sequence[Point], noun: str = "point") -> None:
@@ -349,7 +396,9 @@ def refuse_unfinished(out: Path, points: Sequence[Point], noun: str = "point") -
         noun: what a point is called.
     """
     pending = [point for point in points if not is_done(out, point)]
-    failures = {p.name: failure for p in pending if (failure := read_failure(point_folder(out, p.name)))}
+    failures = {
+        p.name: failure for p in pending if (failure := read_failure(point_folder(out, p.name)))
+    }
     if failures:
         name, failure = next(iter(failures.items()))
         failed = f"{count(len(failures), noun)} failed, such as {name}: {failure.reason}"

@@ -111,12 +111,18 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) != 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items()) or "no setting"
-        raise UsageError(f"{source}: settings that are zipped must have equally many values; got {listed}")
-    once = {repr(row): row for row in zip(*columns.values(), strict=True)}  # a value that is given twice counts once
+        raise UsageError(
+            f"{source}: settings that are zipped must have equally many values; got {listed}"
+        )
+    once = {
+        repr(row): row for row in zip(*columns.values(), strict=True)
+    }  # a value that is given twice counts once
     axis = Axis(tuple(columns), tuple(once.values()))
     if axis.names == ("record",) and len(axis.values) > 1:
         joined = ",".join(str(value) for (value,) in axis.values)
-        raise UsageError(f"record cannot be an axis, because it changes no result; give one value: {joined[:200]}")
+        raise UsageError(
+            f"record cannot be an axis, because it changes no result; give one value: {joined[:200]}"
+        )
     return axis
 
 
@@ -139,19 +145,30 @@ def named_objects(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], Named, Named
     ({'weighting': ['root', 'baseline'], 'seed': '0:2'}, {'weighting': {'baseline': 'samples'}})
     """
     if not isinstance(axes, Mapping):
-        raise UsageError(f"axes must be a dict of settings with their values; got {type(axes).__name__}")
+        raise UsageError(
+            f"axes must be a dict of settings with their values; got {type(axes).__name__}"
+        )
     plain, objects, settings = dict(axes), {}, {}
     for argument in OBJECTS:
         given = axes.get(argument, "")
-        if isinstance(given, str) or (isinstance(given, (list, tuple)) and all(isinstance(v, str) for v in given)):
+        if isinstance(given, str) or (
+            isinstance(given, (list, tuple)) and all(isinstance(v, str) for v in given)
+        ):
             continue
         plain[argument] = []
         for name, value in _names_and_values(argument, given):
             if not name or not isinstance(name, str) or name == "<lambda>":
-                raise UsageError(f"axes: an object of {argument} has no name; give a dict, name -> object")
+                raise UsageError(
+                    f"axes: an object of {argument} has no name; give a dict, name -> object"
+                )
             named = (settings if isinstance(value, str) else objects).setdefault(argument, {})
-            if _is_name_of_another(argument, name, value) or named.setdefault(name, value) is not value:
-                raise UsageError(f"axes: {argument} {name} is the name of another {argument}; give it one of its own")
+            if (
+                _is_name_of_another(argument, name, value)
+                or named.setdefault(name, value) is not value
+            ):
+                raise UsageError(
+                    f"axes: {argument} {name} is the name of another {argument}; give it one of its own"
+                )
             plain[argument].append(name)
     return plain, objects, settings
 
@@ -163,7 +180,11 @@ def _names_and_values(argument: str, given: Any) -> list[tuple[Any, Any]]:
     listed = given if isinstance(given, list) else [given]
     named = []
     for value in listed:
-        name = registered(argument, value) if isinstance(value, str) else getattr(value, "__name__", "")
+        name = (
+            registered(argument, value)
+            if isinstance(value, str)
+            else getattr(value, "__name__", "")
+        )
         named.append((name, value))
     return named
 
@@ -178,7 +199,9 @@ def _is_name_of_another(argument: str, name: str, value: Any) -> bool:
         return registered(argument, name) in KNOWN
     if registered(argument, name) == registered(argument, value):
         return False
-    return registered(argument, name) in KNOWN and method_of("fedavg", value) != registered(argument, name)
+    return registered(argument, name) in KNOWN and method_of("fedavg", value) != registered(
+        argument, name
+    )
 
 
 def parse_axes(
@@ -202,12 +225,19 @@ def parse_axes(
             parsed += cross({names: values}, "axes")
         else:
             rows = list(values) if isinstance(values, Iterable) else [values]
-            if any(not isinstance(row, Sequence) or isinstance(row, str) or len(row) != len(names) for row in rows):
-                raise UsageError(f"axes: the values of {', '.join(names)} must be tuples of {len(names)}")
+            if any(
+                not isinstance(row, Sequence) or isinstance(row, str) or len(row) != len(names)
+                for row in rows
+            ):
+                raise UsageError(
+                    f"axes: the values of {', '.join(names)} must be tuples of {len(names)}"
+                )
             table = Axis(names, tuple(map(tuple, rows))).as_json()
             for name in OBJECTS:
                 if not all(isinstance(value, str) for value in table.get(name, ())):
-                    raise UsageError(f"axes: objects of {name} cannot be zipped; give them an axis of their own")
+                    raise UsageError(
+                        f"axes: objects of {name} cannot be zipped; give them an axis of their own"
+                    )
             parsed.append(zipped(table, "axes"))
     return tuple(parsed)
 
@@ -224,7 +254,10 @@ def read_file(path: Path) -> SweepFile:
         raise UsageError(f"{path}: zip must be tables [[zip]]; got {str(zips)[:100]}")
     crossed, tune = (_table(content, name, path) for name in ("axes", "tune"))
     title, seeds = content.pop("title", ""), content.pop("tune_seeds", None)
-    axes = (*(zipped(dotted(table), f"{path}: zip") for table in zips), *cross(crossed, f"{path}: axes"))
+    axes = (
+        *(zipped(dotted(table), f"{path}: zip") for table in zips),
+        *cross(crossed, f"{path}: axes"),
+    )
     if several := [name for name, value in content.items() if isinstance(value, list)]:
         raise UsageError(f"{path}: {several[0]} has several values; put them in the table [axes]")
     return SweepFile(content, axes, str(title), tune, seeds)
@@ -233,7 +266,9 @@ def read_file(path: Path) -> SweepFile:
 def _table(content: dict[str, Any], table: str, path: Path) -> dict[str, Any]:
     """Removes a table of settings with their values from dotted settings, and returns it; {} without one."""
     if (alone := content.pop(table, {})) != {}:
-        raise UsageError(f"{path}: {table} must be a table [{table}] of settings with their values; got {alone!r:.100}")
+        raise UsageError(
+            f"{path}: {table} must be a table [{table}] of settings with their values; got {alone!r:.100}"
+        )
     names = [name for name in content if name.startswith(f"{table}.")]
     return {name.removeprefix(f"{table}."): content.pop(name) for name in names}
 
@@ -241,7 +276,11 @@ def _table(content: dict[str, Any], table: str, path: Path) -> dict[str, Any]:
 def _values(name: str, given: Any, source: str) -> list[Any]:
     """Returns the values of a setting on an axis: of a hyperparameter numbers, ranges of seeds as their numbers."""
     given = python_scalar(given)
-    many = not isinstance(given, str) and isinstance(given, Iterable) and not isinstance(given, Mapping)
+    many = (
+        not isinstance(given, str)
+        and isinstance(given, Iterable)
+        and not isinstance(given, Mapping)
+    )
     if name.startswith(HYPER) and source == "axes":
         try:
             values: Any = given if many else [given]
@@ -260,9 +299,13 @@ def check_name(name: str, source: str) -> None:
     """Raises UsageError for an unknown setting, and for one that the points of a sweep do not have."""
     known = (*SHORTHANDS, *SETTINGS)
     if name not in known:
-        raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{suggestion(str(name), known)}")
+        raise UsageError(
+            f"{source}: unknown setting '{str(name)[:100]}'{suggestion(str(name), known)}"
+        )
     if name in NO_AXES:
-        raise UsageError(f"{source}: {name} cannot be a setting of a sweep's points: {NO_AXES[name]}")
+        raise UsageError(
+            f"{source}: {name} cannot be a setting of a sweep's points: {NO_AXES[name]}"
+        )
 
 
 def refuse_set(config: Config) -> None:
@@ -287,7 +330,9 @@ def seeds(name: str, value: Any) -> list[Any]:
     match = re.fullmatch(r"(\d{1,10}):(\d{1,10})", value, re.ASCII)
     start, stop = (int(text) for text in match.groups()) if match else (0, 0)
     if not start < stop:
-        raise UsageError(f"{name} {value[:50]}: a range is START:STOP with START < STOP, such as 0:5 for 0 to 4")
+        raise UsageError(
+            f"{name} {value[:50]}: a range is START:STOP with START < STOP, such as 0:5 for 0 to 4"
+        )
     return list(range(start, stop))
 
 
@@ -382,7 +427,9 @@ def _resolve(sweep: Sweep, values: Mapping[str, Any], labels: Sequence[str]) -> 
         values: of all axes, by name.
         labels: the names of axes that tell points apart.
     """
-    custom = {n: v for n, v in values.items() if n.startswith(HYPER) or v in sweep.objects.get(n, ())}
+    custom = {
+        n: v for n, v in values.items() if n.startswith(HYPER) or v in sweep.objects.get(n, ())
+    }
     named = {n: v for n, v in values.items() if v in sweep.names.get(n, ())}
     settings = {name: value for name, value in values.items() if name not in custom}
     settings |= {name: sweep.names[name][value] for name, value in named.items()}
@@ -390,14 +437,25 @@ def _resolve(sweep: Sweep, values: Mapping[str, Any], labels: Sequence[str]) -> 
     typed = _typed_values(config, settings) | custom | named
     labelled = {name: typed[name] for name in values if name in labels}
     unused = [name for name in labelled if name not in custom and _is_unused(config, name, custom)]
-    return Resolved(config, custom, named, {name: value for name, value in labelled.items() if name not in unused})
+    return Resolved(
+        config,
+        custom,
+        named,
+        {name: value for name, value in labelled.items() if name not in unused},
+    )
 
 
 def _key_of(combination: Resolved) -> str:
     """Returns a text that is equal for combinations with equal results."""
     replaced = replaced_with(combination.custom)
-    settings = {name: value for name, value in used_settings(combination.config).items() if name not in replaced}
-    meanings = {name: SETTINGS[name].meaning(v) if name in SETTINGS else v for name, v in settings.items()}
+    settings = {
+        name: value
+        for name, value in used_settings(combination.config).items()
+        if name not in replaced
+    }
+    meanings = {
+        name: SETTINGS[name].meaning(v) if name in SETTINGS else v for name, v in settings.items()
+    }
     return repr((meanings, combination.custom, combination.named))
 
 
@@ -449,7 +507,11 @@ def point_config(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Con
     if sweep.start is not None:
         _refuse_contradiction(sweep.start, layers[-1].settings)
     try:
-        return check(layered([(_with_unset_paths(layer.settings), layer.source) for layer in layers], sweep.start))
+        return check(
+            layered(
+                [(_with_unset_paths(layer.settings), layer.source) for layer in layers], sweep.start
+            )
+        )
     except UsageError as error:
         raise UsageError(f"point {name}: {error}" if name != ONLY else str(error)) from None
 
@@ -480,7 +542,11 @@ def _text_of(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     text = repr(value).removesuffix(".0") if isinstance(value, float) else str(value)
-    return re.sub(r"[^A-Za-z0-9._+()-]", lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()), text)
+    return re.sub(
+        r"[^A-Za-z0-9._+()-]",
+        lambda match: "".join(f"%{byte:02X}" for byte in match[0].encode()),
+        text,
+    )
 
 
 def _only(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -490,13 +556,19 @@ def _only(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def _typed_values(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as the settings hold them, so that 1 and 1.0 are one learning rate."""
     flat = flatten(config)
-    kept = {name: value for name, value in values.items() if name in presets.SHORTHANDS or value == "native"}
+    kept = {
+        name: value
+        for name, value in values.items()
+        if name in presets.SHORTHANDS or value == "native"
+    }
     return {name: kept.get(name, flat.get(name)) for name in values}
 
 
 def _is_unused(config: Config, name: str, custom: Mapping[str, Any]) -> bool:
     """Returns whether a point does not use a setting, beside objects from Python and their hyperparameters."""
-    return name not in presets.SHORTHANDS and (unmet(config, name) is not None or name in replaced_with(custom))
+    return name not in presets.SHORTHANDS and (
+        unmet(config, name) is not None or name in replaced_with(custom)
+    )
 
 
 def _refuse_repeated(axes: Sequence[Axis]) -> None:

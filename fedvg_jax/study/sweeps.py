@@ -35,7 +35,13 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.assemble import population, programs, simulation
-from fedvg_jax.runs.assemble.given import FUNCTIONS, Given, identities, merge_hyperparameters, traced_anew
+from fedvg_jax.runs.assemble.given import (
+    FUNCTIONS,
+    Given,
+    identities,
+    merge_hyperparameters,
+    traced_anew,
+)
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
@@ -55,7 +61,9 @@ def by_program(points: Sequence[Point]) -> list[list[Point]]:
     groups: dict[tuple, list[Point]] = {}
     for point in points:
         own = tuple(point.values.get(argument) for argument in OBJECTS)
-        groups.setdefault((programs.static_settings(point.config), data_key(point.config), own), []).append(point)
+        groups.setdefault(
+            (programs.static_settings(point.config), data_key(point.config), own), []
+        ).append(point)
     return list(groups.values())
 
 
@@ -102,7 +110,9 @@ class Work:
     def replaced(self, point: Point) -> dict[str, str]:
         """Returns what takes the place of a point's settings -> its name; "" for one without."""
         replaced = self.given_of(point).replaced
-        return replaced | {name: str(point.values[name]) for name in self.objects if name in replaced}
+        return replaced | {
+            name: str(point.values[name]) for name in self.objects if name in replaced
+        }
 
     def code(self, point: Point) -> dict[str, str]:
         """Returns the digests of a point's objects by argument, and of the metrics."""
@@ -171,7 +181,11 @@ def compute_plan(
         if out and not workers.is_started():
             sweep_folder.clear_failures(out, points)
         mine = dataclasses.replace(work, out=out, results={}, stops=[])
-        with sweep_progress(console, points, mine) if console else contextlib.nullcontext(mine) as shown:
+        with (
+            sweep_progress(console, points, mine)
+            if console
+            else contextlib.nullcontext(mine) as shown
+        ):
             stopped_by = compute(points, shown)
         if stopped_by:
             raise workers.Stopped(stopped_by, mine.results)
@@ -202,14 +216,25 @@ Objects = Mapping[str, Mapping[str, Any]]
 
 def of_point(values: Mapping[str, Any], given: Given, objects: Objects) -> Given:
     """Returns what is given with the objects and the hyperparameters among the values of axes, which win."""
-    own = {name.removeprefix(HYPER): value for name, value in values.items() if name.startswith(HYPER)}
-    chosen = {name: named[values[name]] for name, named in objects.items() if values.get(name) in named}
+    own = {
+        name.removeprefix(HYPER): value for name, value in values.items() if name.startswith(HYPER)
+    }
+    chosen = {
+        name: named[values[name]] for name, named in objects.items() if values.get(name) in named
+    }
     return given._replace(hyper={**(given.hyper or {}), **own} or None, **chosen)
 
 
 def data_key(config: Config) -> tuple:
     """Returns the settings that a data set is read with."""
-    of_set = (config.dataset, config.data_dir, config.cache_dir, config.image_size, config.splits, config.columns)
+    of_set = (
+        config.dataset,
+        config.data_dir,
+        config.cache_dir,
+        config.image_size,
+        config.splits,
+        config.columns,
+    )
     return *of_set, config.max_rows, config.max_rows_seed
 
 
@@ -247,7 +272,11 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
             on_records=count,
         )
         # in memory, a history's model must not occupy the device
-        return history if work.out else history._replace(variables=checkpoint.to_host(history.variables))
+        return (
+            history
+            if work.out
+            else history._replace(variables=checkpoint.to_host(history.variables))
+        )
     except Exception as error:  # one point's error, of whatever kind, must not end the others
         return record_failure(work, point, error, num_done)
 
@@ -264,7 +293,9 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
     keep = work.keeps.setdefault(work.names_of_objects(point), reuse.keeper())
     sim = simulation.assemble(config, given, keep)
     names = {name: point.values[name] for name in work.named}
-    return sim._replace(given=work.replaced(point), metrics=work.metrics, code=work.code(point), names=names)
+    return sim._replace(
+        given=work.replaced(point), metrics=work.metrics, code=work.code(point), names=names
+    )
 
 
 def record_failure(work: Work, point: Point, error: Exception, num_done: int) -> Failure:
@@ -309,17 +340,30 @@ def check(points: Sequence[Point], work: Work) -> None:
     keys: dict[str, tuple] = {}
     for point in points:
         of_model = {name: SETTINGS[name].get(point.config) for name in OF_MODEL}
-        if any(value is not None for value in work.given_of(point)) or any(of_model[name] for name in OF_TENSORS):
-            keys[point.name] = (data_key(point.config), work.names_of_objects(point), *of_model.values())
+        if any(value is not None for value in work.given_of(point)) or any(
+            of_model[name] for name in OF_TENSORS
+        ):
+            keys[point.name] = (
+                data_key(point.config),
+                work.names_of_objects(point),
+                *of_model.values(),
+            )
     first_of_each = {keys[point.name]: point for point in reversed(points) if point.name in keys}
     declaring: dict[tuple, tuple[Algorithm, Weighting]] = {}
     for key, point in first_of_each.items():
         try:
             sim = simulation_of(dataclasses.replace(work, out=None), point)
         except UsageError as error:
-            raise UsageError(f"point {point.name}: {error}" if len(first_of_each) > 1 else str(error)) from None
+            raise UsageError(
+                f"point {point.name}: {error}" if len(first_of_each) > 1 else str(error)
+            ) from None
         declaring[key] = sim.algorithm, sim.weighting
-    declared = {parameter.name for parts in declaring.values() for part in parts for parameter in part.hyperparameters}
+    declared = {
+        parameter.name
+        for parts in declaring.values()
+        for part in parts
+        for parameter in part.hyperparameters
+    }
     _refuse_replaced(points, work.given, declared)
     for point in points:
         its = work.given_of(point)
@@ -334,9 +378,13 @@ def _refuse_replaced(points: Sequence[Point], given: Given, declared: Collection
     """Raises UsageError for an axis that has no effect beside a given object, which declares some hyperparameters."""
     replaced = replaced_with(given.replaced) | {PASSED[name] for name in given.replaced}
     replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
-    for name in dict.fromkeys(name for point in points for name in point.values if name in replaced):
+    for name in dict.fromkeys(
+        name for point in points for name in point.values if name in replaced
+    ):
         if name not in SETTINGS or name not in declared:
-            raise UsageError(f"axes: {name} has no effect beside {'=, '.join(given.replaced)}=; leave one of them out")
+            raise UsageError(
+                f"axes: {name} has no effect beside {'=, '.join(given.replaced)}=; leave one of them out"
+            )
 
 
 CALL = """
@@ -372,28 +420,47 @@ def run_sweep(
     if tuned and out is None:
         raise UsageError("tune needs out=, a folder for the tuning runs and their choices")
     axes, named, names = sweep_points.named_objects(axes)
-    listed = {argument: [*named.get(argument, ()), *names.get(argument, ())] for argument in {**named, **names}}
+    listed = {
+        argument: [*named.get(argument, ()), *names.get(argument, ())]
+        for argument in {**named, **names}
+    }
     parsed = sweep_points.parse_axes(axes, listed)
     sweep = Sweep(parsed, start=start, objects=named, names=names)
     plan = tuning.make_plan(sweep, out, tuned)
     objects = {
-        argument: {name: getattr(traced_anew(Given(**{argument: value})), argument) for name, value in values.items()}
+        argument: {
+            name: getattr(traced_anew(Given(**{argument: value})), argument)
+            for name, value in values.items()
+        }
         for argument, values in named.items()
     }
-    on_axes = {f"{argument} {name}": identify(value) for argument, of in named.items() for name, value in of.items()}
+    on_axes = {
+        f"{argument} {name}": identify(value)
+        for argument, of in named.items()
+        for name, value in of.items()
+    }
     work = dataclasses.replace(
-        work, objects=objects, named=tuple(names), identities={**identities(work.given, work.metrics), **on_axes}
+        work,
+        objects=objects,
+        named=tuple(names),
+        identities={**identities(work.given, work.metrics), **on_axes},
     )
     for point in plan.every:
         tracking.require(point.config, out is not None)
     if work.given.data is None:
         sweep_folder.check_sources(plan.every)
     check(plan.every, work)
-    functions = [*(work.given.replaced.keys() - {"data", "partition"}), *named, *(["metrics"] if work.metrics else [])]
+    functions = [
+        *(work.given.replaced.keys() - {"data", "partition"}),
+        *named,
+        *(["metrics"] if work.metrics else []),
+    ]
     if jobs != 1 and (functions or out is None):
         remedy = "start one script several times, with the same out="
         what = (
-            f"processes cannot receive {functions[0]}; {remedy}" if functions else "give out=, the folder of the sweep"
+            f"processes cannot receive {functions[0]}; {remedy}"
+            if functions
+            else "give out=, the folder of the sweep"
         )
         raise UsageError(f"jobs {jobs}: {what}")
     machine = hardware.current()
@@ -410,21 +477,33 @@ def run_sweep(
         points, results = plan.points, stop.results
     listed = []
     names = tuple(point.name for point in points)
-    sources = {name: work.identities[name].digest for name in ("data", "partition") if name in work.identities}
+    sources = {
+        name: work.identities[name].digest
+        for name in ("data", "partition")
+        if name in work.identities
+    }
     for point in points:
         result = results.get(point.name)
         if folder := work.folder(point):
             is_finished = run_folder.is_finished(folder, point.config)
-            result = sweep_folder.read_failure(folder) or (History.load(folder) if is_finished else None)
+            result = sweep_folder.read_failure(folder) or (
+                History.load(folder) if is_finished else None
+            )
         if result:
             digests_of = {**sources, **work.code(point)}
             given = work.replaced(point)
-            listed.append(SweepResult(point.name, point.values, result, point.config, given, names, digests_of))
+            listed.append(
+                SweepResult(
+                    point.name, point.values, result, point.config, given, names, digests_of
+                )
+            )
     return listed
 
 
 @contextlib.contextmanager
-def _further_calls(call: Mapping[str, Any], count: int, log: Callable[[str], None]) -> Iterator[None]:
+def _further_calls(
+    call: Mapping[str, Any], count: int, log: Callable[[str], None]
+) -> Iterator[None]:
     """Starts all processes of a call but this one; they end with it."""
     if count == 1:
         yield
@@ -436,7 +515,9 @@ def _further_calls(call: Mapping[str, Any], count: int, log: Callable[[str], Non
             pickle.dump({**call, "progress": False}, file)
         except (TypeError, AttributeError, pickle.PicklingError) as error:
             reason = one_line(str(error))[:200]
-            raise UsageError(f"jobs: {reason}; give lists and arrays, which a process can receive") from None
+            raise UsageError(
+                f"jobs: {reason}; give lists and arrays, which a process can receive"
+            ) from None
         file.flush()
         start()
         yield
@@ -479,17 +560,29 @@ def sweep_progress(console: Console, points: Sequence[Point], work: Work) -> Ite
         return f"about {duration(pace * len(waiting))} left"
 
     log = functools.partial(say, console)
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed}/{task.total}"),
+    )
     shown = TextColumn("{task.fields[text]}", markup=False)
     with Progress(*columns, shown, console=console, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("points", total=len(points), completed=len(points) - len(waiting), text="")
+        bar = progress.add_task(
+            "points", total=len(points), completed=len(points) - len(waiting), text=""
+        )
         rounds = progress.add_task("rounds", total=None, text="")
 
         def count(point: Point, records: list[Record]) -> None:
-            progress.update(rounds, total=point.config.rounds, completed=records[-1]["round"], text=point.name)
+            progress.update(
+                rounds, total=point.config.rounds, completed=records[-1]["round"], text=point.name
+            )
 
         def end(point: Point, result: History | Failure) -> None:
-            waiting[:] = [p for p in waiting if p.name != point.name and not (out and sweep_folder.is_done(out, p))]
+            waiting[:] = [
+                p
+                for p in waiting
+                if p.name != point.name and not (out and sweep_folder.is_done(out, p))
+            ]
             num_done = len(points) - len(waiting)
             log(f"{num_done}/{len(points)}  {point.name}: {result_text(result)}, {left()}")
             progress.update(bar, completed=num_done, text=left())

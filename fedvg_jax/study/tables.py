@@ -76,7 +76,9 @@ def options(
         spellings |= {method.casefold(): method for method in study.methods}
         if baseline.casefold() not in spellings:
             listed = ", ".join(map(repr, study.methods))
-            raise UsageError(f"no method {baseline[:100]!r} to compare with; the runs have {listed}")
+            raise UsageError(
+                f"no method {baseline[:100]!r} to compare with; the runs have {listed}"
+            )
         named = spellings[baseline.casefold()]
     if target is not None and study.outcome.is_share:
         if not 0 < target <= 1:
@@ -159,7 +161,11 @@ def _largest_class(study: Study, scenarios: Sequence[Scenario]) -> list[Row]:
     row: Row = {"method": label("method", "always the largest class")}
     known = []
     for title, scenario in _columns(study, scenarios).items():
-        of_methods = [majority(study, study.cell(method, scenario)) for method in study.methods if scenario is not None]
+        of_methods = [
+            majority(study, study.cell(method, scenario))
+            for method in study.methods
+            if scenario is not None
+        ]
         known.append(cells.mean(of_methods))
         row[f"{title}{study.outcome.direction}"] = number(f"{title} mean", known[-1])
     return [row] if any(known) else []
@@ -168,7 +174,11 @@ def _largest_class(study: Study, scenarios: Sequence[Scenario]) -> list[Row]:
 def column_title(study: Study, scenario: Scenario) -> str:
     """Returns the title of the column of a scenario."""
     column = cells.column_setting(study)
-    return f"{column} {value_text(cells.column_value(study, scenario))}" if column else metric_name(study)
+    return (
+        f"{column} {value_text(cells.column_value(study, scenario))}"
+        if column
+        else metric_name(study)
+    )
 
 
 def metric_name(study: Study) -> str:
@@ -205,7 +215,9 @@ def _setting(scenario: Scenario) -> Row:
     return {"setting": label("setting", scenario_text(scenario) or "none")}
 
 
-def per_cell(study: Study, choice: Choice, entries: Callable[[Cell], Row], skip: str = "") -> list[Row]:
+def per_cell(
+    study: Study, choice: Choice, entries: Callable[[Cell], Row], skip: str = ""
+) -> list[Row]:
     """Returns a row per scenario and method: their names, and the entries of the cell.
 
     Args:
@@ -279,7 +291,12 @@ def clients(study: Study) -> Table | None:
         " decile: mean of the lowest tenth of the clients. Spread: standard deviation over clients.",
         *footnotes(study),
     )
-    return Table("clients", f"{study.title}: accuracy over clients, %", per_cell(study, "final", entries), notes)
+    return Table(
+        "clients",
+        f"{study.title}: accuracy over clients, %",
+        per_cell(study, "final", entries),
+        notes,
+    )
 
 
 def _titles_of_clients(study: Study) -> dict[str, str]:
@@ -303,7 +320,9 @@ P_VALUES = {
 }
 """Field of `Comparison` -> its column."""
 
-WITHOUT_TEST = "Where runs have no result, there is no test: the others are chosen by their success."
+WITHOUT_TEST = (
+    "Where runs have no result, there is no test: the others are chosen by their success."
+)
 
 
 def effects(study: Study, chosen: Options) -> Table:
@@ -316,7 +335,9 @@ def effects(study: Study, chosen: Options) -> Table:
         row = {"n": number("n", effect.n, 0)} | _difference(study, effect)
         if any(compared["rounds"]):
             row["rounds"] = label("rounds", effect.rounds)
-        return row | {title: p_value(name, getattr(effect, name)) for name, title in P_VALUES.items()}
+        return row | {
+            title: p_value(name, getattr(effect, name)) for name, title in P_VALUES.items()
+        }
 
     baseline = method_title(chosen.baseline)
     notes = (
@@ -326,7 +347,9 @@ def effects(study: Study, chosen: Options) -> Table:
         *footnotes(study, chosen.choice),
     )
     heading = f"{study.title}: effect against {baseline}, {study.outcome.difference_unit}"
-    return Table("effects", heading, per_cell(study, chosen.choice, entries, skip=chosen.baseline), notes)
+    return Table(
+        "effects", heading, per_cell(study, chosen.choice, entries, skip=chosen.baseline), notes
+    )
 
 
 def _everywhere(study: Study) -> str:
@@ -355,7 +378,10 @@ def pairs(study: Study, chosen: Options) -> Table:
     def entries(cell: Cell) -> Row:
         position = study.scenarios.index(cell.scenario)
         others = study.methods[:-1]
-        return {method_title(o): _pair(study, o, by_pair.get((cell.method, o, position))) for o in others}
+        return {
+            method_title(o): _pair(study, o, by_pair.get((cell.method, o, position)))
+            for o in others
+        }
 
     notes = (
         f"Row minus column, {study.outcome.choice_name(chosen.choice)}, paired by seed and partition seed, with 95 % t"
@@ -364,7 +390,9 @@ def pairs(study: Study, chosen: Options) -> Table:
         *footnotes(study, chosen.choice),
     )
     title = f"{study.title}: every pair, {study.outcome.difference_unit}"
-    return Table("pairs", title, per_cell(study, chosen.choice, entries, skip=study.methods[0]), notes)
+    return Table(
+        "pairs", title, per_cell(study, chosen.choice, entries, skip=study.methods[0]), notes
+    )
 
 
 def _pair(study: Study, other: str, effect: Any) -> Entry:
@@ -414,14 +442,18 @@ def cost(study: Study, chosen: Options) -> Table:
         " rounds.",
         *footnotes(study, "final"),
     )
-    return Table("cost", f"{study.title}: {outcome.title} and cost", per_cell(study, "final", entries), notes)
+    return Table(
+        "cost", f"{study.title}: {outcome.title} and cost", per_cell(study, "final", entries), notes
+    )
 
 
 def _rounds_to(study: Study, cell: Cell, target: float) -> Entry:
     """Returns the rounds to a target over the runs of a cell; a dash where it is not finite."""
     if not math.isfinite(target):
         return _rounds([])
-    return _rounds([outcomes.rounds_to(study.outcome, run.records, target) for run in cell.runs.values()])
+    return _rounds(
+        [outcomes.rounds_to(study.outcome, run.records, target) for run in cell.runs.values()]
+    )
 
 
 def _rounds(reached: Sequence[float]) -> Entry:
@@ -462,7 +494,9 @@ def tuned(study: Study) -> Table | None:
                 "tuning runs": number("num_runs", choice.get("num_runs"), 0),
             }
         )
-    return Table("tuning", f"{study.title}: values that were chosen on D_val by runs of their own", rows)
+    return Table(
+        "tuning", f"{study.title}: values that were chosen on D_val by runs of their own", rows
+    )
 
 
 # --- runs
@@ -499,5 +533,7 @@ def _row_of_run(values: dict[str, Any], names: Iterable[str]) -> Row:
     for name in names:
         value = values.get(name)
         is_empty: Any = pandas.isna(value)
-        row[name] = Entry("–", {name: None}) if is_empty else Entry(value_text(value), {name: value})
+        row[name] = (
+            Entry("–", {name: None}) if is_empty else Entry(value_text(value), {name: value})
+        )
     return row

@@ -70,7 +70,12 @@ class Plan(NamedTuple):
         if self.out is None:
             return self.every
         folders = {self.out / FOLDER: self.tuning_points, self.out: self.points}
-        return [point for out, points in folders.items() for point in points if not sweep_folder.is_done(out, point)]
+        return [
+            point
+            for out, points in folders.items()
+            for point in points
+            if not sweep_folder.is_done(out, point)
+        ]
 
 
 def make_tuning(settings: Mapping[str, Any], seeds: Any = None) -> Tuning | None:
@@ -85,12 +90,16 @@ def make_tuning(settings: Mapping[str, Any], seeds: Any = None) -> Tuning | None
     """
     if not settings:
         if seeds is not None:
-            raise UsageError("tune: seeds of tuning need settings to tune, such as --tune lr 0.1 0.2")
+            raise UsageError(
+                "tune: seeds of tuning need settings to tune, such as --tune lr 0.1 0.2"
+            )
         return None
     (seed_axis,) = sweep_points.cross({"seed": SEEDS if seeds is None else seeds}, "tune")
     if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS, "dataset")]:
         raise UsageError(f"tune: {repeated[0]} cannot be tuned; make it an axis")
-    return Tuning(tuple(sweep_points.cross(settings, "tune")), tuple(row[0] for row in seed_axis.values))
+    return Tuning(
+        tuple(sweep_points.cross(settings, "tune")), tuple(row[0] for row in seed_axis.values)
+    )
 
 
 def cell_of(values: Mapping[str, Any]) -> str:
@@ -99,14 +108,18 @@ def cell_of(values: Mapping[str, Any]) -> str:
     >>> cell_of({"method": "fedvg", "alpha": 0.05, "seed": 3})
     'method=fedvg,alpha=0.05'
     """
-    return sweep_points.name_of({name: value for name, value in values.items() if name not in RANGED})
+    return sweep_points.name_of(
+        {name: value for name, value in values.items() if name not in RANGED}
+    )
 
 
 def tuning_sweep(sweep: Sweep, tuning: Tuning) -> Sweep:
     """Returns the sweep of the tuning runs, which has the tuned settings and seeds of its own on its axes."""
     kept = (axis for axis in sweep.axes if not {*axis.names} <= {*RANGED})
     seeds = Axis(("seed",), tuple((seed,) for seed in tuning.seeds))
-    return sweep._replace(axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip())
+    return sweep._replace(
+        axes=(*kept, *tuning.axes, seeds), title=f"{sweep.title} (tuning)".strip()
+    )
 
 
 def make_plan(sweep: Sweep, out: Path | None, tuning: Tuning | None) -> Plan:
@@ -122,8 +135,13 @@ def make_plan(sweep: Sweep, out: Path | None, tuning: Tuning | None) -> Plan:
         return Plan(sweep, points, out)
     tried = sweep_points.make_points(tuning_sweep(sweep, tuning))
     if shared := {point.config.seed for point in points} & {*tuning.seeds}:
-        raise UsageError(f"seed {min(shared)} is one of the tuning runs and of the points; give other --tune-seeds")
-    if others := {cell_of(point.values) for point in points} ^ by_cell(tried, tuning.settings).keys():
+        raise UsageError(
+            f"seed {min(shared)} is one of the tuning runs and of the points; give other --tune-seeds"
+        )
+    if (
+        others := {cell_of(point.values) for point in points}
+        ^ by_cell(tried, tuning.settings).keys()
+    ):
         axes = ", ".join(name for axis in sweep.axes for name in axis.names)
         raise UsageError(
             f"tuned {', '.join(tuning.settings)} and the axes {axes} do not combine: {min(others)} exists for some"
@@ -177,12 +195,20 @@ def choose(out: Path, points: Sequence[Point], tuning: Tuning) -> dict[str, Choi
         scores = {name: _score(out, runs) for name, runs in runs_of.items()}
         finished = {name: score for name, score in scores.items() if score is not None}
         if not finished:
-            raise UsageError(f"every value of {cell} diverged in a tuning run; give other values to --tune")
-        best = max(finished, key=lambda name: round(finished[name][1], 8))  # of records with nine digits
+            raise UsageError(
+                f"every value of {cell} diverged in a tuning run; give other values to --tune"
+            )
+        best = max(
+            finished, key=lambda name: round(finished[name][1], 8)
+        )  # of records with nine digits
         metric, quality = finished[best]
         first = runs_of[best][0]
         trained = flatten(first.config)  # which has the weighting that native stands for
-        values = {name: trained.get(name, value) for name, value in first.values.items() if name in tuning.settings}
+        values = {
+            name: trained.get(name, value)
+            for name, value in first.values.items()
+            if name in tuning.settings
+        }
         count = sum(map(len, runs_of.values()))
         choices[cell] = Choice(values, metric, quality if metric == "accuracy" else -quality, count)
     return choices
@@ -217,7 +243,9 @@ def value_texts(values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) ->
 
 def _end_of_grid(value: Any, tried: Sequence[Any]) -> str:
     """Returns a remark on a number that is the smallest or the largest of several that were tried; "" otherwise."""
-    numbers = [other for other in tried if isinstance(other, (int, float)) and not isinstance(other, bool)]
+    numbers = [
+        other for other in tried if isinstance(other, (int, float)) and not isinstance(other, bool)
+    ]
     if len(numbers) < 2:
         return ""
     if value == max(numbers):

@@ -36,7 +36,9 @@ class Stopped(Exception):
         self.signal, self.results = signal, results
 
 
-def num_processes(jobs: int | str, points: Sequence[Point], machine: hardware.Hardware | None) -> int:
+def num_processes(
+    jobs: int | str, points: Sequence[Point], machine: hardware.Hardware | None
+) -> int:
     """Returns the number of processes that share points; "auto" is one per core where every point uses a single device.
 
     On 2 cores, one process of small networks leaves one core idle. Networks that share a cohort among all cores, and
@@ -73,7 +75,9 @@ def _num_devices(config: Config) -> int:
 
 
 @contextlib.contextmanager
-def further_processes(command: Sequence[str], count: int, log: Callable[[str], None]) -> Iterator[Callable[[], None]]:
+def further_processes(
+    command: Sequence[str], count: int, log: Callable[[str], None]
+) -> Iterator[Callable[[], None]]:
     """Shares the cores with further processes of the command; yields the function that starts them.
 
     They do not get the terminal's signals. At the end they are awaited; an exception asks them to stop first.
@@ -83,9 +87,15 @@ def further_processes(command: Sequence[str], count: int, log: Callable[[str], N
         count: processes, this one included.
         log: called from another thread with a line about a process that was killed.
     """
-    added = {name: value for name, value in environment(count).items() if count > 1 and name not in os.environ}
+    added = {
+        name: value
+        for name, value in environment(count).items()
+        if count > 1 and name not in os.environ
+    }
     os.environ.update(added)
-    cores = sorted(os.sched_getaffinity(0)) if count > 1 and hasattr(os, "sched_getaffinity") else []
+    cores = (
+        sorted(os.sched_getaffinity(0)) if count > 1 and hasattr(os, "sched_getaffinity") else []
+    )
     started: dict[subprocess.Popen, threading.Thread] = {}
     stopping = threading.Event()
 
@@ -98,8 +108,12 @@ def further_processes(command: Sequence[str], count: int, log: Callable[[str], N
         for index in range(1, count):
             take_cores(index)  # which a process takes over from the thread that starts it
             words, none = [sys.executable, *command], subprocess.DEVNULL
-            process = subprocess.Popen(words, env=variables, start_new_session=True, stdin=none, stdout=none)
-            started[process] = threading.Thread(target=_watch, args=(process, stopping, log), daemon=True)
+            process = subprocess.Popen(
+                words, env=variables, start_new_session=True, stdin=none, stdout=none
+            )
+            started[process] = threading.Thread(
+                target=_watch, args=(process, stopping, log), daemon=True
+            )
             started[process].start()
         take_cores(0)
 
@@ -120,12 +134,16 @@ def further_processes(command: Sequence[str], count: int, log: Callable[[str], N
             del os.environ[name]
 
 
-def _watch(process: subprocess.Popen, stopping: threading.Event, log: Callable[[str], None]) -> None:
+def _watch(
+    process: subprocess.Popen, stopping: threading.Event, log: Callable[[str], None]
+) -> None:
     """Waits for the end of a process, and says it if a signal has killed it amid the work."""
     code = process.wait()
     if code < 0 and not stopping.is_set():
         name = signal.Signals(-code).name
-        log(f"process {process.pid} of the sweep was killed by {name}; the others compute its points")
+        log(
+            f"process {process.pid} of the sweep was killed by {name}; the others compute its points"
+        )
 
 
 def environment(count: int) -> dict[str, str]:

@@ -18,7 +18,14 @@ from typing import NamedTuple
 
 import jax
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 import fedvg_jax
@@ -54,7 +61,9 @@ RESULTS = {
 """Row of the table of results -> key of summary.json."""
 
 
-def prepare(console: Console, config: Config, given: Given, unused: str = "") -> simulation.Simulation:
+def prepare(
+    console: Console, config: Config, given: Given, unused: str = ""
+) -> simulation.Simulation:
     """Returns the simulation of a run; shows what is done for it, and the start of the run.
 
     Args:
@@ -78,10 +87,14 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         unused: settings that the run does not use and their TOML file, for a line of their own.
     """
     config, machine = sim.config, hardware.current()
-    devices = f"{os.cpu_count()} cores" if machine.is_cpu else f"{machine.num_devices} x {machine.kind}"
+    devices = (
+        f"{os.cpu_count()} cores" if machine.is_cpu else f"{machine.num_devices} x {machine.kind}"
+    )
     num_devices = registry.num_devices(config)
     shared = f", cohorts shared by {num_devices}" if num_devices > 1 else ""
-    sizes = {part: int(client_rows.sizes(rows).sum()) for part, rows in sim.partition._asdict().items()}
+    sizes = {
+        part: int(client_rows.sizes(rows).sum()) for part, rows in sim.partition._asdict().items()
+    }
     sizes["val"] = sim.statistics["validation"]["samples"]
     partition = sim.statistics["partition"]  # that which was made; it may come from Python
     partition = partition_label(config) if partition == config.partition else partition
@@ -97,17 +110,25 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         f"model   {_model_text(sim)}",
         f"method  {method_text(config, sim.given)}"
         + (f", updates sent by {config.send}" if config.send != "none" else "")
-        + (f", epsilon {sim.account.epsilon(config.rounds):.3g} at delta {config.dp.delta:g}" if sim.account else ""),
+        + (
+            f", epsilon {sim.account.epsilon(config.rounds):.3g} at delta {config.dp.delta:g}"
+            if sim.account
+            else ""
+        ),
         *([f"unused  {unused}"] if unused else []),
     ]
     if sizes["val"] < FEW_ROWS and "fedvg" in config.weighting and "weighting" not in sim.given:
-        lines.append(f"D_val   {sizes['val']} rows: below {FEW_ROWS}, most of the variance of FedVG's weights is noise")
+        lines.append(
+            f"D_val   {sizes['val']} rows: below {FEW_ROWS}, most of the variance of FedVG's weights is noise"
+        )
     return "\n".join(lines)
 
 
 def _model_text(sim: simulation.Simulation) -> str:
     """Returns the name of the model, its size, and the file that it starts from."""
-    trained, total = (tree.size(model.params) for model in (sim.state.variables, sim.whole(sim.state.variables)))
+    trained, total = (
+        tree.size(model.params) for model in (sim.state.variables, sim.whole(sim.state.variables))
+    )
     size = f"{total:,} parameters"
     if trained < total:
         size += f", of which {100 * trained / total:.2g} % are trained"
@@ -126,8 +147,16 @@ def data_text(arrays: Arrays) -> str:
     if user_data.is_sequences(arrays):
         return f"{len(x):,} sequences of {x.shape[1]}, {named} characters"
     is_images = user_data.is_images(arrays)
-    rows = f"images {' x '.join(map(str, x.shape[1:]))}" if is_images else f"rows of {x.dtype} {list(x.shape[1:])}"
-    targets = f"{named} classes" if num_classes else f"targets {arrays.y.dtype} {list(arrays.y.shape[1:])}"
+    rows = (
+        f"images {' x '.join(map(str, x.shape[1:]))}"
+        if is_images
+        else f"rows of {x.dtype} {list(x.shape[1:])}"
+    )
+    targets = (
+        f"{named} classes"
+        if num_classes
+        else f"targets {arrays.y.dtype} {list(arrays.y.shape[1:])}"
+    )
     return f"{len(x):,} {rows}, {targets}"
 
 
@@ -164,7 +193,9 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
     columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TaskProgressColumn())
     left = (TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))
     times = (*left, TextColumn("elapsed"), TimeElapsedColumn())
-    with Progress(*columns, TextColumn("{task.fields[metric]}"), *times, console=console) as progress:
+    with Progress(
+        *columns, TextColumn("{task.fields[metric]}"), *times, console=console
+    ) as progress:
         bar = progress.add_task("rounds", total=total, metric="test  ...  ")
 
         def show(records: list[Record]) -> None:
@@ -188,7 +219,9 @@ def preparation_progress(console: Console) -> Iterator[Callable[[str], Report]]:
         TextColumn("{task.completed:,} of at most {task.total:,}"),
     )
     left = (TextColumn("left"), TimeRemainingColumn())
-    with Progress(*columns, *left, console=console, transient=True, disable=not console.is_terminal) as progress:
+    with Progress(
+        *columns, *left, console=console, transient=True, disable=not console.is_terminal
+    ) as progress:
 
         def reporting(what: str) -> Report:
             bar = progress.add_task(what, total=None, visible=False)
@@ -211,19 +244,25 @@ def result_table(history: History) -> Table:
     table.caption = f"validation: {SELECTED_ON[summary.get('best_on', 'shared')]}"
     for label, name in RESULTS.items():
         if summary.get(name) is not None:
-            table.add_row(label, f"{summary[name]:.4g}" if "loss" in name else f"{summary[name]:.2%}")
+            table.add_row(
+                label, f"{summary[name]:.4g}" if "loss" in name else f"{summary[name]:.2%}"
+            )
     table.add_row("rounds", f"{summary['rounds']} in {summary['run_seconds']:.1f} s")
     if summary.get("stopped_early"):
         table.add_row("stopped early", summary["stopped_early"])
     if summary.get("epsilon") is not None:
         shared = "runs of one seed share their noise"
-        table.add_row("epsilon", f"{summary['epsilon']:.4g} at delta {summary['delta']:g}; {shared}")
+        table.add_row(
+            "epsilon", f"{summary['epsilon']:.4g} at delta {summary['delta']:g}; {shared}"
+        )
     if "bytes_down" in summary:
         down, up = (f"{summary[name] / 2**20:,.1f} MiB" for name in ("bytes_down", "bytes_up"))
         table.add_row("sent to clients, and back", f"{down}, {up}")
     table.add_row("compiling", f"{summary['compile_seconds']:.1f} s")
     if summary["resumed_from"] is not None:
-        table.add_row("parts", f"{summary['parts']}, the last resumed from round {summary['resumed_from']}")
+        table.add_row(
+            "parts", f"{summary['parts']}, the last resumed from round {summary['resumed_from']}"
+        )
     return table
 
 
@@ -233,7 +272,10 @@ def plan_table(prediction: Prediction) -> Table:
     table = Table(show_header=False, title="plan")
     table.add_row("compiling", f"{p.compile_seconds:.1f} s")
     table.add_row("one round", f"{p.seconds_per_round:.3g} s")
-    table.add_row(f"{p.rounds:,} rounds", f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600))
+    table.add_row(
+        f"{p.rounds:,} rounds",
+        f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600),
+    )
     table.add_row("memory", f"{p.memory_bytes / 2**30:.2f} GiB")
     return table
 

@@ -69,7 +69,10 @@ def closing_on_error(stream: TextIO) -> Iterator[None]:
 def lasting() -> Iterator[None]:
     """Makes standard output and error tolerate being closed, within the context."""
     with contextlib.ExitStack() as stack:
-        for stream, redirect in ((sys.stdout, contextlib.redirect_stdout), (sys.stderr, contextlib.redirect_stderr)):
+        for stream, redirect in (
+            (sys.stdout, contextlib.redirect_stdout),
+            (sys.stderr, contextlib.redirect_stderr),
+        ):
             if stream is not None:
                 stack.enter_context(redirect(LastingOutput(stream)))
         yield
@@ -79,7 +82,10 @@ def lasting() -> Iterator[None]:
                 stream.flush()
 
 
-SELECTED_ON = {"held_out": "the half of D_val that no weights use", "shared": "D_val, which FedVG's weights also use"}
+SELECTED_ON = {
+    "held_out": "the half of D_val that no weights use",
+    "shared": "D_val, which FedVG's weights also use",
+}
 """Value of `best_on` -> the rows on which the best round is chosen."""
 
 
@@ -122,4 +128,7 @@ def method_and_run(config: Config, given: Mapping[str, str] = {}) -> tuple[str, 
     settings = {name: getattr(config, name) for name in ("algorithm", "weighting", "dataset")}
     named = with_passed(settings | {"partition": partition_label(config)}, given)
     method = method_of(named["algorithm"], named["weighting"], config.local)
-    return method, f"{method_title(method)}; {named['dataset']}, {named['partition']}; seed {config.seed}"
+    return (
+        method,
+        f"{method_title(method)}; {named['dataset']}, {named['partition']}; seed {config.seed}",
+    )

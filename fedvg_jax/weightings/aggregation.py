@@ -14,7 +14,9 @@ from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Hyper, ServerView, Term, Tree, Variables, Weigh
 
 
-def aggregate(params: Tree, client_params: Tree, weights: Tree, *, sharding: NamedSharding | None = None) -> Tree:
+def aggregate(
+    params: Tree, client_params: Tree, weights: Tree, *, sharding: NamedSharding | None = None
+) -> Tree:
     """Returns the clients' weighted mean, as a step from the global model: theta_g - sum_k s_k (theta_g - theta_k).
 
     The weights need not sum to 1: c times the weights is c times the step, like a server's learning rate, and the mean
@@ -39,7 +41,12 @@ def aggregate(params: Tree, client_params: Tree, weights: Tree, *, sharding: Nam
     """
     num_clients = checks.stacked(client_params, "client_params")
     checks.expect(tree.entry_shapes(client_params), params, "one client's params", any_float=True)
-    checks.expect(weights, jax.tree.map(lambda _: checks.floats(num_clients), params), "weights", any_float=True)
+    checks.expect(
+        weights,
+        jax.tree.map(lambda _: checks.floats(num_clients), params),
+        "weights",
+        any_float=True,
+    )
     params, client_params, weights = tree.arrays((params, client_params, weights))
 
     return tree.add(params, tree.weighted_sum(weights, client_params, params, sharding))
@@ -62,14 +69,22 @@ def mean_terms(*rules: tuple[Term, ...]) -> tuple[Term, ...]:
 
     def half_of(i: int, term: Term) -> Term:
         share = with_signal(i, term.share)
-        return Term(with_signal(i, term.weigh), lambda *args: jax.tree.map(lambda c: c / 2, share(*args)))
+        return Term(
+            with_signal(i, term.weigh), lambda *args: jax.tree.map(lambda c: c / 2, share(*args))
+        )
 
-    return tuple(half_of(i, term) for i, rule in enumerate(rules) for term in rule) if all(rules) else ()
+    return (
+        tuple(half_of(i, term) for i, rule in enumerate(rules) for term in rule)
+        if all(rules)
+        else ()
+    )
 
 
 def with_signal(i: int, function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns the function (hyper, signals, ...) of a weighting, for a tuple of signals with its own as entry `i`."""
-    return functools.wraps(function)(lambda hyper, measured, *rest: function(hyper, measured[i], *rest))
+    return functools.wraps(function)(
+        lambda hyper, measured, *rest: function(hyper, measured[i], *rest)
+    )
 
 
 def select_terms(
@@ -85,9 +100,13 @@ def select_terms(
 
     def share(first: bool, hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
         is_first = takes_first(hyper, measured, view)
-        return jax.tree.map(lambda flag, leaf: (flag == first).astype(leaf.dtype), is_first, view.variables)
+        return jax.tree.map(
+            lambda flag, leaf: (flag == first).astype(leaf.dtype), is_first, view.variables
+        )
 
-    return Term(weigh, functools.partial(share, True)), Term(otherwise, functools.partial(share, False))
+    return Term(weigh, functools.partial(share, True)), Term(
+        otherwise, functools.partial(share, False)
+    )
 
 
 def combine_terms(shares: Sequence[Tree], of_terms: Sequence[Tree]) -> Tree:
@@ -103,7 +122,9 @@ def combine_terms(shares: Sequence[Tree], of_terms: Sequence[Tree]) -> Tree:
 
     def weighted_sum(*both: Tree) -> Tree:
         shares, trees = both[: len(both) // 2], both[len(both) // 2 :]
-        return jax.tree.map(lambda *x: sum(c * leaf for c, leaf in zip(shares, x, strict=True)), *trees)
+        return jax.tree.map(
+            lambda *x: sum(c * leaf for c, leaf in zip(shares, x, strict=True)), *trees
+        )
 
     is_one = len(of_terms) == 1 or not jax.tree.leaves(of_terms)
     return of_terms[0] if is_one else jax.tree.map(weighted_sum, *shares, *of_terms)

@@ -28,10 +28,19 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.weightings import aggregation, signals
 from fedvg_jax.weightings.aggregation import aggregate
-from fedvg_jax.weightings.basic import broadcast_weights, by_scalar, no_detail, reciprocal, refuse_negative, shares
+from fedvg_jax.weightings.basic import (
+    broadcast_weights,
+    by_scalar,
+    no_detail,
+    reciprocal,
+    refuse_negative,
+    shares,
+)
 from fedvg_jax.weightings.fedvg import EPS
 
-RATE = Hyperparameter("fitted.rate", 1.0, 0, doc="Learning rate, per unit of loss.", excludes_low=True)
+RATE = Hyperparameter(
+    "fitted.rate", 1.0, 0, doc="Learning rate, per unit of loss.", excludes_low=True
+)
 
 
 def permuted(rule: Weighting) -> Weighting:
@@ -41,7 +50,9 @@ def permuted(rule: Weighting) -> Weighting:
         absent = ~jnp.broadcast_to(view.present, view.shuffle.shape)
         source = view.shuffle[jnp.argsort(absent[view.shuffle])]
         target = jnp.argsort(absent)
-        return jax.tree.map(lambda w: w.at[target].set(w[source]), rule.weigh(hyper, measured, view))
+        return jax.tree.map(
+            lambda w: w.at[target].set(w[source]), rule.weigh(hyper, measured, view)
+        )
 
     return rule._replace(weigh=weigh, terms=())
 
@@ -109,11 +120,15 @@ def fltrust(task: Task) -> Weighting:
     def weigh(hyper: Hyper, lengths: Array, view: ServerView) -> Variables:
         trained = server_model(task, hyper, view.variables, view.data)
         own = jax.tree.map(tree.wide, tree.sub(view.variables.params, trained.params))
-        deltas = jax.tree.map(lambda p, c: tree.wide(p[None] - c), view.variables.params, _models(view).params)
+        deltas = jax.tree.map(
+            lambda p, c: tree.wide(p[None] - c), view.variables.params, _models(view).params
+        )
         agreement = jax.vmap(lambda delta: optax.tree.vdot(delta, own))(deltas)
         # cosine / length; ||delta_0|| is a common factor
         squared = lengths**2
-        trust = jnp.where(squared > 0, jnp.maximum(agreement, 0) / jnp.where(squared > 0, squared, 1), 0)
+        trust = jnp.where(
+            squared > 0, jnp.maximum(agreement, 0) / jnp.where(squared > 0, squared, 1), 0
+        )
         return broadcast_weights(shares(trust, view.present), view)
 
     return Weighting(signals.drift, weigh, score=lambda lengths: lengths, detail=no_detail)
@@ -163,7 +178,10 @@ def fitted(task: Task, num_steps: int = 10, rate: float | None = None) -> Weight
             return aggregate(view.variables, _models(view), broadcast_weights(s, view))
 
         def weights(logs: Array) -> Array:
-            return shares(jax.nn.softmax(jnp.where(view.present, logs, jnp.finfo(logs.dtype).min)), view.present)
+            return shares(
+                jax.nn.softmax(jnp.where(view.present, logs, jnp.finfo(logs.dtype).min)),
+                view.present,
+            )
 
         def step(_, logs: Array) -> Array:
             model, gradient_of_weights = jax.vjp(averaged, weights(logs))
@@ -171,10 +189,14 @@ def fitted(task: Task, num_steps: int = 10, rate: float | None = None) -> Weight
             step_rate = hyper[RATE.name] if rate is None else rate
             return logs - step_rate * gradient_of_weights(tree.like(gradient, model))[0]
 
-        return broadcast_weights(weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), view)
+        return broadcast_weights(
+            weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), view
+        )
 
     read = (RATE,) if rate is None else ()
-    return Weighting(signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, hyperparameters=read)
+    return Weighting(
+        signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, hyperparameters=read
+    )
 
 
 def _models(view: ServerView) -> Variables:
@@ -214,7 +236,9 @@ def server_steps(task: Task, num_steps: int) -> Refine:
             rows = data.scoring[(number * num_steps + i) % jnp.maximum(num_used, 1)]
             return sgd_step(task, hyper["tuning.lr"], model, data.pool, rows)
 
-        return lax.cond(num_used > 0, lambda: lax.fori_loop(0, num_steps, step, variables), lambda: variables)
+        return lax.cond(
+            num_used > 0, lambda: lax.fori_loop(0, num_steps, step, variables), lambda: variables
+        )
 
     return refine
 

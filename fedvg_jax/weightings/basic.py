@@ -11,7 +11,15 @@ from jax import Array
 from jax.core import Tracer
 
 from fedvg_jax.core import tree, types
-from fedvg_jax.core.types import Hyper, ServerView, Tree, UsageError, Variables, Weighting, WeightingMemory
+from fedvg_jax.core.types import (
+    Hyper,
+    ServerView,
+    Tree,
+    UsageError,
+    Variables,
+    Weighting,
+    WeightingMemory,
+)
 from fedvg_jax.weightings import aggregation, signals
 
 GIVEN = types.Hyperparameter("given", 1.0, 0.0, doc="weights of the clients, by their numbers")
@@ -44,7 +52,11 @@ def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
     rule = rule or uniform()
 
     def signal(hyper: Hyper, client: types.ClientReturn, data: types.Data) -> tuple[Tree, Array]:
-        values = hyper["given"] if weights is None else jnp.asarray(weights, tree.wide_dtype(client.variables.params))
+        values = (
+            hyper["given"]
+            if weights is None
+            else jnp.asarray(weights, tree.wide_dtype(client.variables.params))
+        )
         own = values.at[client.id].get(mode="fill", fill_value=jnp.nan) if values.ndim else values
         return rule.signal(hyper, client, data), own
 
@@ -57,7 +69,9 @@ def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
         terms=aggregation.single_term(weigh),
         hyperparameters=(*rule.hyperparameters, *([GIVEN] if weights is None else [])),
         memory=pair_memories(rule.memory, None),
-        num_clients=np.size(weights) if weights is not None and np.ndim(weights) else rule.num_clients,
+        num_clients=np.size(weights)
+        if weights is not None and np.ndim(weights)
+        else rule.num_clients,
     )
 
 
@@ -115,7 +129,9 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
     )
 
 
-def pair_memories(first: WeightingMemory | None, second: WeightingMemory | None) -> WeightingMemory | None:
+def pair_memories(
+    first: WeightingMemory | None, second: WeightingMemory | None
+) -> WeightingMemory | None:
     """Returns the memory of a weighting with the signals of two; None where neither has one."""
     if not first and not second:
         return None
@@ -125,18 +141,22 @@ def pair_memories(first: WeightingMemory | None, second: WeightingMemory | None)
     ]
 
     def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-        (server, client), (other_server, other_client) = (memory.init(hyper, params) for memory in pair)
+        (server, client), (other_server, other_client) = (
+            memory.init(hyper, params) for memory in pair
+        )
         return (server, other_server), (client, other_client)
 
     def recall(hyper: Hyper, signals: Tree, clients: Tree, servers: Tree) -> tuple[Tree, Tree]:
         (one, memory), (other, other_memory) = (
-            m.recall(hyper, *own) for m, own in zip(pair, zip(signals, clients, servers, strict=True), strict=True)
+            m.recall(hyper, *own)
+            for m, own in zip(pair, zip(signals, clients, servers, strict=True), strict=True)
         )
         return (one, other), (memory, other_memory)
 
     def update(hyper: Hyper, servers: Tree, signals: Tree, view: ServerView) -> Tree:
         return tuple(
-            m.update(hyper, *own, view) for m, own in zip(pair, zip(servers, signals, strict=True), strict=True)
+            m.update(hyper, *own, view)
+            for m, own in zip(pair, zip(servers, signals, strict=True), strict=True)
         )
 
     return WeightingMemory(init, recall, update)
@@ -162,7 +182,9 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
     raw = jnp.where(present, raw, 0)
     refuse_negative(raw, "shares")
     # of absolute values, so that signs do not cancel
-    raw = raw * jnp.where(jnp.abs(raw).sum() > 2.0**100, 2.0**-64, 1)  # a larger sum overflows, or its inverse is 0
+    raw = raw * jnp.where(
+        jnp.abs(raw).sum() > 2.0**100, 2.0**-64, 1
+    )  # a larger sum overflows, or its inverse is 0
     raw = jnp.where(jnp.abs(raw).sum() == 0, is_present, raw)
     total = jnp.abs(raw).sum()
     return raw / jnp.where(total == 0, 1, total)
@@ -171,7 +193,9 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
 def refuse_negative(raw: Array, what: str) -> None:
     """Raises UsageError for negative numbers; traced numbers pass."""
     if not isinstance(raw, Tracer) and (least := jnp.min(raw, initial=0)) < 0:
-        raise UsageError(f"{what} got {float(least):.3g}; expected a number >= 0; for -loss use jax.numpy.exp(-loss)")
+        raise UsageError(
+            f"{what} got {float(least):.3g}; expected a number >= 0; for -loss use jax.numpy.exp(-loss)"
+        )
 
 
 def reciprocal(score: Array) -> Array:

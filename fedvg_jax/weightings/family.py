@@ -32,7 +32,14 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
-from fedvg_jax.weightings.fedvg import EPS, FROM_0, OPTIONS, WeightsOfMean, norm_parts, weights_of_norms
+from fedvg_jax.weightings.fedvg import (
+    EPS,
+    FROM_0,
+    OPTIONS,
+    WeightsOfMean,
+    norm_parts,
+    weights_of_norms,
+)
 
 EXPONENT = Hyperparameter(
     "generalised.exponent",
@@ -47,7 +54,13 @@ TEMPERATURE = Hyperparameter(
     doc="Temperature. Weights are raised to the power 1 / temperature; large values approach uniform weights.",
     excludes_low=True,
 )
-MIX = Hyperparameter("generalised.mix", 0.0, 0, 1, "Fraction of n_k / sum_j n_j in the weights. 0.5 is FedAvg + FedVG.")
+MIX = Hyperparameter(
+    "generalised.mix",
+    0.0,
+    0,
+    1,
+    "Fraction of n_k / sum_j n_j in the weights. 0.5 is FedAvg + FedVG.",
+)
 
 
 def generalised_weights(
@@ -96,16 +109,22 @@ def generalised_weights(
     num_clients = checks.stacked(norms, "norms", per_tensor=True)
     counts = jnp.ones(num_clients) if num_samples is None else jnp.asarray(num_samples, float)
     if counts.shape != (num_clients,):
-        raise UsageError(f"num_samples has shape {counts.shape}; expected ({num_clients},), one number per client")
+        raise UsageError(
+            f"num_samples has shape {counts.shape}; expected ({num_clients},), one number per client"
+        )
     declared = (p._replace(name=p.name.partition(".")[2]) for p in (EXPONENT, TEMPERATURE, MIX))
-    for parameter, value in zip((FROM_0, *declared), (eps, exponent, temperature, mix), strict=True):
+    for parameter, value in zip(
+        (FROM_0, *declared), (eps, exponent, temperature, mix), strict=True
+    ):
         checks.in_range(parameter, value)
     weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, counts)
     measured = Variables(_multiplied(tree.arrays(norms), multipliers), ())
     return weights_of_norms(weights_of_mean, measured, granularity, block_of).params
 
 
-def generalised(task: Task, norm: str = "l1", granularity: str = "modelwise", **options: Any) -> Weighting:
+def generalised(
+    task: Task, norm: str = "l1", granularity: str = "modelwise", **options: Any
+) -> Weighting:
     """Returns `generalised_weights` as a weighting of a task; arguments as in `fedvg`.
 
     It reads `generalised.exponent`, `generalised.temperature`, `generalised.mix` and `fedvg.eps`, and `multipliers` if
@@ -140,12 +159,18 @@ def make_weights_of_mean(exponent, temperature, eps, mix, counts: Array) -> Weig
     """
 
     def weights_of_mean(mean: Array, present: Array | bool) -> Array:
-        p, t, epsilon, part, rows = (jnp.asarray(x, mean.dtype) for x in (exponent, temperature, eps, mix, counts))
+        p, t, epsilon, part, rows = (
+            jnp.asarray(x, mean.dtype) for x in (exponent, temperature, eps, mix, counts)
+        )
         inverted = reciprocal(jnp.where(present, mean, 1) + epsilon)
-        exponents = -jnp.log(jnp.maximum(inverted, jnp.finfo(mean.dtype).tiny))  # smaller numbers may count as 0
+        exponents = -jnp.log(
+            jnp.maximum(inverted, jnp.finfo(mean.dtype).tiny)
+        )  # smaller numbers may count as 0
         is_present = jnp.broadcast_to(present, exponents.shape)
         # an absent client's measurement must neither set the scale nor overflow
-        exponents = jnp.where(is_present, exponents, _largest(jnp.where(is_present, exponents, exponents.min())))
+        exponents = jnp.where(
+            is_present, exponents, _largest(jnp.where(is_present, exponents, exponents.min()))
+        )
         # p x = |p| (sign x), less the smallest sign x: every exponential is at most 1
         sign = jnp.where(p < 0, jnp.asarray(-1, p.dtype), 1)
         exponents = sign * exponents
@@ -177,7 +202,11 @@ def _multiplied(norms: Tree, multipliers: Tree | None) -> Tree:
         return norms
     given, like = (jax.tree.map(lambda _: 0.0, pytree) for pytree in (multipliers, norms))
     checks.expect(given, like, "multipliers")
-    return jax.tree.map(lambda norm, factor: norm * jnp.asarray(factor, norm.dtype), norms, multipliers)
+    return jax.tree.map(
+        lambda norm, factor: norm * jnp.asarray(factor, norm.dtype), norms, multipliers
+    )
 
 
-ENTRY = NamedWeighting(generalised, hyperparameters=(EPS, EXPONENT, TEMPERATURE, MIX), options=OPTIONS, streams=False)
+ENTRY = NamedWeighting(
+    generalised, hyperparameters=(EPS, EXPONENT, TEMPERATURE, MIX), options=OPTIONS, streams=False
+)

@@ -35,7 +35,9 @@ from fedvg_jax.core.types import (
 from fedvg_jax.weightings import aggregation, signals
 from fedvg_jax.weightings.basic import broadcast_weights, mean_over_tensors, reciprocal, shares
 
-EPS = Hyperparameter("fedvg.eps", 1e-8, 0, doc="Number added to each norm before it is inverted.", excludes_low=True)
+EPS = Hyperparameter(
+    "fedvg.eps", 1e-8, 0, doc="Number added to each norm before it is inverted.", excludes_low=True
+)
 FROM_0 = Hyperparameter("eps", 1e-8, 0.0)
 """eps of the public functions, which may be 0."""
 
@@ -103,7 +105,10 @@ LAYERS: dict[str, Callable[[str], str]] = {"tensor": lambda path: path, "module"
 
 
 def inverse_norm_weights(
-    norms: Tree, granularity: str = "modelwise", eps: float | Array = 1e-8, block_of: Callable[[str], str] | None = None
+    norms: Tree,
+    granularity: str = "modelwise",
+    eps: float | Array = 1e-8,
+    block_of: Callable[[str], str] | None = None,
 ) -> Tree:
     """Returns FedVG's weights from the clients' gradient norms: clients with a small norm weigh more. No softmax.
 
@@ -133,7 +138,10 @@ def inverse_norm_weights(
 
 
 def weights_of_norms(
-    weights_of_mean: WeightsOfMean, measured: Variables, granularity: str, block_of: Callable[[str], str] | None
+    weights_of_mean: WeightsOfMean,
+    measured: Variables,
+    granularity: str,
+    block_of: Callable[[str], str] | None,
 ) -> Variables:
     """Returns the weights of the clients that are finite, 0 for others; arguments as in `inverse_norm_weights`."""
     checks.stacked(measured.params, "norms", per_tensor=True)
@@ -157,15 +165,21 @@ def finite_clients(norms: Tree) -> tuple[Tree, Array]:
     """
     present = tree.is_finite(norms)
     if not isinstance(present, Tracer) and not present.any():
-        raise UsageError("norms of all clients are NaN or infinite; expected finite norms of at least one client")
+        raise UsageError(
+            "norms of all clients are NaN or infinite; expected finite norms of at least one client"
+        )
     norms = jax.tree.map(lambda norm: jnp.where(present, norm, 1), norms)
     for path, norm in tree.by_path(norms).items():
         if not isinstance(norm, Tracer) and (least := norm.min()) < 0:
-            raise UsageError(f"norms leaf '{path}' has {float(least):g}; expected norms >= 0, see gradient_norms")
+            raise UsageError(
+                f"norms leaf '{path}' has {float(least):g}; expected norms >= 0, see gradient_norms"
+            )
     return norms, present
 
 
-def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **options: Any) -> Weighting:
+def fedvg(
+    task: Task, norm: str = "l1", granularity: str = "modelwise", **options: Any
+) -> Weighting:
     """Returns FedVG's weighting: `inverse_norm_weights` of `gradient_norms` of each client's validation gradient.
 
     It reads `hyper["fedvg.eps"]`.
@@ -210,7 +224,9 @@ def fedvg(task: Task, norm: str = "l1", granularity: str = "modelwise", **option
 def inverse_norms(parts: NormParts) -> Weighting:
     """Returns the weighting with the weights of `inverse_norm_weights` of a signal. It reads `hyper["fedvg.eps"]`."""
 
-    def weigh(hyper: Hyper, measured: Tree, view: ServerView, parts: NormParts = parts) -> Variables:
+    def weigh(
+        hyper: Hyper, measured: Tree, view: ServerView, parts: NormParts = parts
+    ) -> Variables:
         return parts.weights(inverse(hyper[EPS.name]), measured, view.variables.stats, view.present)
 
     def weigh_uniformly(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
@@ -227,7 +243,9 @@ def inverse_norms(parts: NormParts) -> Weighting:
     if parts.grouping is groups.modelwise:
         terms = aggregation.single_term(weigh)
     else:
-        terms = aggregation.select_terms(partial(weigh, parts=parts._replace(floor=0)), weigh_uniformly, is_above_noise)
+        terms = aggregation.select_terms(
+            partial(weigh, parts=parts._replace(floor=0)), weigh_uniformly, is_above_noise
+        )
     return Weighting(parts.signal, weigh, parts.score, parts.detail, terms, (EPS,))
 
 
@@ -262,7 +280,11 @@ class NormParts(NamedTuple):
     floor: float = FLOOR
 
     def weights(
-        self, weights_of_mean: WeightsOfMean, measured: Tree, stats: Tree, present: Array | bool = True
+        self,
+        weights_of_mean: WeightsOfMean,
+        measured: Tree,
+        stats: Tree,
+        present: Array | bool = True,
     ) -> Variables:
         """Returns the weights of every tensor, from its group's mean norm.
 
@@ -287,7 +309,9 @@ class NormParts(NamedTuple):
             weights[group] = weights_of_mean(jnp.where(is_above[group], mean, 1), present)
         return jax.tree.map(lambda group: weights[group].astype(layers[0][1].dtype), by_group)
 
-    def above_noise(self, members: dict[int, list[Array]], present: Array | bool) -> dict[int, Array]:
+    def above_noise(
+        self, members: dict[int, list[Array]], present: Array | bool
+    ) -> dict[int, Array]:
         """Returns whether each group's largest norm over present clients exceeds `floor` times that of all groups.
 
         Args:
@@ -375,14 +399,21 @@ def layers_of(
     exclude: str = "",
 ) -> tuple[groups.Layer, ...]:
     """Returns the layers that G_k averages over, in the order of `layer_shares`; arguments as in `norm_parts`."""
-    shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))  # a key's shape, without drawing it
+    shapes = jax.eval_shape(
+        task.init, jax.eval_shape(jax.random.key, 0)
+    )  # a key's shape, without drawing it
     sizes = tree.by_path(shapes.params)
-    included_by, excluded_by = types.compiled(include, "fedvg.include"), types.compiled(exclude, "local")
+    included_by, excluded_by = (
+        types.compiled(include, "fedvg.include"),
+        types.compiled(exclude, "local"),
+    )
     candidates = [path for path in sizes if not (exclude and excluded_by.search(path))]
     included = {path for path in candidates if included_by.search(path)}
     if not included:
         beside = f" besides local {exclude}, which no client sends" if exclude else ""
-        raise UsageError(f"fedvg.include {include} matches no tensor{beside}; there are {', '.join(candidates)}")
+        raise UsageError(
+            f"fedvg.include {include} matches no tensor{beside}; there are {', '.join(candidates)}"
+        )
     # vectors have no spectral norm
     counted = {path for path in included if sizes[path].ndim > 1 or norm != "spectral"}
     _check_groups(counted, included, _grouping(norm, granularity, layer)(shapes, task.block_of))

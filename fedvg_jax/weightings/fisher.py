@@ -27,7 +27,9 @@ MOST = 2**26
 """Largest number of scalars in the gradients of one pass, of all clients together."""
 
 
-def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most: int = MOST) -> Tree:
+def joint_fisher(
+    loss_fn: Callable, client_params: Tree, examples: Tree, *, most: int = MOST
+) -> Tree:
     """Returns every tensor's empirical joint Fisher information: J_k^t = mean_i ||grad_t loss(theta_k, example_i)||^2.
 
     Args:
@@ -59,7 +61,13 @@ def joint_fisher(loss_fn: Callable, client_params: Tree, examples: Tree, *, most
 
 
 def sampled_joint_fisher(
-    logits_fn: Callable, client_params: Tree, inputs: Tree, key: Array, *, num_samples: int = 1, most: int = MOST
+    logits_fn: Callable,
+    client_params: Tree,
+    inputs: Tree,
+    key: Array,
+    *,
+    num_samples: int = 1,
+    most: int = MOST,
 ) -> Tree:
     """Returns the joint Fisher information with labels drawn from each client's own predictions, as F is defined.
 
@@ -94,7 +102,9 @@ def sampled_joint_fisher(
         label = jax.random.categorical(jax.random.fold_in(key, row), jax.lax.stop_gradient(logits))
         return jnp.where(row >= 0, jax.nn.log_softmax(logits)[label], 0)
 
-    return _mean_squared_norms(jax.grad(log_likelihood), client_params, count * num_samples, most, "logits_fn")
+    return _mean_squared_norms(
+        jax.grad(log_likelihood), client_params, count * num_samples, most, "logits_fn"
+    )
 
 
 def fisher_trace(joint: Tree) -> Array:
@@ -121,7 +131,10 @@ def _mean_squared_norms(
     """
     checks.stacked(client_params, "client_params")
     client_params = tree.arrays(client_params)
-    rows, at_once = jnp.arange(count, dtype=jnp.int32)[:, None], most // max(1, tree.size(client_params))
+    rows, at_once = (
+        jnp.arange(count, dtype=jnp.int32)[:, None],
+        most // max(1, tree.size(client_params)),
+    )
 
     def of_client(params: Tree) -> Tree:
         squares = signals.mean_squares(lambda row: score(params, row[0]), rows, at_once)

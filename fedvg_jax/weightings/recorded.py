@@ -58,7 +58,8 @@ def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weight
         weigh=of_own(weighting.weigh),
         score=lambda measured: weighting.score(measured[0]),
         detail=lambda measured: (
-            weighting.detail(measured[0]) | {name: _stacked(value) for name, value in measured[1].items()}
+            weighting.detail(measured[0])
+            | {name: _stacked(value) for name, value in measured[1].items()}
         ),
         terms=tuple(Term(of_own(term.weigh), of_own(term.share)) for term in weighting.terms),
         decisive=lambda measured: weighting.decisive(measured[0]),

@@ -121,15 +121,23 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
 
         def loss(params, rows):
             model = Variables(params, stats)
-            rows = rows[0] if len(rows) == 1 else rows  # a batch axis would turn matmuls into batched ones
+            rows = (
+                rows[0] if len(rows) == 1 else rows
+            )  # a batch axis would turn matmuls into batched ones
             if rows.ndim == 1 or task.takes_groups:
                 return summed_loss(task, model, data.pool, rows, train)
             return loss_of_groups(model, data.pool, rows)
 
-        groups = groups_per_pass(_row_values(data.pool)) if callable(groups_per_pass) else groups_per_pass
+        groups = (
+            groups_per_pass(_row_values(data.pool))
+            if callable(groups_per_pass)
+            else groups_per_pass
+        )
         if groups > 1 and not task.takes_groups:
             largest = _largest_map(jax.make_jaxpr(loss)(params, data.scoring[:1]).jaxpr)
-            if largest > data.scoring.shape[1] * _row_values(data.pool):  # else it may be the rows themselves
+            if largest > data.scoring.shape[1] * _row_values(
+                data.pool
+            ):  # else it may be the rows themselves
                 groups = max(1, int(min(groups, hw.choices().values_per_feature_map / largest)))
         return mean_gradient(loss, params, _in_passes(data.scoring, groups))
 
@@ -172,7 +180,9 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
     return measure
 
 
-def mean_squares(gradient: Callable[[jax.Array], Tree], examples: jax.Array | np.ndarray, at_once: int) -> Tree:
+def mean_squares(
+    gradient: Callable[[jax.Array], Tree], examples: jax.Array | np.ndarray, at_once: int
+) -> Tree:
     """Returns the mean over examples of gradient(example)^2, elementwise; 0 without examples.
 
     Args:
@@ -191,7 +201,9 @@ def validation_loss(task: Task) -> Signal:
     """Returns one client's mean loss on D_val, BatchNorm in evaluation mode."""
 
     def signal(hyper: Hyper, client: ClientReturn, data: Data) -> jax.Array:
-        return mean_over(lambda rows: summed_loss(task, client.variables, data.pool, rows), data.val)
+        return mean_over(
+            lambda rows: summed_loss(task, client.variables, data.pool, rows), data.val
+        )
 
     return signal
 
@@ -201,8 +213,12 @@ def summed_loss(
 ) -> jax.Array:
     """Returns the sum of a model's losses over real rows of a minibatch, or of groups [G, B], in at least float32."""
     batch, mask = tree.gather(pool, rows)
-    batch = jax.tree.map(lambda x: x.reshape(mask.size, *x.shape[mask.ndim :]), batch)  # of all groups
-    return tree.wide(task.loss(*model, batch, mask, train)[0]) * mask.sum().astype(tree.wide_dtype(model))
+    batch = jax.tree.map(
+        lambda x: x.reshape(mask.size, *x.shape[mask.ndim :]), batch
+    )  # of all groups
+    return tree.wide(task.loss(*model, batch, mask, train)[0]) * mask.sum().astype(
+        tree.wide_dtype(model)
+    )
 
 
 def validation_accuracy(task: Task) -> Signal:
@@ -224,9 +240,13 @@ def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> 
         def num_correct(rows):
             batch, mask = tree.gather(data.pool, rows)
             outputs = task.predict(params, stats, batch)
-            predicted = jnp.argmax(outputs, -1).astype(jnp.int32)  # of NaN the first class, which may be right
+            predicted = jnp.argmax(outputs, -1).astype(
+                jnp.int32
+            )  # of NaN the first class, which may be right
             is_correct = (predicted == batch.y.astype(jnp.int32)).reshape(len(mask), -1)
-            share = is_correct.astype(tree.wide_dtype(params)).mean(1)  # over the places of a sequence
+            share = is_correct.astype(tree.wide_dtype(params)).mean(
+                1
+            )  # over the places of a sequence
             is_nan = jnp.isnan(outputs).reshape(len(mask), -1).any(1)
             return jnp.where(mask, jnp.where(is_nan, jnp.nan, share), 0).sum()
 
@@ -245,7 +265,9 @@ def nothing(hyper: Hyper, client: ClientReturn, data: Data) -> jax.Array:
     return jnp.ones((), tree.wide_dtype(client.variables.params))
 
 
-def mean_gradient(loss: Callable[[Tree, jax.Array], jax.Array], params: Tree, passes: jax.Array | np.ndarray) -> Tree:
+def mean_gradient(
+    loss: Callable[[Tree, jax.Array], jax.Array], params: Tree, passes: jax.Array | np.ndarray
+) -> Tree:
     """Returns the gradient of the mean over rows of a loss, `mean_over` of its gradients.
 
     Args:
@@ -273,7 +295,8 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarr
     def add_pass(total: Tree, rows: jax.Array) -> tuple[Tree, None]:
         # the sum is outside the branches and updated in place; a branch that returned it would copy it
         return tree.add(
-            total, lax.cond((rows >= 0).any(), lambda: tree.like(recomputed(rows), empty), lambda: empty)
+            total,
+            lax.cond((rows >= 0).any(), lambda: tree.like(recomputed(rows), empty), lambda: empty),
         ), None
 
     empty = tree.wide_zeros(jax.eval_shape(measure, passes[0]))
@@ -290,7 +313,9 @@ def _row_values(pool: Tree) -> int:
 def _largest_map(jaxpr: core.Jaxpr) -> int:
     """Returns the number of values of the largest intermediate with four or more axes; 0 without one."""
     shapes = [getattr(x.aval, "shape", ()) for eqn in jaxpr.eqns for x in eqn.outvars]
-    inner = (_largest_map(nested) for eqn in jaxpr.eqns for nested in core.jaxprs_in_params(eqn.params))
+    inner = (
+        _largest_map(nested) for eqn in jaxpr.eqns for nested in core.jaxprs_in_params(eqn.params)
+    )
     return max([0, *inner, *(math.prod(shape) for shape in shapes if len(shape) > 3)])
 
 
@@ -298,4 +323,6 @@ def _in_passes(rows: jax.Array | np.ndarray, groups: int) -> jax.Array:
     """Reshapes [V, B] to [V / groups, groups, B], padded with empty groups; all passes have equally many."""
     groups = max(1, -(-len(rows) // max(1, -(-len(rows) // groups))))
     padding = -len(rows) % groups
-    return jnp.pad(rows, ((0, padding), (0, 0)), constant_values=-1).reshape(-1, groups, rows.shape[1])
+    return jnp.pad(rows, ((0, padding), (0, 0)), constant_values=-1).reshape(
+        -1, groups, rows.shape[1]
+    )

@@ -30,9 +30,15 @@ def schedule_of(world, number, **changes):
 
 def after(algorithm, rounds=1, weighting="samples", world=WORLD, **changes):
     """States after every round; `changes` are hyperparameters."""
-    step, state, states = worlds.any_shared_round(algorithm), worlds.shared_state(world, algorithm, **changes), []
+    step, state, states = (
+        worlds.any_shared_round(algorithm),
+        worlds.shared_state(world, algorithm, **changes),
+        [],
+    )
     for number in range(rounds):
-        state, _ = step(state, schedule_of(world, number), world.data(), worlds.by_rule(weighting, **changes))
+        state, _ = step(
+            state, schedule_of(world, number), world.data(), worlds.by_rule(weighting, **changes)
+        )
         states.append(state)
     return states
 
@@ -59,7 +65,10 @@ def test_an_algorithm_equals_fedavg_where_its_change_is_neutral(x64, name, world
 
 
 def tree_distance(a, b):
-    return max(float(np.abs(x - y).max()) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return max(
+        float(np.abs(x - y).max())
+        for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
 
 
 @pytest.mark.quick
@@ -80,7 +89,9 @@ def test_a_more_sensitive_tensor_never_gets_a_larger_zeta(x64):
         rng = np.random.default_rng(seed)
         weights = dict.fromkeys(names, jnp.asarray(rng.dirichlet(np.ones(3))))
         probes = {name: jnp.asarray(rng.exponential(size=3) * rng.integers(0, 2)) for name in names}
-        rest, _ = residual(worlds.hyper(**{"elastic.tau": 0.5}), (), ones, Cohort(ones, (), (), weights, probes, 9))
+        rest, _ = residual(
+            worlds.hyper(**{"elastic.tau": 0.5}), (), ones, Cohort(ones, (), (), weights, probes, 9)
+        )
         sensitivity = np.array([weights[name] @ probes[name] for name in names])
         zeta = 1 - np.array([rest[name] for name in names])[np.argsort(sensitivity)]
         assert (np.diff(zeta) <= 1e-12).all() and (zeta <= 1.5).all()
@@ -93,12 +104,16 @@ def probe_of(world, num_batches, params):
     pool = jax.tree.map(jnp.asarray, world.pool)
     count, position = np.int32(num_batches), jnp.int32(0)
     batch = lambda i: tree.gather(pool, rows[i])  # noqa: E731
-    return Probe(worlds.QUADRATIC, Variables(params, {}), batch, count, position, local_training.counted)
+    return Probe(
+        worlds.QUADRATIC, Variables(params, {}), batch, count, position, local_training.counted
+    )
 
 
 def test_a_tensor_without_entries_has_sensitivity_0():
     """NaN would hide the other tensors' sensitivities, as their maximum."""
-    task = worlds.QUADRATIC._replace(predict=lambda params, stats, batch: params["w"] * jnp.ones((len(batch[0]), 1)))
+    task = worlds.QUADRATIC._replace(
+        predict=lambda params, stats, batch: params["w"] * jnp.ones((len(batch[0]), 1))
+    )
     probe = probe_of(WORLD, 1, {"w": jnp.ones(()), "empty": jnp.zeros((0, 2))})._replace(task=task)
     found = worlds.algorithm("elastic").probe(worlds.hyper(), probe)
     assert {name: float(o) for name, o in found.items()} == pytest.approx({"w": 4.0, "empty": 0.0})
@@ -114,7 +129,10 @@ def test_a_published_adaptive_server_follows_algorithm_2_of_reddi_et_al_for_five
     rng = np.random.default_rng(0)
     algorithm, rule = worlds.algorithm(name, departures="adaptive-servers"), oracle.PUBLISHED[name]
     hyper, zero = worlds.hyper(), {"a": np.zeros(4)}
-    plain, residual = {key: float(value) for key, value in hyper.items()}, worlds.jit(algorithm.residual)
+    plain, residual = (
+        {key: float(value) for key, value in hyper.items()},
+        worlds.jit(algorithm.residual),
+    )
     server, expected_server = algorithm.init(hyper, zero)[0], rule.init(plain, zero)[0]
     for i in (-1, 0, 1, 0, -2):
         update = {"a": 1e-3 * rng.normal(size=4) * 10.0**i}
@@ -132,7 +150,9 @@ def test_the_published_feddyn_omits_the_average_after_the_first_round(x64):
     algorithm = worlds.algorithm("feddyn", weighting="fedvg", departures="feddyn-average")
     states = after(algorithm, 3, "samples+fedvg")
     for before, now in itertools.pairwise(states):
-        worlds.assert_close(now.variables.params, tree.add(before.variables.params, now.server.dual), 1e-12)
+        worlds.assert_close(
+            now.variables.params, tree.add(before.variables.params, now.server.dual), 1e-12
+        )
     always = after(worlds.algorithm("feddyn"), 3, "samples+fedvg")
     worlds.assert_close(states[0].variables, always[0].variables, 1e-12)
     assert tree_distance(states[1].variables, always[1].variables) > 1e-3
@@ -143,16 +163,25 @@ def test_the_published_feddyn_omits_the_average_after_the_first_round(x64):
         rule.residual(worlds.hyper(), states[1].server, update, cohort)[0]
         for rule in (native, worlds.algorithm("feddyn"), algorithm)
     ]
-    assert tree_distance(residuals[0], residuals[1]) == 0 < tree_distance(residuals[0], residuals[2])
+    assert (
+        tree_distance(residuals[0], residuals[1]) == 0 < tree_distance(residuals[0], residuals[2])
+    )
 
 
 def test_the_published_feddyn_has_no_quadratic_term_and_clips(x64):
     """g + alpha (lambda_k - theta_g), cut to a norm of 10: of (60, 80), to (6, 8)."""
     correct = worlds.algorithm("feddyn", departures="feddyn-regulariser").correct
     anchor = Anchor({"x": jnp.full(2, 2.0)}, None, {"x": jnp.full(2, 5.0)})
-    hyper, theta = worlds.hyper(**{"feddyn.alpha": 0.5, "feddyn.clip": 10.0}), {"x": jnp.full(2, 7.0)}
+    hyper, theta = (
+        worlds.hyper(**{"feddyn.alpha": 0.5, "feddyn.clip": 10.0}),
+        {"x": jnp.full(2, 7.0)},
+    )
     for gradient, expected in (([0.5, -0.5], [2.0, 1.0]), ([58.5, 78.5], [6.0, 8.0])):
-        worlds.assert_close(correct(hyper, {"x": jnp.array(gradient)}, theta, anchor), {"x": np.array(expected)}, 1e-12)
+        worlds.assert_close(
+            correct(hyper, {"x": jnp.array(gradient)}, theta, anchor),
+            {"x": np.array(expected)},
+            1e-12,
+        )
 
 
 def test_the_published_sensitivity_averages_the_squared_norms_of_summed_gradients(x64):
@@ -162,7 +191,9 @@ def test_the_published_sensitivity_averages_the_squared_norms_of_summed_gradient
     probe = worlds.algorithm("elastic", departures="elastic-sensitivity").probe
     actual = probe(worlds.hyper(**{"elastic.mu": mu}), probe_of(world, num_batches, params)).params
     factor = sum((1 - mu) * mu ** (num_batches - i) * i**2 for i in range(1, num_batches + 1))
-    worlds.assert_close(actual, jax.tree.map(lambda x: factor * np.sum((3 * np.asarray(x) - 1) ** 2), params), 1e-12)
+    worlds.assert_close(
+        actual, jax.tree.map(lambda x: factor * np.sum((3 * np.asarray(x) - 1) ** 2), params), 1e-12
+    )
 
 
 def test_the_published_sensitivity_is_relative_to_the_most_sensitive_client(x64):
@@ -178,7 +209,9 @@ def test_the_published_sensitivity_is_relative_to_the_most_sensitive_client(x64)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_scaffold_control_variates_equal_a_constant_gradient_for_any_optimiser_and_number_of_steps(x64, momentum):
+def test_scaffold_control_variates_equal_a_constant_gradient_for_any_optimiser_and_number_of_steps(
+    x64, momentum
+):
     """Of the loss -b x the gradient is -b, which c_k is after a client's first round."""
     b = np.random.default_rng(0).normal(size=(5, 3))
     world = worlds.quadratics(np.zeros((5, 3)), b, [4, 8, 2, 6, 3], 3)
@@ -207,8 +240,13 @@ def test_states_are_finite_with_zero_gradients_and_clients_with_one_batch_or_non
     for corner, world in CORNERS.items():
         state = worlds.shared_state(world, algorithm)
         for number in range(2):
-            state, metrics = step(state, schedule_of(world, number), world.data(), worlds.by_rule("samples+fedvg"))
-            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, metrics))), (corner, number)
+            state, metrics = step(
+                state, schedule_of(world, number), world.data(), worlds.by_rule("samples+fedvg")
+            )
+            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves((state, metrics))), (
+                corner,
+                number,
+            )
             counts.add(worlds.any_program()._cache_size())
     assert len(counts) == 1
 
@@ -226,12 +264,18 @@ def test_gradients_of_the_algorithms_functions_are_finite_at_zero():
         probes = tree.repeat(algorithm.probe(hyper, probe_of(WORLD, 2, params)), 3)
         cohort = Cohort(grads, *messages, weights, probes, 5)
         rest, _ = algorithm.residual(hyper, server, params, cohort)
-        return sum(leaf.sum() for leaf in jax.tree.leaves((corrected, memory, messages, probes, rest)))
+        return sum(
+            leaf.sum() for leaf in jax.tree.leaves((corrected, memory, messages, probes, rest))
+        )
 
     @worlds.jit
     def gradients(*arguments):
-        by_name = {name: functools.partial(total, worlds.algorithm(name)) for name in worlds.ON_QUADRATICS}
-        return {name: jax.value_and_grad(f, (0, 1, 2, 3))(*arguments) for name, f in by_name.items()}
+        by_name = {
+            name: functools.partial(total, worlds.algorithm(name)) for name in worlds.ON_QUADRATICS
+        }
+        return {
+            name: jax.value_and_grad(f, (0, 1, 2, 3))(*arguments) for name, f in by_name.items()
+        }
 
     for displacement in (0.0, 0.3):
         for name, actual in gradients(hyper, zero, zero, jnp.float32(displacement)).items():
@@ -245,7 +289,9 @@ def fedexp():
     """FedExP, Eq. (5) of Jhunjhunwala et al., ICLR 2023: eta_g = max(1, mean ||delta_k||^2 / (2 (||u||^2 + eps)))."""
 
     def report(hyper, params, anchor, displacement):
-        squares = jax.tree.map(lambda start, end: jnp.sum((start - end) ** 2), anchor.params, params)
+        squares = jax.tree.map(
+            lambda start, end: jnp.sum((start - end) ** 2), anchor.params, params
+        )
         return anchor.client, (), squares
 
     def residual(hyper, server, params, cohort):
@@ -268,9 +314,14 @@ def test_fedexp_takes_the_step_of_its_equation():
 
 
 def test_a_run_uses_the_given_value_of_a_declared_hyperparameter():
-    config = fv.Config(clients=4, partition_seed=42, rounds=2, weighting="uniform", model="linear", lanes="1")
+    config = fv.Config(
+        clients=4, partition_seed=42, rounds=2, weighting="uniform", model="linear", lanes="1"
+    )
     given = worlds.images(80)
-    small, large = (fv.run(config, data=given, algorithm=FEDEXP, hyper={"eps": e}).records[-1] for e in (1e-6, 1e6))
+    small, large = (
+        fv.run(config, data=given, algorithm=FEDEXP, hyper={"eps": e}).records[-1]
+        for e in (1e-6, 1e6)
+    )
     assert small["train_loss"] != large["train_loss"]
 
 
@@ -278,8 +329,14 @@ def test_a_run_gives_probe_minibatches_to_any_algorithm_with_a_probe_and_to_no_o
     """`elastic` as an object has the schedule of the setting; without probes its sensitivities are all 0."""
 
     def probe_steps(named, given):
-        config = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="uniform", algorithm=named)
-        return simulation.simulation(config, data=worlds.images(80), algorithm=given).schedule(0).probe_steps.tolist()
+        config = fv.Config(
+            clients=4, rounds=1, local_epochs=1, weighting="uniform", algorithm=named
+        )
+        return (
+            simulation.simulation(config, data=worlds.images(80), algorithm=given)
+            .schedule(0)
+            .probe_steps.tolist()
+        )
 
     by_name = probe_steps("elastic", None)
     assert min(by_name) > 0
@@ -320,7 +377,9 @@ class TowardsGlobal(oracle.Algorithm):
     """A personal model's steps, where the server's memory is theta_g."""
 
     def correct(self, hyper, gradients, params, theta, server, client):
-        return oracle.each(lambda g, v, t: g + hyper["ditto.lam"] * (v - t), gradients, params, server)
+        return oracle.each(
+            lambda g, v, t: g + hyper["ditto.lam"] * (v - t), gradients, params, server
+        )
 
 
 def oracles_personal_models(params, stats, theta_of_round):
@@ -337,11 +396,15 @@ def oracles_personal_models(params, stats, theta_of_round):
 
 
 def test_three_rounds_equal_the_oracle(x64):
-    states = [state for state, _ in worlds.rounds_of_oracle(RAGGED, plan_of(), oracle.ALGORITHMS["ditto"])]
+    states = [
+        state for state, _ in worlds.rounds_of_oracle(RAGGED, plan_of(), oracle.ALGORITHMS["ditto"])
+    ]
     start = tuple(map(worlds.by_path, worlds.variables()))
     expected = oracles_personal_models(*start, [start[0], *(state.params for state in states[:-1])])
     for (actual, _), state, models in zip(of_fedavg(), states, expected, strict=True):
-        worlds.assert_close(tuple(map(worlds.by_path, actual.variables)), (state.params, state.stats), 1e-9)
+        worlds.assert_close(
+            tuple(map(worlds.by_path, actual.variables)), (state.params, state.stats), 1e-9
+        )
         for client, model in enumerate(models):
             own = tree.take(actual.clients.local, client)
             worlds.assert_close(tuple(map(worlds.by_path, own)), model, 1e-9)
@@ -360,13 +423,17 @@ def test_the_global_model_and_the_memories_are_those_of_the_base(x64):
     own = rounds("moon", optimiser=clipped)
     ((first, _),) = rounds(plan=plan_of(1), optimiser=clipped)
     worlds.assert_close(own[0][0].clients.local, first.clients.local, 1e-12)
-    for (state, metrics), (expected, plain) in zip(own, rounds("moon", own=False, optimiser=clipped), strict=True):
+    for (state, metrics), (expected, plain) in zip(
+        own, rounds("moon", own=False, optimiser=clipped), strict=True
+    ):
         worlds.assert_close(state._replace(clients=state.clients.memory), expected, 1e-12)
         worlds.assert_close(metrics, plain, 1e-12)
 
 
 def test_a_diverged_personal_model_marks_its_client_and_is_not_kept(x64):
-    ((state, metrics),) = rounds(plan=plan_of(1), values=worlds.hyper(**{"ditto.lam": float("inf")}))
+    ((state, metrics),) = rounds(
+        plan=plan_of(1), values=worlds.hyper(**{"ditto.lam": float("inf")})
+    )
     worlds.assert_close(metrics.finite, RAGGED.schedule(0, 2).num_steps == 0, 0)
     worlds.assert_close(state.clients.local, tree.repeat(worlds.variables(), len(RAGGED.train)), 0)
 
@@ -375,7 +442,9 @@ def test_a_diverged_personal_model_marks_its_client_and_is_not_kept(x64):
 
 
 def test_a_run_sends_the_global_model_only():
-    settings = config.Config(algorithm="ditto", clients=4, rounds=1, local_epochs=1, lanes="1", alpha=10.0)
+    settings = config.Config(
+        algorithm="ditto", clients=4, rounds=1, local_epochs=1, lanes="1", alpha=10.0
+    )
     history = fv.run(settings, data=worlds.images(120))
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(history.variables))
     assert history.records[0]["bytes_down"] == history.records[0]["bytes_up"] == 2 * size

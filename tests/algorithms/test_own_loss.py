@@ -20,15 +20,22 @@ from fedvg_jax.runs.assemble.contracts import check_features
 
 WORLD = worlds.small()
 
-SETTINGS = fv.Config(clients=4, rounds=1, local_epochs=1, weighting="samples", partition="iid", lanes="1")
+SETTINGS = fv.Config(
+    clients=4, rounds=1, local_epochs=1, weighting="samples", partition="iid", lanes="1"
+)
 WEIGHTS = {"moon": "moon.mu", "fedntd": "fedntd.beta", "feddecorr": "feddecorr.beta"}
 """Name of an algorithm -> hyperparameter that is the weight of what it adds to the loss."""
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_derivatives_by_weight_and_model_are_central_differences_and_padded_rows_change_none(x64, name):
+def test_derivatives_by_weight_and_model_are_central_differences_and_padded_rows_change_none(
+    x64, name
+):
     """The same client with minibatches of 4 and of 8 rows, of which half are padding."""
-    (params, stats), batch = worlds.variables(), jax.tree.map(lambda part: jnp.asarray(part[:4]), WORLD.pool)
+    (params, stats), batch = (
+        worlds.variables(),
+        jax.tree.map(lambda part: jnp.asarray(part[:4]), WORLD.pool),
+    )
     padded = jax.tree.map(lambda part: jnp.concatenate([part, 7 + 0 * part]), batch)
     anchor = Anchor(worlds.variables(1).params, (), worlds.variables(2).params)
 
@@ -36,7 +43,9 @@ def test_derivatives_by_weight_and_model_are_central_differences_and_padded_rows
     @functools.partial(jax.value_and_grad, argnums=(0, 1))
     def loss(weight, params, rows=batch):
         hyper, mask = worlds.hyper() | {WEIGHTS[name]: weight}, jnp.arange(len(rows.y)) < 4
-        return worlds.algorithm(name).loss(hyper, worlds.TASK, params, stats, rows, mask, jax.random.key(0), anchor)[0]
+        return worlds.algorithm(name).loss(
+            hyper, worlds.TASK, params, stats, rows, mask, jax.random.key(0), anchor
+        )[0]
 
     at = jnp.float64(0.7), params
     _, (by_weight, by_params) = actual = loss(*at)
@@ -44,7 +53,9 @@ def test_derivatives_by_weight_and_model_are_central_differences_and_padded_rows
     ahead, back = (jax.tree.map(lambda x: x + h, at) for h in (1e-5, -1e-5))  # noqa: B023
     difference = (loss(*ahead)[0] - loss(*back)[0]) / 2e-5
     assert abs(by_weight) > 1e-4
-    np.testing.assert_allclose(by_weight + sum(x.sum() for x in jax.tree.leaves(by_params)), difference, rtol=1e-6)
+    np.testing.assert_allclose(
+        by_weight + sum(x.sum() for x in jax.tree.leaves(by_params)), difference, rtol=1e-6
+    )
 
 
 # --- features
@@ -67,12 +78,19 @@ def test_features_are_the_input_of_the_last_layer_with_parameters():
     x = jax.random.normal(jax.random.key(1), (5, 6, 6, 2))
     task = fv.linen_task(Net(), cross_entropy, x[:1])
     variables, batch = task.init(jax.random.key(0)), Batch(x, jnp.zeros(5, jnp.int32))
-    outputs, _ = fv.algorithms.forward(task, *variables, batch, jnp.ones(5, bool), jax.random.key(2))
-    assert outputs.features.shape == (5, 6, 6, 4) and fv.algorithms.features_of(outputs).shape == (5, 6 * 6 * 4)
+    outputs, _ = fv.algorithms.forward(
+        task, *variables, batch, jnp.ones(5, bool), jax.random.key(2)
+    )
+    assert outputs.features.shape == (5, 6, 6, 4) and fv.algorithms.features_of(outputs).shape == (
+        5,
+        6 * 6 * 4,
+    )
     expected = task.loss(*variables, batch, jnp.ones(5, bool), True, jax.random.key(2))[0]
     np.testing.assert_array_equal(outputs.loss, expected)
     half = outputs._replace(features=outputs.features.astype(jnp.float16))
-    assert fv.algorithms.features_of(half).dtype == jnp.float32, "norms of features overflow in half precision"
+    assert fv.algorithms.features_of(half).dtype == jnp.float32, (
+        "norms of features overflow in half precision"
+    )
 
 
 @pytest.mark.parametrize("model", ["mlp", "lenet5", "vit_s16", "gru"])
@@ -82,12 +100,21 @@ def test_features_of_a_named_model_are_the_input_of_its_head_in_float32(model):
     row, labels = ((16,), (4, 16)) if is_sequence else ((32, 32, 3), (4,))
     task = registry.named_task(fv.Config(model=model, precision="bfloat16"), row, 10)
     x = jax.ShapeDtypeStruct((4, *row), jnp.int32 if is_sequence else jnp.uint8)
-    batch, variables = Batch(x, jax.ShapeDtypeStruct(labels, jnp.int32)), jax.eval_shape(task.init, jax.random.key(0))
+    batch, variables = (
+        Batch(x, jax.ShapeDtypeStruct(labels, jnp.int32)),
+        jax.eval_shape(task.init, jax.random.key(0)),
+    )
     with jax.numpy_dtype_promotion("standard"):  # as in a run: a ViT resizes its images in float32
-        outputs, _ = jax.eval_shape(lambda v, b: task.forward(*v, b, jnp.ones(4, bool), True), variables, batch)
+        outputs, _ = jax.eval_shape(
+            lambda v, b: task.forward(*v, b, jnp.ones(4, bool), True), variables, batch
+        )
     head = variables.params["classifier"]
-    assert outputs.features.shape[-1] == (head["kernel"].shape[0] if "kernel" in head else head["weight"].shape[1])
-    assert {outputs.features.dtype, outputs.outputs.dtype, outputs.loss.dtype} == {jnp.dtype(jnp.float32)}
+    assert outputs.features.shape[-1] == (
+        head["kernel"].shape[0] if "kernel" in head else head["weight"].shape[1]
+    )
+    assert {outputs.features.dtype, outputs.outputs.dtype, outputs.loss.dtype} == {
+        jnp.dtype(jnp.float32)
+    }
 
 
 class Keyword(nn.Module):
@@ -103,7 +130,9 @@ def test_a_module_with_layers_is_no_layer_and_a_layer_may_be_called_by_keyword()
     task = fv.linen_task(Keyword(), cross_entropy, jnp.ones((1, 5)))
     batch = Batch(jnp.ones((4, 5)), jnp.zeros(4, jnp.int32))
     variables = jax.eval_shape(task.init, jax.random.key(0))
-    outputs, _ = jax.eval_shape(lambda v: task.forward(*v, batch, jnp.ones(4, bool), True), variables)
+    outputs, _ = jax.eval_shape(
+        lambda v: task.forward(*v, batch, jnp.ones(4, bool), True), variables
+    )
     assert outputs.features.shape == (4, 7)
 
 
@@ -122,10 +151,19 @@ def matrix(module, shape):
 
 
 FEATURES = {
-    "the input": (lambda module, x, h: h @ matrix(module, (5, 3)), "would equal FedAvg: .* of hidden,"),
-    "a gate": (lambda module, x, h: nn.Dense(3)(h) * nn.sigmoid(nn.Dense(1)(x)), "would equal FedAvg: .* of Dense_1,"),
+    "the input": (
+        lambda module, x, h: h @ matrix(module, (5, 3)),
+        "would equal FedAvg: .* of hidden,",
+    ),
+    "a gate": (
+        lambda module, x, h: nn.Dense(3)(h) * nn.sigmoid(nn.Dense(1)(x)),
+        "would equal FedAvg: .* of Dense_1,",
+    ),
     "a hidden tracer": (lambda module, x, h: nn.remat(nn.Dense)(3)(h), "of CheckpointDense_0"),
-    "a branch": (lambda m, x, h: nn.Dense(3)(nn.relu(nn.Dense(4)(x))) + nn.Dense(3)(h), "fix the output: .* Dense_2,"),
+    "a branch": (
+        lambda m, x, h: nn.Dense(3)(nn.relu(nn.Dense(4)(x))) + nn.Dense(3)(h),
+        "fix the output: .* Dense_2,",
+    ),
 }
 
 
@@ -158,7 +196,9 @@ def test_features_are_the_input_of_the_last_layer_that_mixes_entries(end):
     model = jax.eval_shape(task.init, jax.random.key(0))
     outputs, _ = jax.eval_shape(lambda v: task.forward(*v, batch, jnp.ones(4, bool), True), model)
     assert outputs.features.shape == (4, 5)
-    check_features(fv.algorithms.moon(), task, Batch(np.ones((9, 6)), np.zeros(9, int)), worlds.hyper())
+    check_features(
+        fv.algorithms.moon(), task, Batch(np.ones((9, 6)), np.zeros(9, int)), worlds.hyper()
+    )
 
 
 @pytest.mark.parametrize("algorithm", ["moon", "feddecorr"])
@@ -183,5 +223,7 @@ def test_an_nnx_module_has_outputs_and_no_features():
 
     task = fv.nnx_task(make, cross_entropy, data[0][:1])
     fv.run(SETTINGS, data=data, task=task, algorithm=fv.algorithms.fedntd())
-    with pytest.raises(fv.UsageError, match=r"needs features; task.forward must return [^\n]*Outputs.features"):
+    with pytest.raises(
+        fv.UsageError, match=r"needs features; task.forward must return [^\n]*Outputs.features"
+    ):
         fv.run(SETTINGS, data=data, task=task, algorithm=fv.algorithms.moon())

@@ -54,20 +54,35 @@ def compare(folder, contestant, peer):
     from benchmarks.speed import peers
 
     with np.load(folder / "workload.npz") as file:
-        return contest.differences(contestant.check(), peers.check(peer), contestant.exact(), dict(file))
+        return contest.differences(
+            contestant.check(), peers.check(peer), contestant.exact(), dict(file)
+        )
 
 
 @pytest.mark.slow
 def test_rounds_writes_timings_of_all_contestants(tmp_path):
     torch_or_skip()
     file = tmp_path / "results.json"
-    options = ["--rounds", "1", "--repeats", "1", "--peers", "lean", "pfl", "--threads", "1", "--out", str(file)]
+    options = [
+        "--rounds",
+        "1",
+        "--repeats",
+        "1",
+        "--peers",
+        "lean",
+        "pfl",
+        "--threads",
+        "1",
+        "--out",
+        str(file),
+    ]
     assert rounds.main(["--cases", "logistic", *options]) == 0
     results = json.loads(file.read_text())
     case = results["cases"]["logistic"]
     assert case["seconds"].keys() == {"ours", "lean"} and "pfl" in case["skipped"]
     assert case["ratio"]["lean"] == pytest.approx(
-        case["seconds"]["lean"]["round"]["median"] / case["seconds"]["ours"]["round"]["median"], abs=1e-3
+        case["seconds"]["lean"]["round"]["median"] / case["seconds"]["ours"]["round"]["median"],
+        abs=1e-3,
     )
     fields = {"processor", "cores", "versions", "load_before", "load_after", "command", "busy"}
     assert results["machine"].keys() >= fields
@@ -84,7 +99,10 @@ def test_gpu_section_runs_on_the_cpu_and_a_timeout_is_recorded(tmp_path):
 
 
 def test_a_file_of_gpu_results_gains_sessions_and_loses_none(tmp_path, monkeypatch):
-    out, results = tmp_path / "gpu.json", iter([{"device": {"accelerator": "A"}, "TF/s": {}}, {"failed": "no result"}])
+    out, results = (
+        tmp_path / "gpu.json",
+        iter([{"device": {"accelerator": "A"}, "TF/s": {}}, {"failed": "no result"}]),
+    )
     monkeypatch.setattr(process, "run_section", lambda *_: next(results))
     monkeypatch.setattr(machine, "other_load", lambda: 0.0)
     codes = [session.main(["--sections", "peaks", "--out", str(out)]) for _ in range(2)]
@@ -104,31 +122,47 @@ def test_pytorch_s_round_on_a_gpu_is_ours():
     state, metrics = sim.step(sim.state, 0)
     expected = contest.flatten_model("", *jax.device_get(state.variables))
     for channels_last in (False, True):
-        peer = pytorch.Round(sim, "lenet5", pytorch.Variant("eager", "float32", channels_last), "cpu")
+        peer = pytorch.Round(
+            sim, "lenet5", pytorch.Variant("eager", "float32", channels_last), "cpu"
+        )
         peer.run()
         np.testing.assert_allclose(peer.weights, metrics.weights, rtol=contest.WEIGHTS)
         for path, model in zip(peer.start, peer.averaged, strict=True):
             name = path.split("/", 1)[1]
-            np.testing.assert_allclose(torch_nets.from_torch("lenet5", name, model), expected[f"/{path}"], atol=1e-3)
+            np.testing.assert_allclose(
+                torch_nets.from_torch("lenet5", name, model), expected[f"/{path}"], atol=1e-3
+            )
 
 
 def test_a_study_joins_its_data_and_packs_finished_runs_without_models(tmp_path):
     for name, content in (("part-ab", b"cd"), ("part-aa", b"ab")):
         (tmp_path / name).write_bytes(content)
     assert study.assemble(tmp_path).read_bytes() == b"abcd"
-    for file in ("done/summary.json", "done/history.jsonl", "done/checkpoints/1/x", "begun/history.jsonl"):
+    for file in (
+        "done/summary.json",
+        "done/history.jsonl",
+        "done/checkpoints/1/x",
+        "begun/history.jsonl",
+    ):
         path = tmp_path / "study" / "cell" / "points" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     study.pack(tmp_path / "study", tmp_path / "study.tar.xz")
     with tarfile.open(tmp_path / "study.tar.xz") as packed:
-        files = {Path(info.name).relative_to("study/cell/points").as_posix() for info in packed if info.isfile()}
+        files = {
+            Path(info.name).relative_to("study/cell/points").as_posix()
+            for info in packed
+            if info.isfile()
+        }
     assert files == {"done/summary.json", "done/history.jsonl"}
 
 
 @pytest.mark.slow
 def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
-    out, smoke = tmp_path / "gpu.json", ["--cpu-smoke", "--minutes", "15", "--cache-dir", str(tmp_path)]
+    out, smoke = (
+        tmp_path / "gpu.json",
+        ["--cpu-smoke", "--minutes", "15", "--cache-dir", str(tmp_path)],
+    )
     assert session.main([*smoke, "--out", str(out)]) == 0
     (measured,) = json.loads(out.read_text())["sessions"]
     failed = [name for name, s in measured["sections"].items() if "failed" in s or "error" in s]
@@ -150,14 +184,24 @@ def read_recording(folder, **changes):
         "r0/global/w": np.ones(2),
     }
     for k in range(2):
-        arrays |= {f"part/{k}/train": np.arange(4), f"r0/rows/{k}": np.arange(4), f"r0/client{k}/w": np.ones(2)}
+        arrays |= {
+            f"part/{k}/train": np.arange(4),
+            f"r0/rows/{k}": np.arange(4),
+            f"r0/client{k}/w": np.ones(2),
+        }
     meta = {"method": "fedgrad", "model": "lenet5", "clients": 2, "rounds": 1}
     arrays |= {"r0/weights": np.array([0.5, 0.5]), "meta": np.array(json.dumps(meta))} | changes
-    np.savez(folder / "recording.npz", **{key: array for key, array in arrays.items() if array is not None})
+    np.savez(
+        folder / "recording.npz",
+        **{key: array for key, array in arrays.items() if array is not None},
+    )
     return parity.read(folder / "recording.npz")
 
 
 def test_recording_of_global_models_only_is_read_and_its_missing_arrays_are_listed(tmp_path):
     assert parity.not_compared(read_recording(tmp_path)) == []
     partial = read_recording(tmp_path, **{"r0/client1/w": None, "r0/weights": None})
-    assert parity.not_compared(partial) == ["client models of round 1", "modelwise weights of rounds 1"]
+    assert parity.not_compared(partial) == [
+        "client models of round 1",
+        "modelwise weights of rounds 1",
+    ]

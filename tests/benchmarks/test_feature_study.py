@@ -37,7 +37,9 @@ def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
     for i, key in enumerate(ordered):
         largest = max(largest, min(1.0, (len(ordered) - i) * expected[key][3]))
         # results have nine digits, and a report rounds their differences, so that equal ones tie
-        np.testing.assert_allclose(contrasts[key][1:], (*expected[key][:3], largest), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            contrasts[key][1:], (*expected[key][:3], largest), rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(
@@ -60,12 +62,16 @@ def test_collected_values_are_those_of_their_own_runs(tmp_path, monkeypatch):
     expected = {}
     for alpha, method, seed in itertools.product((1.0, 10.0), ("fedavg", "fedvg"), (0, 1)):
         balanced = expected[f"{alpha:g}", method, f"{seed}"] = 0.1 + 0.01 * len(expected)
-        fields = {"test_balanced_accuracy": balanced} | ({} if len(expected) > 1 else {"test_accuracy": None})
+        fields = {"test_balanced_accuracy": balanced} | (
+            {} if len(expected) > 1 else {"test_accuracy": None}
+        )
         folder = tmp_path / "runs" / f"{method}{alpha}{seed}"
         write_run(folder, (0.5,), method=method, alpha=alpha, seed=seed, fields={1: fields})
     uses.collect(tmp_path / "runs", tmp_path / "collected", "command", "commit")
     with (tmp_path / "collected" / "runs.csv").open(encoding="utf-8") as file:
-        shown = {(r["alpha"], r["method"], r["seed"]): float(r["balanced"]) for r in csv.DictReader(file)}
+        shown = {
+            (r["alpha"], r["method"], r["seed"]): float(r["balanced"]) for r in csv.DictReader(file)
+        }
     assert shown == pytest.approx({key: 100 * value for key, value in expected.items()})
     monkeypatch.setattr(uses, "RESULTS", tmp_path)
     values = uses.read("collected")

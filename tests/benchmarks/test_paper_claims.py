@@ -25,8 +25,13 @@ class Judged(NamedTuple):
 def verdicts(folder):
     study = collect([folder], partial=True)
     found = {result.claim: result.finding for result in claims.results_of_study(study)}
-    shown = {name: Judged(claims.VERDICTS[finding.holds], finding.text) for name, finding in found.items()}
-    return {claim.id: shown.get(claim.id, Judged(claims.NOT_REACHED, "")) for claim in claims.claims()}
+    shown = {
+        name: Judged(claims.VERDICTS[finding.holds], finding.text)
+        for name, finding in found.items()
+    }
+    return {
+        claim.id: shown.get(claim.id, Judged(claims.NOT_REACHED, "")) for claim in claims.claims()
+    }
 
 
 @pytest.mark.parametrize(("measure", "holds", "text"), [
@@ -58,7 +63,9 @@ def test_variance_is_low_up_to_the_median_of_the_others_in_most_cells(deviation,
     means = dict.fromkeys(("FedVG", "FedAvg", "FedProx", "Scaffold"), 60.0)
     others = {"FedAvg": 1.0, "FedProx": 2.0, "Scaffold": 9.0}
     assert measures.low_variance(values_of(means, others | {"FedVG": deviation})).holds == holds
-    half = values_of(means, others | {"FedVG": 1.0}) + values_of(means, others | {"FedVG": 9.0}, dataset="e")
+    half = values_of(means, others | {"FedVG": 1.0}) + values_of(
+        means, others | {"FedVG": 9.0}, dataset="e"
+    )
     assert measures.low_variance(half) == (False, "deviation at most the median in 1 of 2 cells")
 
 
@@ -74,7 +81,9 @@ def test_first_or_second_holds_at_rank_two_and_fails_at_rank_three(tmp_path):
 
 
 def result(holds, images, runs=10, dataset="cifar10", claim="gain_over_fedavg"):
-    return Result(claim, Scale(images, dataset, "lenet5", "100", "20", "5", runs), Finding(holds, "a text"))
+    return Result(
+        claim, Scale(images, dataset, "lenet5", "100", "20", "5", runs), Finding(holds, "a text")
+    )
 
 
 def test_verdict_is_that_of_the_study_with_the_most_images_and_then_runs():
@@ -87,11 +96,19 @@ def test_verdict_is_that_of_the_study_with_the_most_images_and_then_runs():
     for order in (results, results[::-1]):
         assert claims.verdict(order) == text
         table = claims.table([*order, result(False, 70_000, claim="low_variance")])
-        row = next(r for r in table.rows if r["claim"].text == "FedVG is ahead of FedAvg at alpha 0.05")
+        row = next(
+            r for r in table.rows if r["claim"].text == "FedVG is ahead of FedAvg at alpha 0.05"
+        )
         assert [*row][1:-1] == [
             "digits, 1,797 images", "CIFAR-10, 12,000 images", "CIFAR-10, 60,000 images", "CIFAR-10, 70,000 images",
         ]  # fmt: skip
-        assert [entry.text for entry in row.values()][1:] == ["does not hold", "does not hold", "holds", "–", text]
+        assert [entry.text for entry in row.values()][1:] == [
+            "does not hold",
+            "does not hold",
+            "holds",
+            "–",
+            text,
+        ]
 
 
 def test_fedvg_is_robust_to_rho_if_no_mean_falls_by_more_than_a_deviation(tmp_path):
@@ -99,9 +116,19 @@ def test_fedvg_is_robust_to_rho_if_no_mean_falls_by_more_than_a_deviation(tmp_pa
     for name, lowest, verdict in (("a", 0.70, "holds"), ("b", 0.69, "does not hold")):
         for seed, final in enumerate((0.70, 0.74)):
             write_run(tmp_path / name / f"off{seed}", (0.5, final), method="fedvg", seed=seed)
-            write_run(tmp_path / name / f"on{seed}", (0.5, lowest), method="fedvg", seed=seed, validation={"rho": 0.5})
+            write_run(
+                tmp_path / name / f"on{seed}",
+                (0.5, lowest),
+                method="fedvg",
+                seed=seed,
+                validation={"rho": 0.5},
+            )
         results = verdicts(tmp_path / name)["robust_to_rho"]
-        assert results.verdict == verdict and "72.0 at 0," in results.ours and "deviation 2.8" in results.ours
+        assert (
+            results.verdict == verdict
+            and "72.0 at 0," in results.ours
+            and "deviation 2.8" in results.ours
+        )
 
 
 def test_absent_clients_do_not_enter_the_correlation_of_weights(tmp_path):
@@ -110,16 +137,30 @@ def test_absent_clients_do_not_enter_the_correlation_of_weights(tmp_path):
             "clients": [0, 1, 2, 3], "weights": [0.2, 0.3, 0.5, 0.0], "client_accuracy": [0.4, 0.5, 0.8, 0.9],
             "scores": [1.0] * 4, "num_samples": [4, 12, 6, 10], "dropped": [3],
         }  # fmt: skip
-        write_run(tmp_path / str(seed), method="fedvg", seed=seed, fields={i: entries for i in (1, 2, 3)})
-    assert "+1.00 in each of 2 replicates, 2 runs" in verdicts(tmp_path)["small_gradient_generalises"].ours
+        write_run(
+            tmp_path / str(seed), method="fedvg", seed=seed, fields={i: entries for i in (1, 2, 3)}
+        )
+    assert (
+        "+1.00 in each of 2 replicates, 2 runs"
+        in verdicts(tmp_path)["small_gradient_generalises"].ours
+    )
 
 
 def test_runs_of_one_seed_are_one_replicate_of_a_correlation(tmp_path):
-    weights = {1.0: [0.2, 0.3, 0.5], 0.5: [0.2, 0.5, 0.3], -1.0: [0.5, 0.3, 0.2]}  # by rank correlation
+    weights = {
+        1.0: [0.2, 0.3, 0.5],
+        0.5: [0.2, 0.5, 0.3],
+        -1.0: [0.5, 0.3, 0.2],
+    }  # by rank correlation
     for seed, found in enumerate([(1.0, 0.5, 0.5), (0.5, 0.5, -1.0)]):
         for alpha, correlation in zip((0.05, 0.1, 0.5), found, strict=True):
-            fields = {i: {"weights": weights[correlation], "client_accuracy": [0.4, 0.5, 0.9]} for i in (1, 2, 3)}
-            write_run(tmp_path / f"{seed}-{alpha}", method="fedvg", seed=seed, alpha=alpha, fields=fields)
+            fields = {
+                i: {"weights": weights[correlation], "client_accuracy": [0.4, 0.5, 0.9]}
+                for i in (1, 2, 3)
+            }
+            write_run(
+                tmp_path / f"{seed}-{alpha}", method="fedvg", seed=seed, alpha=alpha, fields=fields
+            )
     # Means by seed are 2/3 and 0; of two values the t interval is 12.706 / 2 times their distance to each side.
     ours = verdicts(tmp_path)["small_gradient_generalises"].ours
     assert "+0.33 [-3.90, +4.57] over 2 replicates, 6 runs" in ours
@@ -128,7 +169,11 @@ def test_runs_of_one_seed_are_one_replicate_of_a_correlation(tmp_path):
 @pytest.mark.parametrize(
     ("weights", "verdict", "text"),
     [
-        (([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]), "does not hold", "+1.00 in each of 2 replicates, 2 runs"),
+        (
+            ([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]),
+            "does not hold",
+            "+1.00 in each of 2 replicates, 2 runs",
+        ),
         (([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]), "holds", "+0.00 ["),
     ],
 )
@@ -146,16 +191,27 @@ def test_weights_that_follow_the_overlap_with_the_validation_set_do_not_hold(tmp
     fields = {i: {"clients": [0, 1, 2, 3], "weights": [0.4, 0.2, 0.1, 0.3]} for i in (1, 2, 3)}
     for seed in (0, 1):
         folder = write_run(tmp_path / str(seed), method="fedvg", seed=seed, fields=fields)
-        write_json(folder / "partition.json", {"partition": "given", "clients": 4, "validation": {"clients": [0]}})
+        write_json(
+            folder / "partition.json",
+            {"partition": "given", "clients": 4, "validation": {"clients": [0]}},
+        )
         write_digests(folder)
     result = verdicts(tmp_path)["no_overlap_bias"]
-    assert result.verdict == "does not hold" and "+0.77 in each of 2 replicates, 2 runs" in result.ours
+    assert (
+        result.verdict == "does not hold" and "+0.77 in each of 2 replicates, 2 runs" in result.ours
+    )
 
 
 def test_significance_needs_five_pairs():
-    values = [Value(d, "m", n, 0.05, 60 + (n == "FedVG"), math.nan) for d in "abcd" for n in ("FedVG", "FedAvg")]
+    values = [
+        Value(d, "m", n, 0.05, 60 + (n == "FedVG"), math.nan)
+        for d in "abcd"
+        for n in ("FedVG", "FedAvg")
+    ]
     assert measures.significance_over_pairs(values) is None
-    values += [Value("e", "m", n, 0.05, 60 + 2 * (n == "FedVG"), math.nan) for n in ("FedVG", "FedAvg")]
+    values += [
+        Value("e", "m", n, 0.05, 60 + 2 * (n == "FedVG"), math.nan) for n in ("FedVG", "FedAvg")
+    ]
     assert measures.significance_over_pairs(values).holds
 
 
@@ -171,7 +227,11 @@ def test_absent_clients_have_no_part_in_correlations(tmp_path, departures, expec
         "clients": [0, 1, 2, 3, 4], "client_val_loss": [1, 2, 1.5, 9, 3], "scores": [1.0, 2.0, 9.0, 9.0, 3.0],
         "layer_shares": [[0.9, 0.1], [0.3, 0.7], [0.5, 0.5], [0.5, 0.5], [0.1, 0.9]], "dropped": [3], "untrained": [2],
     }  # fmt: skip
-    options = {"method": "fedvg", "departures": departures, "layers": ("a/kernel", "classifier/kernel")}
+    options = {
+        "method": "fedvg",
+        "departures": departures,
+        "layers": ("a/kernel", "classifier/kernel"),
+    }
     folder = write_run(tmp_path / "a", (0.5, 0.6), fields={1: entries, 2: entries}, **options)
     write_json(folder / "partition.json", {"partition": "given", "clients": 5})
     write_digests(folder)

@@ -16,7 +16,9 @@ def test_papers_value_stands_beside_ours(tmp_path):
         dataset="cifar10", model="resnet18", alpha=0.05,
     )  # fmt: skip
     (fedvg, _) = values.against_paper(collect([sweep])).rows
-    mean, std = values.published(Config(dataset="cifar10", model="resnet18", method="fedvg", alpha=0.05))
+    mean, std = values.published(
+        Config(dataset="cifar10", model="resnet18", method="fedvg", alpha=0.05)
+    )
     assert fedvg["method"].text == "fedvg"
     assert [*fedvg["ours, maximum"].values.values()] == pytest.approx([53, 2**0.5, 2])
     assert [*fedvg["paper"].values.values()] == [mean, std, 5]

@@ -44,7 +44,10 @@ def test_paired_sets_change_no_weight_and_score_disjoint_rows():
         fv.run(config, weighting=weighting).records
         for weighting in (None, functools.partial(study.paired, sizes=(80,)))
     )
-    for name in ("weights", "scores"):  # another program, which may round the last digit differently
+    for name in (
+        "weights",
+        "scores",
+    ):  # another program, which may round the last digit differently
         np.testing.assert_allclose(record[name], plain[name], rtol=1e-5)
     scores = np.array(record["pair_80"])
     assert scores.shape == (4, 2) and (scores[:, 0] != scores[:, 1]).all()
@@ -53,7 +56,14 @@ def test_paired_sets_change_no_weight_and_score_disjoint_rows():
 def test_runs_of_other_partitions_are_no_pairs():
     of_run = {"weighting": "fedvg", "alpha": 0.1, "at_best_val": 0.0}
     lines = [
-        of_run | {"part": part, "set": which, "seed": seed, "partition_seed": partition, "final": 50.0 + seed}
+        of_run
+        | {
+            "part": part,
+            "set": which,
+            "seed": seed,
+            "partition_seed": partition,
+            "final": 50.0 + seed,
+        }
         for part, which, partitions in (("all", "all", (0, 1, 2)), ("size", "10", (0, 1, 1)))
         for seed, partition in enumerate(partitions)
     ]
@@ -63,14 +73,21 @@ def test_runs_of_other_partitions_are_no_pairs():
 def test_half_of_the_variance_is_signal_at_the_rows_that_the_page_says():
     page = (RESULTS / "README.md").read_text(encoding="utf-8")
     for alpha, of_alpha in pd.read_csv(RESULTS / "reliability.csv").groupby("alpha"):
-        rows = [study.rows_for_half([*run.rows], [*run.signal]) for _, run in of_alpha.groupby("seed")]
+        rows = [
+            study.rows_for_half([*run.rows], [*run.signal]) for _, run in of_alpha.groupby("seed")
+        ]
         low, high = stats.ttest_1samp(rows, 0).confidence_interval(0.95)
-        assert len(rows) == 10 and f"{np.mean(rows):.1f} rows ({low:.1f} to {high:.1f}) at alpha {alpha}" in page
+        assert (
+            len(rows) == 10
+            and f"{np.mean(rows):.1f} rows ({low:.1f} to {high:.1f}) at alpha {alpha}" in page
+        )
 
 
 def test_contrasts_of_the_first_family_are_those_of_scipy_with_holms_correction():
     """V1 to V4, from the runs; Holm's p values by their definition."""
-    runs, listed = (pd.read_csv(RESULTS / f"{name}.csv", dtype={"set": str}) for name in ("runs", "contrasts"))
+    runs, listed = (
+        pd.read_csv(RESULTS / f"{name}.csv", dtype={"set": str}) for name in ("runs", "contrasts")
+    )
     listed = listed[listed.contrast.str.startswith("V")].reset_index()
     cells = runs.pivot_table(["final", "at_best_val"], "seed", ["weighting", "set", "alpha"])
     first = {"V1": "all"}
@@ -79,11 +96,20 @@ def test_contrasts_of_the_first_family_are_those_of_scipy_with_holms_correction(
     for line in listed.itertuples():
         column = "at_best_val" if line.contrast == "V4" else "final"
         ours = cells["final", "fedvg", first.get(line.contrast, line.set), line.alpha]
-        theirs = cells[column, controls[line.contrast], "all" if line.contrast == "V3" else line.set, line.alpha]
+        theirs = cells[
+            column,
+            controls[line.contrast],
+            "all" if line.contrast == "V3" else line.set,
+            line.alpha,
+        ]
         test = stats.ttest_rel(ours, theirs)
         expected = (len(ours), (ours - theirs).mean(), *test.confidence_interval(0.95))
-        np.testing.assert_allclose((line.n, line.mean, line.low, line.high), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            (line.n, line.mean, line.low, line.high), expected, rtol=1e-5, atol=1e-6
+        )
         p_values.append(test.pvalue)
     order = np.argsort(p_values)
-    corrected = np.maximum.accumulate(np.array(p_values)[order] * np.arange(len(order), 0, -1)).clip(max=1)
+    corrected = np.maximum.accumulate(
+        np.array(p_values)[order] * np.arange(len(order), 0, -1)
+    ).clip(max=1)
     np.testing.assert_allclose(listed.p[order], corrected, rtol=1e-4)

@@ -15,7 +15,9 @@ from fedvg_jax.runs import launch
 ROOT = Path(__file__).parents[2]
 
 WRITTEN = [
-    p for p in sorted((ROOT / "docs").rglob("*.md")) if not re.search("/_|docs/studies", str(p.relative_to(ROOT)))
+    p
+    for p in sorted((ROOT / "docs").rglob("*.md"))
+    if not re.search("/_|docs/studies", str(p.relative_to(ROOT)))
 ]
 """Without the pages that a build of the site makes."""
 
@@ -101,11 +103,20 @@ def test_the_command_of_the_manifest_for_kubernetes_is_parsed():
 
 def test_documented_resumes_work(folder):
     lines = [re.sub(r" --(config|data-dir|track) \S+", "", line) for line in documented("sim")]
-    first, again = (arguments(next(x for x in lines if f"--resume {name}" in x)) for name in ("auto", "runs/first"))
+    first, again = (
+        arguments(next(x for x in lines if f"--resume {name}" in x))
+        for name in ("auto", "runs/first")
+    )
     assert sim.main([*first, *SMALL]) == 0
     (run,) = folder.glob("runs/*")
-    assert sim.main([*(str(run) if word == "runs/first" else word for word in again), "--rounds", "2"]) == 0
-    assert len((run / "history.jsonl").read_text().splitlines()) == 2 and len(list(folder.glob("runs/*"))) == 1
+    assert (
+        sim.main([*(str(run) if word == "runs/first" else word for word in again), "--rounds", "2"])
+        == 0
+    )
+    assert (
+        len((run / "history.jsonl").read_text().splitlines()) == 2
+        and len(list(folder.glob("runs/*"))) == 1
+    )
 
 
 def test_documented_sweeps_are_parsed():
@@ -122,13 +133,19 @@ def test_documented_sweeps_are_parsed():
 
 def test_documented_preparations_are_parsed():
     """Texts may name `prepare features` without the options that it needs."""
-    lines = [line for line in documented("prepare") if "prepare NAME" not in line and "--dataset NAME" not in line]
+    lines = [
+        line
+        for line in documented("prepare")
+        if "prepare NAME" not in line and "--dataset NAME" not in line
+    ]
     lines = [line for line in lines if "prepare features" not in line or "--out" in line]
     for line in lines:
         first, *words = arguments(line)
         if first == "features":
             config, size = prepare.parse_features(words)
-            assert config.model and size == (words[words.index("--image-size") + 1] if "--image-size" in words else "")
+            assert config.model and size == (
+                words[words.index("--image-size") + 1] if "--image-size" in words else ""
+            )
         else:
             assert prepare.parse([first, *words]).dataset
     assert sum("--image-size" in line and " features " in line for line in lines) >= 2

@@ -36,7 +36,10 @@ def test_help_and_mistakes_start_no_back_end_of_jax_and_import_no_matplotlib():
     code = "import sys; from fedvg_jax import prepare, sim; sim.main(['--help']); prepare.main(['nosuch']);"
     code += "from jax._src import xla_bridge; started = xla_bridge.backends_are_initialized();"
     code += "sys.exit(started or 'matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode
+        == 0
+    )
 
 
 # --- A mistake on a command line; `tests/messages/commands.py` lists more

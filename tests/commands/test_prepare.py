@@ -23,7 +23,11 @@ def made(num_classes=4, shape=(6, 6, 3), per_class=30, name="made"):
 def file(tmp_path):
     arrays = made()
     np.savez(
-        tmp_path / "made.npz", x_train=arrays.x[:90], y_train=arrays.y[:90], x_test=arrays.x[90:], y_test=arrays.y[90:]
+        tmp_path / "made.npz",
+        x_train=arrays.x[:90],
+        y_train=arrays.y[:90],
+        x_test=arrays.x[90:],
+        y_test=arrays.y[90:],
     )
     return tmp_path / "made.npz"
 
@@ -37,7 +41,11 @@ def test_prepare_prints_counts_and_draws_pictures(file, tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")
     assert call(file, "--out", str(tmp_path / "out")) == 0
     output = capsys.readouterr().out
-    for part in ("made: 120 images 6 x 6 x 3, 4 classes", "3 clients, partition dirichlet, alpha 1", "to validate"):
+    for part in (
+        "made: 120 images 6 x 6 x 3, 4 classes",
+        "3 clients, partition dirichlet, alpha 1",
+        "to validate",
+    ):
         assert part in output
     rows = [line.replace("│", " ").split() for line in output.splitlines() if line.startswith("│")]
     assert rows[:5] == [
@@ -59,12 +67,16 @@ def test_picture_has_the_images_of_every_client_and_class():
     arrays = made(num_classes=2, per_class=500)
     mine = [np.arange(0, 400), np.concatenate([np.arange(400, 500), np.arange(500, 1000)])]
     parts = Partition(mine, [np.array([], int)] * 2, [np.array([], int)] * 2)
-    figure = clients.one_partition(prepare.counts_of_clients(arrays, parts), arrays.class_names, "t")
+    figure = clients.one_partition(
+        prepare.counts_of_clients(arrays, parts), arrays.class_names, "t"
+    )
     (image,) = figure.axes[0].images
     assert image.get_array().filled(0).tolist() == [[400, 100], [0, 500]]
 
 
-@pytest.mark.parametrize("names", [("$x^{$", "a$b", "\\$", "猫"), ("line\nbreak", "\x00", "c", "d")])
+@pytest.mark.parametrize(
+    "names", [("$x^{$", "a$b", "\\$", "猫"), ("line\nbreak", "\x00", "c", "d")]
+)
 def test_pictures_show_any_class_names_without_a_warning(tmp_path, capfd, names):
     """Neither mathematics, nor remarks on glyphs that a font lacks; nor in a title."""
     pytest.importorskip("matplotlib", reason="pictures need the plot extra")

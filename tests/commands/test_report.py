@@ -15,17 +15,24 @@ AXES = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1]}
 
 @pytest.fixture(scope="module")
 def sweep(tmp_path_factory):
-    return write_sweep(tmp_path_factory.mktemp("report") / "s", AXES, lambda v: (0.5, 0.6 + 0.01 * v["seed"]))
+    return write_sweep(
+        tmp_path_factory.mktemp("report") / "s", AXES, lambda v: (0.5, 0.6 + 0.01 * v["seed"])
+    )
 
 
 def written(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+    }
 
 
 def test_command_writes_the_same_bytes_every_time(sweep, tmp_path, capsys):
     out = tmp_path / "r"
     first, second = (
-        report.main([str(sweep), "--out", str(out), "--figures", "curves"]) or written(out) for _ in range(2)
+        report.main([str(sweep), "--out", str(out), "--figures", "curves"]) or written(out)
+        for _ in range(2)
     )
     names = {path.name for path in first}
     assert first == second and names >= {"report.html", "curves.png", "curves.pdf", "curves.csv"}
@@ -50,16 +57,23 @@ def test_incomplete_study_needs_partial(tmp_path, capsys):
 def test_missing_extra_is_one_line(sweep, capsys, monkeypatch):
     monkeypatch.setattr("fedvg_jax.study.report.EXTRA", ("scipy", "no_such_package"))
     assert report.main([str(sweep)]) == 2
-    assert "reports need no_such_package; pip install 'fedvg_jax[report]'" in capsys.readouterr().err
+    assert (
+        "reports need no_such_package; pip install 'fedvg_jax[report]'" in capsys.readouterr().err
+    )
 
 
 def test_one_run_is_verified_and_drawn(tmp_path, capsys):
     run = write_run(tmp_path / "run", (0.5, None, 0.8), method="fedvg")
     assert report.main([str(run)]) == 0
     first, *drawn = capsys.readouterr().out.splitlines()
-    assert first == f"{run}: all fits" and drawn == [str(run / name) for name in ("curves.png", "weights.png")]
+    assert first == f"{run}: all fits" and drawn == [
+        str(run / name) for name in ("curves.png", "weights.png")
+    ]
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in drawn)
-    assert report.main(["--baseline", "fedavg", str(run)]) == 2 and "--baseline" in capsys.readouterr().err
+    assert (
+        report.main(["--baseline", "fedavg", str(run)]) == 2
+        and "--baseline" in capsys.readouterr().err
+    )
     history = (run / "history.jsonl").read_bytes()
     (run / "history.jsonl").write_bytes(history.replace(b"0.8", b"0.9"))
     assert report.main([str(run)]) == 1 and "history.jsonl" in capsys.readouterr().out

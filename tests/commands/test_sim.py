@@ -54,10 +54,24 @@ def test_closed_output_does_not_end_the_run(tmp_path, monkeypatch):
 def test_hup_ends_a_run_on_a_terminal_after_a_checkpoint(tmp_path):
     out = tmp_path / "hung-up"
     parent, child = pty.openpty()
-    small = ["--dataset", "iris", "--model", "linear", "--clients", "3", "--join-ratio", "1", "--alpha", "100"]
+    small = [
+        "--dataset",
+        "iris",
+        "--model",
+        "linear",
+        "--clients",
+        "3",
+        "--join-ratio",
+        "1",
+        "--alpha",
+        "100",
+    ]
     arguments = [*SHORT, *small, "--rounds", "1000000", "--out", str(out)]
     command = [sys.executable, "-m", "fedvg_jax.sim", *arguments]
-    env, pieces = os.environ | {"TERM": "xterm", "COLUMNS": "120", "XLA_FLAGS": xla_flags.environment()}, []
+    env, pieces = (
+        os.environ | {"TERM": "xterm", "COLUMNS": "120", "XLA_FLAGS": xla_flags.environment()},
+        [],
+    )
 
     def read():
         with contextlib.suppress(OSError):  # the terminal closes with the process
@@ -86,7 +100,10 @@ def test_hup_ends_a_run_on_a_terminal_after_a_checkpoint(tmp_path):
 
 
 def test_unavailable_back_end_is_one_line(tmp_path):
-    command, environment = [sys.executable, "-m", "fedvg_jax.sim", *SHORT], ENVIRONMENT | {"JAX_PLATFORMS": "nosuch"}
+    command, environment = (
+        [sys.executable, "-m", "fedvg_jax.sim", *SHORT],
+        ENVIRONMENT | {"JAX_PLATFORMS": "nosuch"},
+    )
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "JAX_PLATFORMS" in done.stderr
 
@@ -95,7 +112,13 @@ def test_command_line_overrides_the_file_which_overrides_the_preset(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('dataset = "cifar10"\nlr = 0.5\nrounds = 7\n[fedvg]\nnorm = "l2"\n')
     made = commands.parse(["--config", str(file), "--rounds", "9"])
-    assert (made.dataset, made.clients, made.lr, made.rounds, made.fedvg.norm) == ("cifar10", 100, 0.5, 9, "l2")
+    assert (made.dataset, made.clients, made.lr, made.rounds, made.fedvg.norm) == (
+        "cifar10",
+        100,
+        0.5,
+        9,
+        "l2",
+    )
     assert commands.parse(["--dataset", "cifar10"]).clients == 100
     assert commands.parse([]) == Config(cache_dir=commands.parse([]).cache_dir)
 
@@ -107,9 +130,23 @@ def test_arrays_in_a_file_train(tmp_path, capsys):
     y = np.arange(240) % 3
     x = (rng.integers(0, 60, (240, 16, 16, 1)) + 60 * y[:, None, None, None]).astype(np.uint8)
     np.savez(tmp_path / "mine.npz", x=x, y=y)
-    args = ["--dataset", "npz", "--data-dir", str(tmp_path), "--clients", "4", "--rounds", "2", "--eval-every", "2"]
+    args = [
+        "--dataset",
+        "npz",
+        "--data-dir",
+        str(tmp_path),
+        "--clients",
+        "4",
+        "--rounds",
+        "2",
+        "--eval-every",
+        "2",
+    ]
     more = ["--export", str(tmp_path / "model.safetensors")]
-    assert sim.main([*args, "--model", "mlp", "--alpha", "1", "--out", str(tmp_path / "out"), *more]) == 0
+    assert (
+        sim.main([*args, "--model", "mlp", "--alpha", "1", "--out", str(tmp_path / "out"), *more])
+        == 0
+    )
     size = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
     tensors = json.loads((tmp_path / "model.safetensors").read_bytes()[8 : 8 + size])
     assert tensors["classifier.weight"]["shape"][0] == 3
@@ -136,7 +173,9 @@ runpy.run_module("fedvg_jax.sim", run_name="__main__")
 
 def test_stop_signal_while_jax_is_imported_ends_the_process(tmp_path):
     """An exception in a callback of the garbage collector would be printed and lost."""
-    with started([sys.executable, "-c", AT_IMPORT, *SHORT, "--out", str(tmp_path / "run")], env=ENVIRONMENT) as process:
+    with started(
+        [sys.executable, "-c", AT_IMPORT, *SHORT, "--out", str(tmp_path / "run")], env=ENVIRONMENT
+    ) as process:
         output = process.communicate(timeout=240)
     assert (process.returncode, output) == (-signal.SIGINT, ("", ""))
 

@@ -9,7 +9,18 @@ from support.processes import started
 
 from fedvg_jax.runs.record import digests, history
 
-ROUND = ["--rounds", "3", "--local-epochs", "6000", "--model", "linear", "--devices", "1", "--checkpoint-every", "1"]
+ROUND = [
+    "--rounds",
+    "3",
+    "--local-epochs",
+    "6000",
+    "--model",
+    "linear",
+    "--devices",
+    "1",
+    "--checkpoint-every",
+    "1",
+]
 """Rounds of two seconds on an idle core."""
 
 
@@ -41,7 +52,9 @@ def test_a_run_says_at_once_that_it_stops_and_only_a_second_sigint_ends_it_amid_
             process.send_signal(each)
             while each not in signals[:number] and each.name not in output.readline():
                 assert process.poll() is None
-            assert time.monotonic() - sent < 1 and digests.newest_round(run) == 1  # amid the second round
+            assert (
+                time.monotonic() - sent < 1 and digests.newest_round(run) == 1
+            )  # amid the second round
         rest, errors = process.communicate()
     assert process.returncode == code and not errors
     assert digests.newest_round(run) == len(history.read(run)) == (2 if is_saved else 1)

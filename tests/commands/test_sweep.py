@@ -22,13 +22,21 @@ from fedvg_jax.config.options import partition_seed
 from fedvg_jax.host import files
 from fedvg_jax.study import report, sweep_folder
 
-SHORT = {"--weighting": "uniform", "--rounds": "2", "--clients": "6", "--local-epochs": "1", "--eval-every": "2"}
+SHORT = {
+    "--weighting": "uniform",
+    "--rounds": "2",
+    "--clients": "6",
+    "--local-epochs": "1",
+    "--eval-every": "2",
+}
 SHORT |= {"--model": "linear"}
 
 
 def short(*words):
     """The words of a command, with those of `SHORT` that it does not give itself."""
-    return [word for flag, value in SHORT.items() if flag not in words for word in (flag, value)] + list(words)
+    return [
+        word for flag, value in SHORT.items() if flag not in words for word in (flag, value)
+    ] + list(words)
 
 
 def read(*words):
@@ -50,7 +58,9 @@ def run(tmp_path, capsys, monkeypatch):
 def test_partitions_of_tuning_runs_are_drawn_with_the_seeds_of_tuning():
     grid = read("--seed", "0:2", "--tune", "lr", "0.1", "0.2").plan.tuning_points
     assert {(p.config.seed, partition_seed(p.config)) for p in grid} == {(1000, 1000), (1001, 1001)}
-    grid = read("--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2").plan.tuning_points
+    grid = read(
+        "--seed", "0:2", "--partition-seed", "42", "--tune", "lr", "0.1", "0.2"
+    ).plan.tuning_points
     assert {p.config.partition_seed for p in grid} == {42}
 
 
@@ -66,7 +76,9 @@ def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
     path.write_text("rounds = 9\nlr = 0.5\n[axes]\nalpha = [1.0, 2.0]\nseed = '0:4'\n")
     command = read("--config", str(path), "--seed", "0:2", "--alpha", "3", "--rounds", "5")
     assert [p.name for p in command.plan.points] == ["seed=0", "seed=1"]
-    assert {(p.config.alpha, p.config.rounds, p.config.lr) for p in command.plan.points} == {(3.0, 5, 0.5)}
+    assert {(p.config.alpha, p.config.rounds, p.config.lr) for p in command.plan.points} == {
+        (3.0, 5, 0.5)
+    }
 
 
 @pytest.mark.parametrize(
@@ -78,7 +90,9 @@ def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
     ],
     ids=["a value", "data", "a rank"],
 )
-def test_all_points_are_checked_before_the_first_and_mistakes_have_exit_code_2(words, capsys, tmp_path):
+def test_all_points_are_checked_before_the_first_and_mistakes_have_exit_code_2(
+    words, capsys, tmp_path
+):
     assert sweep.main(short(*words, "--out", str(tmp_path / "out"))) == 2
     assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "out").exists()
 
@@ -101,7 +115,10 @@ def test_dry_run_lists_unfinished_points_and_programs_and_writes_nothing(run, tm
     assert run("--seed", "1", "2", "--rounds", "1")[0] == 0
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
     code, out, _ = run("--seed", "0:4", "--rounds", "1", "--dry-run")
-    assert code == 0 and [line for line in out.splitlines() if line.startswith("  ")] == ["  seed=0", "  seed=3"]
+    assert code == 0 and [line for line in out.splitlines() if line.startswith("  ")] == [
+        "  seed=0",
+        "  seed=3",
+    ]
     assert "2 points, 1 program; 2 of 4 points finished" in out
     code, out, _ = run("--seed", "1", "2", "--rounds", "1", "--dry-run")
     assert code == 0 and "nothing to compute; 2 of 2 points finished" in out
@@ -118,7 +135,19 @@ def test_diverged_points_are_in_the_table_and_failed_ones_in_the_exit_code(run, 
 
 
 def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, tmp_path):
-    words = ["--alpha", "0.5", "5", "--seed", "3", "--tune", "lr", "1e-6", "0.2", "--tune-seeds", "7"]
+    words = [
+        "--alpha",
+        "0.5",
+        "5",
+        "--seed",
+        "3",
+        "--tune",
+        "lr",
+        "1e-6",
+        "0.2",
+        "--tune-seeds",
+        "7",
+    ]
     words += ["--partition-seed", "42"]
     code, out, err = run(*words)
     assert (code, err) == (0, "")
@@ -130,7 +159,9 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
     tuning = content["tuning"]
     assert tuning["settings"] == {"lr": [1e-6, 0.2]} and tuning["seeds"] == [7]
     for cell, choice in tuning["chosen"].items():
-        tried = fedvg_jax.History.load(tmp_path / "out" / "tuning" / "points" / f"{cell},lr=0.2,seed=7")
+        tried = fedvg_jax.History.load(
+            tmp_path / "out" / "tuning" / "points" / f"{cell},lr=0.2,seed=7"
+        )
         assert choice["score"] == tried.records[-1]["val_accuracy"]
         assert (choice["values"], choice["num_runs"]) == ({"lr": 0.2}, 2)
     assert [p["name"] for p in content["points"]] == ["alpha=0.5", "alpha=5"]
@@ -141,14 +172,39 @@ def test_tuned_values_are_chosen_on_validation_for_every_method_and_alpha(run, t
 
 
 def test_methods_have_the_grids_of_the_settings_they_use():
-    words = ["--method", "fedavg", "fedprox", "--tune", "lr", "0.1", "0.2", "--tune", "fedprox.mu", "0.01", "1"]
+    words = [
+        "--method",
+        "fedavg",
+        "fedprox",
+        "--tune",
+        "lr",
+        "0.1",
+        "0.2",
+        "--tune",
+        "fedprox.mu",
+        "0.01",
+        "1",
+    ]
     names = [p.name for p in read(*words, "--tune-seeds", "7").plan.tuning_points]
     assert len(names) == 2 + 4 and sum("fedprox" in name for name in names) == 4
 
 
 def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_path):
     """Their tuning runs, too."""
-    words = ["--seed", "0:2", "--rounds", "1", "--jobs", "2", "--tune", "lr", "0.1", "0.2", "--tune-seeds", "7"]
+    words = [
+        "--seed",
+        "0:2",
+        "--rounds",
+        "1",
+        "--jobs",
+        "2",
+        "--tune",
+        "lr",
+        "0.1",
+        "0.2",
+        "--tune-seeds",
+        "7",
+    ]
     cores, variables = os.sched_getaffinity(0), dict(os.environ)
     try:
         code, _, err = run(*words)
@@ -157,7 +213,9 @@ def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_
         for name in os.environ.keys() - variables.keys():
             del os.environ[name]
     assert (code, err) == (0, "")
-    for computed in (fedvg_jax.History.load(tmp_path / "out" / "points" / f"seed={seed}") for seed in range(2)):
+    for computed in (
+        fedvg_jax.History.load(tmp_path / "out" / "points" / f"seed={seed}") for seed in range(2)
+    ):
         alone = fedvg_jax.run(dataclasses.replace(computed.config, out=None, resume=None))
         assert timeless(computed.records) == timeless(alone.records)
 
@@ -165,7 +223,12 @@ def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_
 @pytest.mark.slow
 def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, tmp_path):
     words = ["--rounds", "400", "--checkpoint-every", "50", "--seed", "0:4"]
-    start = [sys.executable, "-m", "fedvg_jax.sweep", *short(*words, "--out", str(tmp_path / "out"), "--jobs", "2")]
+    start = [
+        sys.executable,
+        "-m",
+        "fedvg_jax.sweep",
+        *short(*words, "--out", str(tmp_path / "out"), "--jobs", "2"),
+    ]
     with started(start) as process:
         while len(list((tmp_path / "out").glob("points/*/checkpoints/*/about"))) < 2:
             assert process.poll() is None
@@ -193,12 +256,25 @@ fcntl.flock = flock
 """
 
 
-def test_one_process_computes_a_sweep_on_a_mount_without_locks_and_a_second_one_is_refused(tmp_path):
+def test_one_process_computes_a_sweep_on_a_mount_without_locks_and_a_second_one_is_refused(
+    tmp_path,
+):
     """Until it has ended; one that was killed does not stand in the way."""
     (tmp_path / "sitecustomize.py").write_text(LOCKLESS)  # what Python imports at its start
     search = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment, out = os.environ | {"PYTHONPATH": search}, tmp_path / "out"
-    words = short("--rounds", "400", "--checkpoint-every", "50", "--seed", "0:2", "--jobs", "2", "--out", str(out))
+    words = short(
+        "--rounds",
+        "400",
+        "--checkpoint-every",
+        "50",
+        "--seed",
+        "0:2",
+        "--jobs",
+        "2",
+        "--out",
+        str(out),
+    )
     command = [sys.executable, "-m", "fedvg_jax.sweep", *words]
     with started(command, env=environment) as process:
         while not list(out.glob("points/*/checkpoints/*/about")):
@@ -206,10 +282,16 @@ def test_one_process_computes_a_sweep_on_a_mount_without_locks_and_a_second_one_
             time.sleep(0.1)
         assert not Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
         second = subprocess.run(command, env=environment, capture_output=True, text=True)
-        assert second.returncode == 2 and second.stderr.count("\n") == 1 and f"process {process.pid}" in second.stderr
+        assert (
+            second.returncode == 2
+            and second.stderr.count("\n") == 1
+            and f"process {process.pid}" in second.stderr
+        )
         process.kill()
         lines, _ = process.communicate()
-    assert [str(out) in line for line in lines.splitlines()].count(True) == 2  # where it is, and that it is not shared
+    assert [str(out) in line for line in lines.splitlines()].count(
+        True
+    ) == 2  # where it is, and that it is not shared
     third = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert third.returncode == 0 and not third.stderr and not (out / sweep_folder.ALONE).exists()
     for seed in range(2):

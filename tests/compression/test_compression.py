@@ -42,13 +42,18 @@ def test_qsgd_equals_the_oracle(x64, levels):
     """With the same uniform numbers: an entry is rounded up where they are below the fractional part."""
     arrived, memory = apply(compression.qsgd(levels))
     key, bits = jax.random.key(0), 1 + int(np.ceil(np.log2(levels + 1)))
-    for number, (v, q) in enumerate(zip(jax.tree.leaves(DELTA), jax.tree.leaves(arrived), strict=True)):
+    for number, (v, q) in enumerate(
+        zip(jax.tree.leaves(DELTA), jax.tree.leaves(arrived), strict=True)
+    ):
         u = np.asarray(jax.random.uniform(jax.random.fold_in(key, number), v.shape, np.float64))
         norm = np.sqrt((v**2).sum())
         scaled = levels * np.abs(v) / norm if norm else np.zeros_like(v)
         expected = norm * np.sign(v) * (np.floor(scaled) + (u < scaled - np.floor(scaled))) / levels
         np.testing.assert_allclose(q, expected, rtol=1e-12, atol=1e-300)
-    assert memory == () and compression.qsgd(levels).num_bytes(DELTA) == int(np.ceil(SIZE * bits / 8)) + 3 * 8
+    assert (
+        memory == ()
+        and compression.qsgd(levels).num_bytes(DELTA) == int(np.ceil(SIZE * bits / 8)) + 3 * 8
+    )
 
 
 def test_qsgd_is_unbiased(x64):
@@ -63,5 +68,7 @@ def test_qsgd_is_unbiased(x64):
 
 def test_the_derivative_of_qsgd_is_that_of_its_mean(x64):
     send = compression.qsgd(1)
-    slope = worlds.jit(jax.jacobian(lambda v: send.apply({}, jax.random.key(0), v, ())[0]))(DELTA["b"]["w"])
+    slope = worlds.jit(jax.jacobian(lambda v: send.apply({}, jax.random.key(0), v, ())[0]))(
+        DELTA["b"]["w"]
+    )
     np.testing.assert_array_equal(slope, np.eye(5))

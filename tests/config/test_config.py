@@ -39,24 +39,39 @@ def test_every_preset_is_in_range_and_every_data_set_has_one():
 
 
 def test_digits_config_equals_the_defaults():
-    assert config.apply(Config(), config.read_toml(ROOT / "configs/digits.toml"), "digits") == Config()
+    assert (
+        config.apply(Config(), config.read_toml(ROOT / "configs/digits.toml"), "digits") == Config()
+    )
 
 
 def test_flatten_and_apply_are_inverse():
-    changed = config.apply(Config(), {"alpha": 3.0, "fedvg.norm": "l2", "lanes": 4, "out": "folder"}, "test")
-    assert (changed.alpha, changed.fedvg.norm, changed.lanes, changed.out) == (3.0, "l2", "4", Path("folder"))
+    changed = config.apply(
+        Config(), {"alpha": 3.0, "fedvg.norm": "l2", "lanes": 4, "out": "folder"}, "test"
+    )
+    assert (changed.alpha, changed.fedvg.norm, changed.lanes, changed.out) == (
+        3.0,
+        "l2",
+        "4",
+        Path("folder"),
+    )
     assert config.apply(Config(), config.flatten(changed), "test") == changed
 
 
-def test_a_leading_tilde_is_the_home_folder_in_every_setting_of_a_path_wherever_it_is_given(tmp_path, monkeypatch):
+def test_a_leading_tilde_is_the_home_folder_in_every_setting_of_a_path_wherever_it_is_given(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("HOME", str(tmp_path))
-    paths = [name for name, setting in config.SETTINGS.items() if Path in setting.types] + ["resume"]
+    paths = [name for name, setting in config.SETTINGS.items() if Path in setting.types] + [
+        "resume"
+    ]
     file = tmp_path / "c.toml"
     for name in paths:
         file.write_text(f'{name} = "~/x"\n')
         flag, stored = command_line.parse([f"--{name}=~/x"], "sim"), config.read_toml(file)
         for settings in (flag, stored, {name: "~/x"} if name == "resume" else {name: Path("~/x")}):
-            assert str(config.flatten(config.apply(Config(), settings, "test"))[name]) == str(tmp_path / "x")
+            assert str(config.flatten(config.apply(Config(), settings, "test"))[name]) == str(
+                tmp_path / "x"
+            )
     with one_line(f"{tmp_path}/x: no such folder; hf:FOLDER"):
         datasets.load("hf:~/x")
     with one_line(f"{tmp_path}/x is not a run folder"):
@@ -86,7 +101,11 @@ def test_every_weighting_is_parsed_to_the_rule_that_it_is_written_for(rule):
     assert parse_weighting(_written(rule)) == rule
 
 
-SCALARS = {name: "{}" for name, setting in config.SETTINGS.items() if setting.facts.is_traced and name != "rounds"}
+SCALARS = {
+    name: "{}"
+    for name, setting in config.SETTINGS.items()
+    if setting.facts.is_traced and name != "rounds"
+}
 SCALARS |= {"robust": "clipped_mean:{}", "attack": "noise:{}"}
 """Setting -> text of a value."""
 
@@ -125,7 +144,11 @@ def test_a_cohort_is_the_floor_of_clients_times_ratio_as_it_is_written():
         n: config.cohort_size(Config(clients=n, join_ratio=r, departures="official"))
         for n, r in ((100, 0.29), (50, 0.58))
     }
-    assert published == {100: 28, 50: 28} and (sizes[100, 29], sizes[50, 58], sizes[200, 57]) == (29, 29, 114)
+    assert published == {100: 28, 50: 28} and (sizes[100, 29], sizes[50, 58], sizes[200, 57]) == (
+        29,
+        29,
+        114,
+    )
 
 
 def test_a_range_that_is_wider_than_32_bits_is_allowed():
@@ -159,11 +182,16 @@ def test_every_setting_is_a_flag_with_its_type_in_each_spelling():
                 continue
             text, expected = OTHER[kind], {name: kind(OTHER[kind])}
             assert parse(f"--{flag}", text) == parse(f"--{flag}={text}") == expected
-        assert kind is not type(None) and (default is None or isinstance(default, SETTINGS[name].types))
+        assert kind is not type(None) and (
+            default is None or isinstance(default, SETTINGS[name].types)
+        )
 
 
 def test_the_last_of_equal_flags_counts():
-    assert parse("--lr", "1", "--dry-run", "--lr=2", "--no-dry-run") == {"lr": 2.0, "dry_run": False}
+    assert parse("--lr", "1", "--dry-run", "--lr=2", "--no-dry-run") == {
+        "lr": 2.0,
+        "dry_run": False,
+    }
 
 
 def test_a_value_that_begins_with_a_dash_is_a_number_or_follows_an_equals_sign():
@@ -171,12 +199,20 @@ def test_a_value_that_begins_with_a_dash_is_a_number_or_follows_an_equals_sign()
         assert parse("--lr", number) == {"lr": float(number)}
     assert parse("--lr=-1e-3") == {"lr": -1e-3}
     assert [parse("--out=-x"), parse("--out=a=b")] == [{"out": Path("-x")}, {"out": Path("a=b")}]
-    for words in (["--out"], ["--out", "-x"], ["--out", "--lr"], ["--out", "--lr", "1"], ["--out", "-1e-3"]):
+    for words in (
+        ["--out"],
+        ["--out", "-x"],
+        ["--out", "--lr"],
+        ["--out", "--lr", "1"],
+        ["--out", "-1e-3"],
+    ):
         assert "--out: expected one argument" in refusal(*words)
 
 
 def test_the_name_of_a_group_is_its_kind():
-    assert parse("--corrupt", "rotate") == parse("--corrupt.kind=rotate") == {"corrupt.kind": "rotate"}
+    assert (
+        parse("--corrupt", "rotate") == parse("--corrupt.kind=rotate") == {"corrupt.kind": "rotate"}
+    )
 
 
 # --- settings that a run does not use: flags are refused, those of a file or of Python are listed
@@ -195,7 +231,10 @@ VALUES = {
 
 def with_condition(made: Config, condition: Condition, holds: bool) -> Config:
     """Returns `made` with a value of the deciding setting for which the condition holds, or does not."""
-    candidates = (config.apply(made, {condition.setting: value}, "test") for value in VALUES[condition.setting])
+    candidates = (
+        config.apply(made, {condition.setting: value}, "test")
+        for value in VALUES[condition.setting]
+    )
     return next(other for other in candidates if condition.holds(other) is holds)
 
 
@@ -211,13 +250,21 @@ def test_every_conditional_setting_is_used_by_some_runs_and_not_by_others():
 
 
 def test_models_with_the_departure_server_stats_are_those_with_running_statistics():
-    models = [("mlp", "batch"), ("tinycnn", "batch"), ("cnn", "batch"), ("lenet5", "batch"), ("vit_s16", "batch")]
+    models = [
+        ("mlp", "batch"),
+        ("tinycnn", "batch"),
+        ("cnn", "batch"),
+        ("lenet5", "batch"),
+        ("vit_s16", "batch"),
+    ]
     for model, norm in [*models, ("resnet18", "batch"), ("resnet18", "group")]:
         options = {"norm": norm} if model.startswith("resnet") else {}
         module = referenced(config.MODELS[model].make)(3, **options)
         init = functools.partial(module.init, train=False)
         images = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
-        variables = jax.eval_shape(init, jax.random.key(0), images, jax.ShapeDtypeStruct((2,), "bool"))
+        variables = jax.eval_shape(
+            init, jax.random.key(0), images, jax.ShapeDtypeStruct((2,), "bool")
+        )
         made = Config(model=model, norm_layers=norm, departures="server-stats")
         assert ("batch_stats" in variables) == (uses.unused(made, ["departures"]) == []), model
 
@@ -225,7 +272,9 @@ def test_models_with_the_departure_server_stats_are_those_with_running_statistic
 def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_them():
     for setting, option in {"image_size": "size", "splits": "splits"}.items():
         takers = {name for name, source in SOURCES.items() if option in source.takes}
-        assert takers == {name for name in config.DATASETS if not uses.unused(Config(dataset=name), [setting])}
+        assert takers == {
+            name for name in config.DATASETS if not uses.unused(Config(dataset=name), [setting])
+        }
 
 
 # --- settings given from Python
@@ -234,5 +283,7 @@ def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_th
 def test_settings_from_python_are_converted_as_from_a_file():
     """A dict is converted to a group, an int to a float, a NumPy scalar to its number."""
     made = Config(fedvg={"norm": "l2"}, lr=np.float32(0.5), clients=np.int64(7), alpha=1, lanes=2)
-    expected = dataclasses.replace(Config(), fedvg=dict(norm="l2"), lr=0.5, clients=7, alpha=1.0, lanes="2")
+    expected = dataclasses.replace(
+        Config(), fedvg=dict(norm="l2"), lr=0.5, clients=7, alpha=1.0, lanes="2"
+    )
     assert made == expected and type(made.clients) is int and type(made.alpha) is float

@@ -17,7 +17,12 @@ EXTREME = st.sampled_from(
     [0, -1, 1, 2**31, 2**63, 10**400, 0.0, -0.0, 1e-320, 1e308, math.nan, math.inf, -math.inf, ""]
 )
 VALUES = (
-    EXTREME | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.lists(st.integers(), max_size=2)
+    EXTREME
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.lists(st.integers(), max_size=2)
 )
 
 
@@ -59,19 +64,26 @@ def test_any_value_of_any_setting(settings):
         ) == made or "nan" in str(made)
 
 
-FLAGS = st.sampled_from([f"--{name.replace('_', '-')}" for name in NAMES] + ["--method", "--fidelity", "--", "-x"])
+FLAGS = st.sampled_from(
+    [f"--{name.replace('_', '-')}" for name in NAMES] + ["--method", "--fidelity", "--", "-x"]
+)
 
 
 @settings(max_examples=25)
 @given(st.lists(FLAGS | VALUES.map(str), max_size=4))
 def test_any_command_line(argv):
     with allow_usage_error(), contextlib.redirect_stdout(io.StringIO()):
-        assert isinstance(commands.parse([word for word in argv if word not in ("-h", "--help")]), fv.Config)
+        assert isinstance(
+            commands.parse([word for word in argv if word not in ("-h", "--help")]), fv.Config
+        )
 
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), inner),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), inner)
+    ),
     max_leaves=4,
 )
 
@@ -88,4 +100,6 @@ def test_any_json_as_the_settings_of_a_run(value):
 def test_any_bytes_as_a_history(folder, content):
     (folder / "history.jsonl").write_bytes(content)
     with allow_usage_error():
-        assert [r["round"] for r in history.read(folder)] == list(range(1, content.count(b"\n") + 1))
+        assert [r["round"] for r in history.read(folder)] == list(
+            range(1, content.count(b"\n") + 1)
+        )

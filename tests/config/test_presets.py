@@ -45,7 +45,9 @@ def test_method_overrides_its_settings_in_the_file(tmp_path):
     file = tmp_path / "other.toml"
     for name in SIX[1:]:
         settings = presets.METHODS[name]
-        numbers = {setting: value for setting, value in settings.items() if isinstance(value, float)}
+        numbers = {
+            setting: value for setting, value in settings.items() if isinstance(value, float)
+        }
         file.write_text("".join(f"{setting} = {value / 2}\n" for setting, value in numbers.items()))
         parsed = config.flatten(parse("--config", file, "--method", name))
         assert {setting: parsed[setting] for setting in settings} == settings
@@ -60,12 +62,19 @@ def test_flags_override_the_method_and_both_a_file_whose_keys_override_its_own_m
     assert (made.algorithm, made.weighting, made.rounds) == ("feddyn", "fedvg", 7)
     assert (made.feddyn.alpha, made.feddyn.clip) == (0.3, 10.0)
     made = parse("--config", file, "--method", "fedprox", "--fedprox.mu", "0.5")
-    assert (made.algorithm, made.weighting, made.fedprox.mu, made.rounds) == ("fedprox", "native", 0.5, 7)
+    assert (made.algorithm, made.weighting, made.fedprox.mu, made.rounds) == (
+        "fedprox",
+        "native",
+        0.5,
+        7,
+    )
 
 
 def test_the_interval_of_a_preset_leaves_other_evaluations_than_the_last(tmp_path):
     words = ("--dataset", "cifar10", "--data-dir", ".")
-    found = {rounds: parse(*words, "--rounds", rounds).eval_every for rounds in (1, 10, 20, 21, 200)}
+    found = {
+        rounds: parse(*words, "--rounds", rounds).eval_every for rounds in (1, 10, 20, 21, 200)
+    }
     assert found == {1: 1, 10: 1, 20: 2, 21: 20, 200: 20}
     assert parse(*words, "--rounds", 10, "--eval-every", 20).eval_every == 20
     file = tmp_path / "mine.toml"
@@ -82,9 +91,14 @@ def settings_from_python(**shorthands):
 
 
 def test_shorthands_in_python_equal_those_of_the_command_line():
-    for method, fidelity in [*((method, "official") for method in presets.METHODS), ("fedprox", "corrected")]:
+    for method, fidelity in [
+        *((method, "official") for method in presets.METHODS),
+        ("fedprox", "corrected"),
+    ]:
         expected = config.flatten(commands.parse(["--method", method, "--fidelity", fidelity]))
-        settings = settings_from_python(method=method, fidelity=fidelity, cache_dir=expected["cache_dir"])
+        settings = settings_from_python(
+            method=method, fidelity=fidelity, cache_dir=expected["cache_dir"]
+        )
         assert settings == expected, (method, fidelity)
 
 
@@ -97,21 +111,38 @@ def test_settings_of_a_group_or_alone_win_beside_a_shorthand():
 
 def test_names_have_any_case_as_papers_print_them(tmp_path):
     """On the command line, in files, in a config and on the axes of a sweep."""
-    registered = ["--method=scaffold+fedvg", "--dataset=wine", "--record=confusion", "--fedvg.norm=l2"]
-    printed = ["--method=SCAFFOLD + FedVG", "--dataset=Wine", "--record=Confusion", "--fedvg.norm=L2"]
+    registered = [
+        "--method=scaffold+fedvg",
+        "--dataset=wine",
+        "--record=confusion",
+        "--fedvg.norm=l2",
+    ]
+    printed = [
+        "--method=SCAFFOLD + FedVG",
+        "--dataset=Wine",
+        "--record=Confusion",
+        "--fedvg.norm=L2",
+    ]
     (tmp_path / "a.toml").write_text(
         'method = "SCAFFOLD+FedVG"\ndataset = "Wine"\nrecord = "Confusion"\nfedvg.norm="L2"'
     )
     expected = commands.parse(registered)
-    assert commands.parse(printed) == expected and expected.clients == presets.dataset_preset("wine")["clients"]
+    assert (
+        commands.parse(printed) == expected
+        and expected.clients == presets.dataset_preset("wine")["clients"]
+    )
     assert commands.parse(["--config", str(tmp_path / "a.toml")]) == expected
     assert settings_from_python(
         method="FedAvg + FedVG", fidelity="Official", model="MLP", fedvg={"norm": "L2"}
-    ) == settings_from_python(method="fedavg+fedvg", fidelity="official", model="mlp", fedvg={"norm": "l2"})
+    ) == settings_from_python(
+        method="fedavg+fedvg", fidelity="official", model="mlp", fedvg={"norm": "l2"}
+    )
     assert Config(method="FedVG", weighting="Native") == Config(method="fedvg", weighting="native")
     (tmp_path / "b.toml").write_text('method = "FedVG"\nweighting = "Native"')
     assert commands.parse(["--config", str(tmp_path / "b.toml")]).weighting == "fedvg"
-    axes = parse_axes({"method": ["FedAvg", "fedavg", "FedVG", "Uniform"], "weighting": "Samples+Permuted(FedVG)"})
+    axes = parse_axes(
+        {"method": ["FedAvg", "fedavg", "FedVG", "Uniform"], "weighting": "Samples+Permuted(FedVG)"}
+    )
     assert axes[0].values == (("fedavg",), ("fedvg",), ("uniform",))
     assert axes[1].values == (("samples+permuted(fedvg)",),)
 
@@ -121,10 +152,19 @@ def test_shorthands_are_no_fields():
     made = Config(method="fedprox", rounds=3)
     assert "method" not in config.to_json(made) and "fidelity" not in config.to_json(made)
     assert dataclasses.replace(made, rounds=100) == Config(algorithm="fedprox", weighting="native")
-    assert dataclasses.replace(made, method="scaffold+fedvg") == Config(method="scaffold+fedvg", rounds=3)
+    assert dataclasses.replace(made, method="scaffold+fedvg") == Config(
+        method="scaffold+fedvg", rounds=3
+    )
 
 
 def test_the_name_of_a_method_is_that_of_the_settings_it_stands_for():
-    for name in [*WEIGHTS, "uniform", "fedper+fedvg", "fednova+val_loss", "permuted(fedvg)", "scaffold+samples+fedvg"]:
+    for name in [
+        *WEIGHTS,
+        "uniform",
+        "fedper+fedvg",
+        "fednova+val_loss",
+        "permuted(fedvg)",
+        "scaffold+samples+fedvg",
+    ]:
         assert Config(method=name).method == name
     assert dataclasses.replace(Config(method="fedvg"), weighting="uniform").method == "uniform"

@@ -22,13 +22,17 @@ PATHS = tree.paths(worlds.variables().params)
 
 
 def make(**options):
-    return registry.make_weighting(replace(config.Config(), fedvg=dict(**options)), worlds.TASK, algorithms.fedavg())
+    return registry.make_weighting(
+        replace(config.Config(), fedvg=dict(**options)), worlds.TASK, algorithms.fedavg()
+    )
 
 
 def tensors(seed=0):
     """Something like K clients' gradients."""
     rng = np.random.default_rng(seed)
-    return jax.tree.map(lambda x: rng.normal(size=(K, *x.shape)).astype(x.dtype), worlds.variables().params)
+    return jax.tree.map(
+        lambda x: rng.normal(size=(K, *x.shape)).astype(x.dtype), worlds.variables().params
+    )
 
 
 @functools.cache
@@ -52,7 +56,8 @@ def weigh(rule, measured_norms, eps=0.0):
         return rule.weigh({"fedvg.eps": eps}, measured_norms, view)
 
     weights = jax.tree.map(
-        np.asarray, weights_of(measured_norms, jnp.asarray(eps, float), worlds.variables(), WORLD.data())
+        np.asarray,
+        weights_of(measured_norms, jnp.asarray(eps, float), worlds.variables(), WORLD.data()),
     )
     return dict(zip(PATHS, jax.tree.leaves(weights.params), strict=True)), weights.stats
 
@@ -64,7 +69,9 @@ def inverse(g):
 def concatenated(grads, module):
     """[K, entries] of a module's tensors."""
     by_path = dict(zip(PATHS, jax.tree.leaves(grads), strict=True))
-    return np.concatenate([by_path[path].reshape(K, -1) for path in PATHS if path.startswith(module + "/")], 1)
+    return np.concatenate(
+        [by_path[path].reshape(K, -1) for path in PATHS if path.startswith(module + "/")], 1
+    )
 
 
 # --- layers
@@ -74,19 +81,29 @@ def concatenated(grads, module):
 def test_a_module_s_norm_equals_that_of_its_concatenated_tensors(x64, granularity):
     """Modelwise the mean over modules is inverted, layerwise each module's own norm, for kernel and bias alike."""
     grads = tensors()
-    weights, _ = weigh(make(norm="l2", layer="module", granularity=granularity), measured(grads, "l2"))
-    by_module = {m: np.linalg.norm(concatenated(grads, m), axis=1) for m in ("bn1", "classifier", "fc1")}
+    weights, _ = weigh(
+        make(norm="l2", layer="module", granularity=granularity), measured(grads, "l2")
+    )
+    by_module = {
+        m: np.linalg.norm(concatenated(grads, m), axis=1) for m in ("bn1", "classifier", "fc1")
+    }
     overall = inverse(sum(by_module.values()) / 3)
     for path, weight in weights.items():
-        expected = overall if granularity == "modelwise" else inverse(by_module[groups.module_of(path)])
+        expected = (
+            overall if granularity == "modelwise" else inverse(by_module[groups.module_of(path)])
+        )
         np.testing.assert_allclose(weight, expected, rtol=1e-12)
 
 
 def test_a_module_s_spectral_norm_is_its_kernel_s(x64):
     grads = tensors()
     rule = make(norm="spectral", layer="module")
-    kernels = [np.linalg.svd(grads[m]["kernel"], compute_uv=False)[:, 0] for m in ("classifier", "fc1")]
-    np.testing.assert_allclose(score(rule, measured(grads, "spectral")), sum(kernels) / 2, rtol=1e-12)
+    kernels = [
+        np.linalg.svd(grads[m]["kernel"], compute_uv=False)[:, 0] for m in ("classifier", "fc1")
+    ]
+    np.testing.assert_allclose(
+        score(rule, measured(grads, "spectral")), sum(kernels) / 2, rtol=1e-12
+    )
 
 
 # --- which count
@@ -100,9 +117,13 @@ def test_only_tensors_that_match_the_expression_count(x64):
         weights, _ = weigh(make(include="^classifier/", granularity=granularity), measured_norms)
         other = inverse(head) if granularity == "modelwise" else np.full(K, 1 / K)
         for path, w in weights.items():
-            np.testing.assert_allclose(w, inverse(head) if path.startswith("classifier") else other, rtol=1e-12)
+            np.testing.assert_allclose(
+                w, inverse(head) if path.startswith("classifier") else other, rtol=1e-12
+            )
     weights, _ = weigh(make(include="kernel", granularity="layerwise"), measured_norms)
-    np.testing.assert_allclose(weights["fc1/kernel"], inverse(measured_norms["fc1"]["kernel"]), rtol=1e-12)
+    np.testing.assert_allclose(
+        weights["fc1/kernel"], inverse(measured_norms["fc1"]["kernel"]), rtol=1e-12
+    )
     np.testing.assert_allclose(weights["fc1/bias"], np.full(K, 1 / K), rtol=1e-12)
 
 
@@ -111,13 +132,19 @@ def test_vectors_are_left_out_of_the_mean_of_spectral_norms(x64):
     expected = (measured_norms["classifier"]["kernel"] + measured_norms["fc1"]["kernel"]) / 2
     np.testing.assert_allclose(score(make(norm="spectral"), measured_norms), expected, rtol=1e-12)
     weights, _ = weigh(make(norm="spectral", granularity="blockwise"), measured_norms)
-    np.testing.assert_allclose(weights["bn1/scale"], inverse(measured_norms["fc1"]["kernel"]), rtol=1e-12)
+    np.testing.assert_allclose(
+        weights["bn1/scale"], inverse(measured_norms["fc1"]["kernel"]), rtol=1e-12
+    )
 
 
 def test_layerwise_a_vector_takes_the_weight_of_its_module_s_matrix(x64):
     measured_norms = measured(tensors(), "spectral")
-    weights, _ = weigh(make(norm="spectral", granularity="layerwise", include="kernel|fc1/bias"), measured_norms)
-    np.testing.assert_allclose(weights["fc1/bias"], inverse(measured_norms["fc1"]["kernel"]), rtol=1e-12)
+    weights, _ = weigh(
+        make(norm="spectral", granularity="layerwise", include="kernel|fc1/bias"), measured_norms
+    )
+    np.testing.assert_allclose(
+        weights["fc1/bias"], inverse(measured_norms["fc1"]["kernel"]), rtol=1e-12
+    )
     np.testing.assert_allclose(weights["bn1/scale"], np.full(K, 1 / K), rtol=1e-12)
 
 

@@ -105,14 +105,18 @@ class Net(nn.Module):
 
 
 def linen(width=1):
-    return fv.linen_task(Net(width), lambda output, y: (output[..., 0] - y) ** 2, np.ones((1, 4), np.float32))
+    return fv.linen_task(
+        Net(width), lambda output, y: (output[..., 0] - y) ** 2, np.ones((1, 4), np.float32)
+    )
 
 
 def of_nnx(width=1):
     def make(rngs):
         return nnx.Linear(4, width, rngs=rngs)
 
-    return fv.nnx_task(make, lambda output, y: (output[..., 0] - y) ** 2, np.ones((1, 4), np.float32))
+    return fv.nnx_task(
+        make, lambda output, y: (output[..., 0] - y) ** 2, np.ones((1, 4), np.float32)
+    )
 
 
 class Slotted:
@@ -165,7 +169,11 @@ PAIRS = {
     "task of NNX": (of_nnx, 1, 2),
     "weighting": (lambda v: fv.weightings.by_scalar(enclosed(v)), 1, 2),
     "weights": (lambda v: fv.weightings.given(np.full(2, v)), 0.5, 0.25),
-    "algorithm": (lambda v: fv.algorithms.fedavg()._replace(hyperparameters=(fv.Hyperparameter("a", v),)), 1.0, 2.0),
+    "algorithm": (
+        lambda v: fv.algorithms.fedavg()._replace(hyperparameters=(fv.Hyperparameter("a", v),)),
+        1.0,
+        2.0,
+    ),
 }
 
 
@@ -189,9 +197,8 @@ def test_part_without_a_digest_is_named_and_equals_none():
 
 def test_digests_are_equal_in_other_processes():
     """With other seeds of the hashes by which Python orders sets."""
-    program = (
-        "from core import test_identity as t; print([t.identify(make(v)).digest for make, v, _ in t.PAIRS.values()])"
-    )
+    program = "from core import test_identity as t\n"
+    program += "print([t.identify(make(v)).digest for make, v, _ in t.PAIRS.values()])"
     folder = os.path.dirname(os.path.dirname(__file__))
     printed = {
         subprocess.run(
@@ -199,7 +206,8 @@ def test_digests_are_equal_in_other_processes():
             capture_output=True,
             text=True,
             check=True,
-            env=os.environ | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([folder, *sys.path])},
+            env=os.environ
+            | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([folder, *sys.path])},
         ).stdout
         for seed in ("1", "2")
     }

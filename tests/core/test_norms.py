@@ -35,7 +35,9 @@ def test_norms_of_half_precision_are_in_single_precision(platform, monkeypatch):
     """Their sums would overflow, or stall at half of it."""
     monkeypatch.setattr(hw, "choices", lambda: platform)
     tensors = {name: jnp.full((400, 500), 0.5, name) for name in ("float16", "bfloat16")}
-    measured = worlds.jit(lambda x: [norms.tensor_norms(f)(x) for f in (norms.l1, norms.l2, norms.spectral)])(tensors)
+    measured = worlds.jit(
+        lambda x: [norms.tensor_norms(f)(x) for f in (norms.l1, norms.l2, norms.spectral)]
+    )(tensors)
     for values, expected in zip(measured, (1e5, 50000**0.5, 50000**0.5), strict=True):
         for of_tensor in values.values():
             assert of_tensor.dtype == jnp.float32
@@ -102,7 +104,9 @@ def test_joined_norms_equal_those_of_the_concatenated_tensors(x64, name):
 def test_the_joined_spectral_norm_is_that_of_a_block_diagonal_matrix(x64):
     a, b = drawn((3, 2)), drawn((2, 4), 1)
     whole = np.block([[a, np.zeros((3, 4))], [np.zeros((2, 2)), b]])
-    joined = worlds.jit(lambda *parts: norms.JOINED["spectral"](jnp.stack([norms.spectral(x) for x in parts])))(a, b)
+    joined = worlds.jit(
+        lambda *parts: norms.JOINED["spectral"](jnp.stack([norms.spectral(x) for x in parts]))
+    )(a, b)
     np.testing.assert_allclose(joined, np.linalg.norm(whole, 2), rtol=1e-12)
 
 
@@ -111,14 +115,20 @@ def test_segmented_norms_and_their_gradients_equal_those_by_tensor(x64, norm):
     cpu = hw.Hardware("cpu", "cpu", num_devices=1, cores=1, memory_bytes=None)
     gpu = cpu._replace(platform="gpu")
     draw = np.random.default_rng(0).normal
-    tensors = {"a": jnp.array(draw(size=3)), "b": jnp.array(draw(size=(40, 60))), "zero": jnp.zeros((2, 2))}
+    tensors = {
+        "a": jnp.array(draw(size=3)),
+        "b": jnp.array(draw(size=(40, 60))),
+        "zero": jnp.zeros((2, 2)),
+    }
 
     def total(tensors, hardware):
         with hw.assumed(hardware):
             values = norms.tensor_norms(norms.BY_NAME[norm])(tensors)
         return sum(jax.tree.leaves(values)), values
 
-    measured = worlds.jit(lambda tensors: [jax.value_and_grad(total, has_aux=True)(tensors, h) for h in (cpu, gpu)])
+    measured = worlds.jit(
+        lambda tensors: [jax.value_and_grad(total, has_aux=True)(tensors, h) for h in (cpu, gpu)]
+    )
     ((_, one_by_one), gradients), ((_, segmented), gradients_of_segments) = measured(tensors)
     assert float(segmented["zero"]) == 0
     worlds.assert_close(segmented, one_by_one, 1e-13)
@@ -130,5 +140,7 @@ def test_segmented_norms_and_their_gradients_equal_those_by_tensor(x64, norm):
 def test_the_norm_of_a_tensor_with_nan_is_nan(norm, platform):
     hardware = hw.Hardware(platform, platform, num_devices=1, cores=1, memory_bytes=None)
     with hw.assumed(hardware):
-        measured = norms.tensor_norms(norms.BY_NAME[norm])({"bad": jnp.array([1.0, jnp.nan]), "good": jnp.ones(1)})
+        measured = norms.tensor_norms(norms.BY_NAME[norm])(
+            {"bad": jnp.array([1.0, jnp.nan]), "good": jnp.ones(1)}
+        )
     assert np.isnan(measured["bad"]) and measured["good"] == 1

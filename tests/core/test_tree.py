@@ -14,11 +14,15 @@ from fedvg_jax.host import hardware as hw
 ONE_CORE = hw.Hardware("cpu", "cpu", num_devices=1, cores=1, memory_bytes=None)
 
 
-@pytest.mark.parametrize(("platform", "cohort"), [("cpu", 1), ("cpu", 37), ("gpu", 37), ("tpu", 37)])
+@pytest.mark.parametrize(
+    ("platform", "cohort"), [("cpu", 1), ("cpu", 37), ("gpu", 37), ("tpu", 37)]
+)
 def test_a_weighted_sum_has_the_value_and_derivatives_of_its_equation(platform, cohort, x64):
     """A CPU computes it in a loop, and an accelerator as one product."""
     rng = np.random.default_rng(cohort)
-    weights, stack, origin = (jnp.asarray(rng.normal(size=shape)) for shape in ((cohort,), (cohort, 2, 3), (2, 3)))
+    weights, stack, origin = (
+        jnp.asarray(rng.normal(size=shape)) for shape in ((cohort,), (cohort, 2, 3), (2, 3))
+    )
 
     def equation(w, x, o):
         return jnp.einsum("k,kij->ij", w, x - o[None])
@@ -26,7 +30,11 @@ def test_a_weighted_sum_has_the_value_and_derivatives_of_its_equation(platform, 
     @worlds.jit
     def value_and_derivatives(*arguments):
         return [
-            (f(*arguments), jax.jacrev(f, (0, 1, 2))(*arguments), jax.jacfwd(f, (0, 1, 2))(*arguments))
+            (
+                f(*arguments),
+                jax.jacrev(f, (0, 1, 2))(*arguments),
+                jax.jacfwd(f, (0, 1, 2))(*arguments),
+            )
             for f in (tree.weighted_sum, equation)
         ]
 
@@ -59,7 +67,10 @@ def test_copies_are_on_the_same_devices_and_outlive_what_they_copy():
     mesh = jax.sharding.Mesh(jax.devices(), ("devices",))
     placements = [jax.sharding.NamedSharding(mesh, jax.P(*axes)) for axes in ((), ("devices",))]
     key = jax.device_put(jax.random.key(1), placements[0])
-    arrays = {"key": key, "rows": [jax.device_put(np.arange(8.0), placement) for placement in placements]}
+    arrays = {
+        "key": key,
+        "rows": [jax.device_put(np.arange(8.0), placement) for placement in placements],
+    }
     copied = tree.copies(arrays)
     for leaf, copy in zip(jax.tree.leaves(arrays), jax.tree.leaves(copied), strict=True):
         assert copy.dtype == leaf.dtype and copy.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)

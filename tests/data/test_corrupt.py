@@ -35,12 +35,16 @@ def test_corruption_changes_only_rows_of_corrupt_clients_and_copies_them(kind):
 @pytest.mark.parametrize("kind", [k for k in KINDS if k != "label_flip"])  # which is not random
 def test_corruption_is_determined_by_seed_and_client(kind):
     def rows_and_labels(seed, ids=IDS):
-        return np.concatenate([part[CLIENTS[3]].ravel() for part in apply(kind, seed=seed, ids=ids)])
+        return np.concatenate(
+            [part[CLIENTS[3]].ravel() for part in apply(kind, seed=seed, ids=ids)]
+        )
 
     first = rows_and_labels(0)
     np.testing.assert_array_equal(first, rows_and_labels(0))
     assert any(not np.array_equal(first, rows_and_labels(seed)) for seed in (1, 2, 3, 4))
-    if kind != "feature_noise":  # whose level depends on the client's position among the corrupt ones
+    if (
+        kind != "feature_noise"
+    ):  # whose level depends on the client's position among the corrupt ones
         np.testing.assert_array_equal(first, rows_and_labels(0, np.array([0, 3, 4])))
 
 
@@ -50,7 +54,9 @@ def test_label_flip_mirrors_the_given_share_of_labels(share):
     for client in IDS:
         client_rows = CLIENTS[client]
         is_flipped = y[client_rows] != Y[client_rows]
-        assert is_flipped.sum() == int(share * len(client_rows))  # no class of four is its own mirror image
+        assert is_flipped.sum() == int(
+            share * len(client_rows)
+        )  # no class of four is its own mirror image
         np.testing.assert_array_equal(y[client_rows][is_flipped], 3 - Y[client_rows][is_flipped])
 
 
@@ -65,7 +71,10 @@ def test_feature_noise_has_its_standard_deviation_and_stays_in_range():
     x = np.full((100, 10, 10, 1), 128, np.uint8)
     error = corrupt.feature_noise(x, 0.2, np.random.default_rng(0), 0.5).astype(float) - 128
     n = error.size  # the standard error of a deviation estimated from n values is s / sqrt(2 n)
-    assert abs(error.mean()) < 4.5 * 25.5 / np.sqrt(n) and abs(error.std() - 25.5) < 4.5 * 25.5 / np.sqrt(2 * n) + 0.01
+    assert (
+        abs(error.mean()) < 4.5 * 25.5 / np.sqrt(n)
+        and abs(error.std() - 25.5) < 4.5 * 25.5 / np.sqrt(2 * n) + 0.01
+    )
     strong = corrupt.feature_noise(x, 1.0, np.random.default_rng(0), 1.0)
     assert strong.min() == 0 and strong.max() == 255
 
@@ -73,9 +82,13 @@ def test_feature_noise_has_its_standard_deviation_and_stays_in_range():
 def test_feature_noise_increases_with_the_client():
     x = np.full((4000, 2, 2, 1), 128, np.uint8)
     clients = np.split(np.arange(4000), 4)
-    result, _ = apply("feature_noise", 0.2, x=x, y=np.zeros(4000, np.int32), clients=clients, ids=np.arange(4))
+    result, _ = apply(
+        "feature_noise", 0.2, x=x, y=np.zeros(4000, np.int32), clients=clients, ids=np.arange(4)
+    )
     deviations = [result[client_rows].astype(float).std() / 255 for client_rows in clients]
-    np.testing.assert_allclose(deviations, [0.05, 0.1, 0.15, 0.2], rtol=0.05)  # the last is clipped at 2.5 deviations
+    np.testing.assert_allclose(
+        deviations, [0.05, 0.1, 0.15, 0.2], rtol=0.05
+    )  # the last is clipped at 2.5 deviations
 
 
 def test_rotation_turns_all_images_of_a_client_by_one_angle_within_its_strength():

@@ -31,8 +31,12 @@ def write_npz(file: Path, **members):
 
 def test_digits_need_no_folder_and_are_scaled_to_uint8():
     digits = data.load("digits", Path("/nowhere"), None)
-    assert digits.x.shape == (1797, 8, 8, 1) and digits.x.dtype == np.uint8 and digits.x.max() == 255
-    assert digits.y.dtype == np.int32 and set(digits.y) == set(range(10)) and digits.num_train == 1797
+    assert (
+        digits.x.shape == (1797, 8, 8, 1) and digits.x.dtype == np.uint8 and digits.x.max() == 255
+    )
+    assert (
+        digits.y.dtype == np.int32 and set(digits.y) == set(range(10)) and digits.num_train == 1797
+    )
     assert set(np.unique(digits.x)) == {round(v * 255 / 16) for v in range(17)}
 
 
@@ -40,7 +44,11 @@ def test_digits_need_no_folder_and_are_scaled_to_uint8():
 def test_cifar_npz_is_read_with_built_in_class_names(tmp_path, as_file):
     x, y = images(5, 32, 32, 3), np.array([0, 9, 1, 2, 3], np.uint8)
     file = write_npz(
-        tmp_path / "cifar10.npz", train_images=x[:3], train_labels=y[:3], test_images=x[3:], test_labels=y[3:]
+        tmp_path / "cifar10.npz",
+        train_images=x[:3],
+        train_labels=y[:3],
+        test_images=x[3:],
+        test_labels=y[3:],
     )
     arrays = data.load("cifar10", file if as_file else tmp_path)
     assert_rows(arrays, x, y)
@@ -48,9 +56,14 @@ def test_cifar_npz_is_read_with_built_in_class_names(tmp_path, as_file):
 
 
 @pytest.mark.parametrize("pairs", npz.KEYS, ids=lambda pairs: pairs[0][0])
-@pytest.mark.parametrize(("grey", "column", "dtype"), [(True, True, np.uint8), (False, False, np.int64)])
+@pytest.mark.parametrize(
+    ("grey", "column", "dtype"), [(True, True, np.uint8), (False, False, np.int64)]
+)
 def test_every_npz_layout_is_pooled_in_order(tmp_path, pairs, grey, column, dtype):
-    x, y = images(2 * len(pairs), 4, 5, *(() if grey else (3,))), np.arange(2 * len(pairs), dtype=dtype)
+    x, y = (
+        images(2 * len(pairs), 4, 5, *(() if grey else (3,))),
+        np.arange(2 * len(pairs), dtype=dtype),
+    )
     members = {}
     for i, (images_key, labels_key) in enumerate(pairs):
         part = slice(2 * i, 2 * i + 2)
@@ -72,7 +85,9 @@ def test_damaged_npz_raises_only_usage_errors(tmp_path, method):
     intact = file.read_bytes()
     expected = data.load("npz", file)
     truncated = [intact[:n] for n in (0, 1, 40, len(intact) // 2, len(intact) - 1)]
-    flipped = [intact[:n] + bytes([intact[n] ^ 0x55]) + intact[n + 1 :] for n in range(0, len(intact), 29)]
+    flipped = [
+        intact[:n] + bytes([intact[n] ^ 0x55]) + intact[n + 1 :] for n in range(0, len(intact), 29)
+    ]
     for damaged in truncated + flipped:
         file.write_bytes(damaged)
         try:
@@ -100,17 +115,33 @@ def test_spaced_rows_keep_order_class_proportions_groups_and_the_training_set():
     for total, max_rows in ((20, 12), (97, 96), (100, 30), (1000, 100)):
         y = np.sort(rng.integers(0, 3, total)).astype(np.int32)
         groups = np.sort(rng.integers(0, 4, total)).astype(np.int32)
-        whole = Arrays("rows", np.arange(total, dtype=np.float32)[:, None], y, ("a", "b", "c"), total * 4 // 5, groups)
+        whole = Arrays(
+            "rows",
+            np.arange(total, dtype=np.float32)[:, None],
+            y,
+            ("a", "b", "c"),
+            total * 4 // 5,
+            groups,
+        )
         subset = limited(whole, max_rows)
         rows = subset.x[:, 0].astype(int)
         assert len(rows) == max_rows and (np.diff(rows) > 0).all()
         assert len(set(np.diff(rows))) <= 2, "distances differ by more than one row"
         assert (subset.y == y[rows]).all() and subset.class_names == whole.class_names
-        assert abs(np.bincount(subset.y, minlength=3) - np.bincount(y, minlength=3) * max_rows / total).max() <= 1
+        assert (
+            abs(
+                np.bincount(subset.y, minlength=3) - np.bincount(y, minlength=3) * max_rows / total
+            ).max()
+            <= 1
+        )
         assert subset.num_train == (rows < whole.num_train).sum()
         assert subset.groups is not None
-        assert set(subset.groups) == set(range(len(set(groups[rows])))), "numbers of groups have gaps"
-        assert len({*zip(subset.groups.tolist(), groups[rows].tolist(), strict=True)}) == len(set(subset.groups))
+        assert set(subset.groups) == set(range(len(set(groups[rows])))), (
+            "numbers of groups have gaps"
+        )
+        assert len({*zip(subset.groups.tolist(), groups[rows].tolist(), strict=True)}) == len(
+            set(subset.groups)
+        )
     assert all(limited(whole, max_rows) is whole for max_rows in (0, total, total + 1))
 
 
@@ -140,7 +171,11 @@ def test_rows_in_a_periodic_order_are_drawn_with_a_seed_and_not_spaced(y, groups
         limited(whole, max_rows)
     drawn, other = (limited(whole, max_rows, seed) for seed in (0, 1))
     rows = drawn.x[:, 0].astype(int)
-    assert len(rows) == max_rows and (np.diff(rows) > 0).all() and drawn.num_train == (rows < 1500).sum()
+    assert (
+        len(rows) == max_rows
+        and (np.diff(rows) > 0).all()
+        and drawn.num_train == (rows < 1500).sum()
+    )
     assert (drawn.y == whole.y[rows]).all() and (rows != other.x[:, 0]).any()
     np.testing.assert_array_equal(rows, limited(whole, max_rows, 0).x[:, 0])
 
@@ -155,7 +190,12 @@ def test_rows_in_a_random_order_are_spaced():
 
 GROUPS = np.array([1, 0, 1], np.int32)
 ARRAYS = Arrays(
-    "set", np.arange(48, dtype=np.uint8).reshape(3, 4, 4, 1), np.array([0, 1, 0], np.int32), ("a", "b"), 2, GROUPS
+    "set",
+    np.arange(48, dtype=np.uint8).reshape(3, 4, 4, 1),
+    np.array([0, 1, 0], np.int32),
+    ("a", "b"),
+    2,
+    GROUPS,
 )
 
 
@@ -181,7 +221,11 @@ def decode():
 def load(source, decode, reader="reader"):
     arrays = cache.cached(reader, [source], decode, source.parent / "cache")
     assert_rows(arrays, ARRAYS.x, ARRAYS.y)
-    assert arrays.y.dtype == np.int32 and (arrays.name, arrays.class_names, arrays.num_train) == ("set", ("a", "b"), 2)
+    assert arrays.y.dtype == np.int32 and (arrays.name, arrays.class_names, arrays.num_train) == (
+        "set",
+        ("a", "b"),
+        2,
+    )
     np.testing.assert_array_equal(arrays.groups, GROUPS)
     return arrays
 
@@ -244,6 +288,10 @@ def test_unwritable_cache_gives_one_line_and_no_error(source, decode, caplog):
 def test_concurrent_writers_of_one_entry_agree(source, caplog):
     entry = source.parent / "cache" / "entry"
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: cache.publish(entry, lambda draft: cache._save(ARRAYS, draft)), range(150)))
+        list(
+            pool.map(
+                lambda _: cache.publish(entry, lambda draft: cache._save(ARRAYS, draft)), range(150)
+            )
+        )
     assert [path.name for path in (source.parent / "cache").iterdir()] == ["entry"]
     assert not caplog.messages and cache._load(entry) is not None

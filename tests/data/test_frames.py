@@ -9,7 +9,11 @@ from fedvg_jax.data import user_data
 
 pandas = pytest.importorskip("pandas")
 
-AGE, FLAG, LABELS = np.array([30.0, 41.5, 7.0, 68.0]), np.array([True, False, False, True]), np.array([0, 1, 2, 0])
+AGE, FLAG, LABELS = (
+    np.array([30.0, 41.5, 7.0, 68.0]),
+    np.array([True, False, False, True]),
+    np.array([0, 1, 2, 0]),
+)
 NUMBERS = {
     "booleans and floats": {"age": AGE, "flag": FLAG},
     "booleans and integers": {"age": LABELS, "flag": FLAG},
@@ -36,7 +40,9 @@ OTHERS = {
 def test_a_frame_is_the_matrix_of_its_numbers(kind):
     frame = pandas.DataFrame(NUMBERS[kind])
     x = user_data.as_arrays((frame, LABELS)).x
-    np.testing.assert_array_equal(x, np.column_stack([np.asarray(column, float) for column in NUMBERS[kind].values()]))
+    np.testing.assert_array_equal(
+        x, np.column_stack([np.asarray(column, float) for column in NUMBERS[kind].values()])
+    )
     assert x.dtype.kind in "if"
 
 
@@ -54,7 +60,9 @@ def test_rows_of_several_lengths_are_no_matter_of_texts():
 
 def test_missing_numbers_of_a_frame_are_not_finite():
     with usage_error("x", "row 1"):
-        user_data.as_arrays((pandas.DataFrame({"age": pandas.array([1, None, 2, 3], dtype="Int64")}), LABELS))
+        user_data.as_arrays(
+            (pandas.DataFrame({"age": pandas.array([1, None, 2, 3], dtype="Int64")}), LABELS)
+        )
 
 
 @pytest.mark.parametrize("name", ["x", "y"])
@@ -99,7 +107,10 @@ def test_advice_about_labels_is_for_labels_only():
 
 def test_labels_from_one_say_that_class_0_has_no_row(caplog):
     x = np.random.default_rng(0).normal(size=(60, 3))
-    fv.run(fv.Config(clients=2, rounds=1, model="linear", partition="iid"), data=(x, np.arange(60) % 3 + 1))
+    fv.run(
+        fv.Config(clients=2, rounds=1, model="linear", partition="iid"),
+        data=(x, np.arange(60) % 3 + 1),
+    )
     assert [message for message in caplog.messages if "class 0" in message]
 
 
@@ -118,7 +129,9 @@ def test_groups_are_integers_or_strings_however_they_are_stored(kind):
     assert arrays.groups.tolist() == [1, 0, 2, 0]
 
 
-@pytest.mark.parametrize("groups", [AGE, np.array(["a", None, "b", "a"], object)], ids=["floats", "missing"])
+@pytest.mark.parametrize(
+    "groups", [AGE, np.array(["a", None, "b", "a"], object)], ids=["floats", "missing"]
+)
 def test_other_groups_are_refused_with_what_makes_strings_of_them(groups):
     with usage_error("groups", "str(group)"):
         user_data.as_arrays(fv.Arrays("rows", AGE, LABELS, ("a", "b", "c"), 4, groups))
@@ -127,7 +140,10 @@ def test_other_groups_are_refused_with_what_makes_strings_of_them(groups):
 def test_groups_are_asked_for_as_python_gives_them():
     for settings in ({"partition": "group"}, {"partition": "iid", "holdout": "group"}):
         with usage_error("group", "Arrays(..., groups="):
-            fv.simulation(fv.Config(clients=1, model="linear", min_samples=1, **settings), data=(AGE[:, None], LABELS))
+            fv.simulation(
+                fv.Config(clients=1, model="linear", min_samples=1, **settings),
+                data=(AGE[:, None], LABELS),
+            )
 
 
 def test_a_frame_is_evaluated_as_its_matrix():

@@ -21,7 +21,11 @@ SPLITS = {"test": range(7, 9), "train": range(5), "validation": range(5, 7)}
 
 def rows(numbers, x=X):
     """Returns a data set of these rows with the columns image, label and writer."""
-    features = {"image": library.Image(), "label": library.ClassLabel(names=NAMES), "writer": library.Value("string")}
+    features = {
+        "image": library.Image(),
+        "label": library.ClassLabel(names=NAMES),
+        "writer": library.Value("string"),
+    }
     content = {
         "image": [{"bytes": png(x[i]), "path": None} for i in numbers],
         "label": [i % 3 for i in numbers],
@@ -53,7 +57,12 @@ def test_set_is_pooled_as_train_validation_test(saved, name):
     order = [*SPLITS["train"], *SPLITS["validation"], *SPLITS["test"]]
     np.testing.assert_array_equal(arrays.x, X[order])
     assert arrays.y.tolist() == [i % 3 for i in order]
-    assert (arrays.name, arrays.num_train, arrays.class_names, arrays.groups) == (name, 5, tuple(NAMES), None)
+    assert (arrays.name, arrays.num_train, arrays.class_names, arrays.groups) == (
+        name,
+        5,
+        tuple(NAMES),
+        None,
+    )
 
 
 EVERY = [*SPLITS, "extra", "unsupervised"]
@@ -92,19 +101,34 @@ def test_group_column_divides_the_rows_among_clients(saved):
     order = [*SPLITS["train"], *SPLITS["validation"], *SPLITS["test"]]
     assert arrays.groups is not None
     assert [sorted(set(WRITERS))[g] for g in arrays.groups] == [WRITERS[i] for i in order]
-    settings = {"kind": "group", "num_clients": 3, "alpha": 1.0, "min_samples": 1, "val_ratio": 0.0, "test_ratio": 0.0}
+    settings = {
+        "kind": "group",
+        "num_clients": 3,
+        "alpha": 1.0,
+        "min_samples": 1,
+        "val_ratio": 0.0,
+        "test_ratio": 0.0,
+    }
     parts = data.draw_partition(arrays.y, groups=arrays.groups, **settings)
-    assert [{WRITERS[order[row]] for row in client_rows} for client_rows in parts.train] == [{"f01"}, {"f02"}, {"f03"}]
+    assert [{WRITERS[order[row]] for row in client_rows} for client_rows in parts.train] == [
+        {"f01"},
+        {"f02"},
+        {"f03"},
+    ]
 
 
 def test_single_split_with_grey_images_and_text_labels_is_read(tmp_path):
     grey = X[..., :1]
-    dataset = rows(range(4), grey).remove_columns("label").add_column("target", ["b", "a", "b", "c"])
+    dataset = (
+        rows(range(4), grey).remove_columns("label").add_column("target", ["b", "a", "b", "c"])
+    )
     dataset.save_to_disk(tmp_path / "set")
     arrays = load(tmp_path / "set")
     np.testing.assert_array_equal(arrays.x, grey[:4])
     assert (arrays.y.tolist(), arrays.class_names) == ([1, 0, 1, 2], ("a", "b", "c"))
-    rows(range(4), [X[2] if i == 2 else x for i, x in enumerate(grey[:4])]).save_to_disk(tmp_path / "mixed")
+    rows(range(4), [X[2] if i == 2 else x for i, x in enumerate(grey[:4])]).save_to_disk(
+        tmp_path / "mixed"
+    )
     mixed = load(tmp_path / "mixed").x  # grey images beside one in colour are repeated
     np.testing.assert_array_equal(mixed[[1, 2]], [np.broadcast_to(grey[1], (8, 10, 3)), X[2]])
 
@@ -129,13 +153,17 @@ def test_unreadable_data_set_is_refused_in_one_line(tmp_path, kind):
     dataset.save_to_disk(tmp_path / "set")
     if kind == "truncated":
         os.truncate(next((tmp_path / "set").glob("*.arrow")), 500)
-    with usage_error({"two labels": "label=NAME", "missing label": "column y", "truncated": "set"}[kind]):
+    with usage_error(
+        {"two labels": "label=NAME", "missing label": "column y", "truncated": "set"}[kind]
+    ):
         load(tmp_path / "set")
 
 
 def test_a_split_without_labels_is_named_and_can_be_left_out(tmp_path):
     test = rows(SPLITS["test"]).map(lambda row: row | {"label": -1})
-    library.DatasetDict({"train": rows(SPLITS["train"]), "test": test}).save_to_disk(tmp_path / "set")
+    library.DatasetDict({"train": rows(SPLITS["train"]), "test": test}).save_to_disk(
+        tmp_path / "set"
+    )
     with usage_error("rows without a label (-1)", "--splits"):
         load(tmp_path / "set")
     got = data.load(f"hf:{tmp_path / 'set'}", splits="train")

@@ -29,7 +29,9 @@ GOLDEN = [
     (10, [616, 653, 554, 693, 668], (430, 808), (39081, 5955, 14964)),
     (1, [463, 563, 527, 462, 641], (186, 1119), (39089, 5950, 14961)),
     (0.1, [669, 207, 551, 748, 287], (14, 3091), (39092, 5954, 14954)),
-    pytest.param(0.05, [768, 580, 182, 2287, 251], (10, 4666), (39081, 5957, 14962), marks=pytest.mark.slow),
+    pytest.param(
+        0.05, [768, 580, 182, 2287, 251], (10, 4666), (39081, 5957, 14962), marks=pytest.mark.slow
+    ),
 ]
 """Recorded from the official code: CIFAR-10's label counts, 100 clients, seed 42, validation ratio 0.1."""
 
@@ -37,7 +39,9 @@ GOLDEN = [
 @pytest.mark.parametrize(("alpha", "first", "extremes", "totals"), GOLDEN)
 def test_official_stream_gives_recorded_sizes(alpha, first, extremes, totals):
     stream = client_rows.random_stream("official", 42)
-    parts = client_rows.split_clients(dirichlet.official(CIFAR, 100, alpha, stream), 0.25, 0.1, stream)
+    parts = client_rows.split_clients(
+        dirichlet.official(CIFAR, 100, alpha, stream), 0.25, 0.1, stream
+    )
     got = sizes(parts)
     assert got[:5].tolist() == first and (got.min(), got.max()) == extremes
     assert tuple(sum(map(len, part)) for part in parts) == totals
@@ -63,7 +67,9 @@ def published(labels, num_clients, alpha, seed, minimum=10):
     for rows in clients:
         np.random.shuffle(rows)
         num_test, num_val = int(0.25 * len(rows)), int(0.1 * len(rows))
-        parts.append((rows[num_test + num_val :], rows[num_test : num_test + num_val], rows[:num_test]))
+        parts.append(
+            (rows[num_test + num_val :], rows[num_test : num_test + num_val], rows[:num_test])
+        )
     return tuple(zip(*parts, strict=True))
 
 
@@ -72,7 +78,9 @@ def test_official_stream_gives_the_published_rows(num_clients, alpha, seed):
     state = np.random.get_state()
     expected = published(LABELS, num_clients, alpha, seed)
     np.random.set_state(state)
-    assert same_partition(expected, make(kind="official", num_clients=num_clients, alpha=alpha, seed=seed))
+    assert same_partition(
+        expected, make(kind="official", num_clients=num_clients, alpha=alpha, seed=seed)
+    )
 
 
 def test_partition_is_cached_and_a_damaged_entry_is_rebuilt(tmp_path, monkeypatch):
@@ -84,7 +92,9 @@ def test_partition_is_cached_and_a_damaged_entry_is_rebuilt(tmp_path, monkeypatc
         assert same_partition(first, make(cache_dir=tmp_path))
     for damaged in (b"", intact[: len(intact) // 2], intact[:300] + b"\x55" + intact[301:]):
         entry.write_bytes(damaged)
-        assert same_partition(first, make(cache_dir=tmp_path)) and len(entry.read_bytes()) == len(intact)
+        assert same_partition(first, make(cache_dir=tmp_path)) and len(entry.read_bytes()) == len(
+            intact
+        )
 
 
 def test_bulk_draws_have_the_published_distribution_of_sizes():
@@ -142,8 +152,13 @@ LISTS = [np.array([5, 3]), np.array([], int), np.array([4, 9, 1])]
 
 def test_packed_rows_equal_the_lists():
     packed = client_rows.pack(LISTS)
-    assert len(packed) == 3 and [rows.tolist() for rows in packed] == [rows.tolist() for rows in LISTS]
-    assert packed[-1].tolist() == [4, 9, 1] and [rows.tolist() for rows in packed[1:]] == [[], [4, 9, 1]]
+    assert len(packed) == 3 and [rows.tolist() for rows in packed] == [
+        rows.tolist() for rows in LISTS
+    ]
+    assert packed[-1].tolist() == [4, 9, 1] and [rows.tolist() for rows in packed[1:]] == [
+        [],
+        [4, 9, 1],
+    ]
     assert client_rows.sizes(packed).tolist() == client_rows.sizes(LISTS).tolist() == [2, 0, 3]
     assert client_rows.joined(packed).tolist() == client_rows.joined(LISTS).tolist()
     assert client_rows.pack(packed) is packed and len(client_rows.pack([])) == 0
@@ -161,10 +176,14 @@ def test_partition_takes_12_bytes_per_client_besides_its_rows(kind):
 def test_capacity_of_a_small_cohort_is_bounded_by_the_largest_client():
     settings = {"pool_size": 12_000_000, "cohort_size": 1000, "local_epochs": 5, "batch_size": 16}
     assert schedule.capacity(**settings) == 5 * (750_000 + 1001)
-    assert schedule.capacity(**settings, largest=8) == 2**14  # 5 x 1000 = 5000 minibatches; a MiB of rows at least
+    assert (
+        schedule.capacity(**settings, largest=8) == 2**14
+    )  # 5 x 1000 = 5000 minibatches; a MiB of rows at least
     assert schedule.capacity(**settings, largest=20) == 2**14  # 10,000 minibatches
     small = {"pool_size": 60_000, "cohort_size": 10, "local_epochs": 5, "batch_size": 32}
-    assert schedule.capacity(**small, largest=2) == schedule.capacity(**small), "small programs depend on `largest`"
+    assert schedule.capacity(**small, largest=2) == schedule.capacity(**small), (
+        "small programs depend on `largest`"
+    )
 
 
 # --- partitions in files and Python arrays
@@ -176,15 +195,25 @@ GIVEN = [[0, 3, 5, 6, 7, 8], [1, 2, 9, 10]]
 
 
 def check(given, **changes):
-    settings = {"num_samples": 12, "num_clients": 2, "source": "here", "test_ratio": 0.34, "val_ratio": 0.25}
+    settings = {
+        "num_samples": 12,
+        "num_clients": 2,
+        "source": "here",
+        "test_ratio": 0.34,
+        "val_ratio": 0.25,
+    }
     return exchange.check(given, **settings | changes)
 
 
 @pytest.mark.parametrize("held_out", ["client", "global"])
 def test_written_parts_are_read_as_the_same_partition(tmp_path, held_out):
-    partition = data.draw_partition(SIXTY, num_clients=3, alpha=1.0, min_samples=8, held_out=held_out)
+    partition = data.draw_partition(
+        SIXTY, num_clients=3, alpha=1.0, min_samples=8, held_out=held_out
+    )
     exchange.write(tmp_path / "rows.npz", partition, len(SIXTY))
-    actual = check(exchange.read(tmp_path / "rows.npz", len(SIXTY)), num_samples=len(SIXTY), num_clients=3)
+    actual = check(
+        exchange.read(tmp_path / "rows.npz", len(SIXTY)), num_samples=len(SIXTY), num_clients=3
+    )
     assert same_partition(actual, partition)
     assert {rows.dtype for part in actual for rows in part} == {np.dtype(np.int32)}
 

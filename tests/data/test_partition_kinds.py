@@ -18,7 +18,9 @@ EQUAL = ("dirichlet_equal", "balanced_client", "iid")
 
 
 def make(labels=LABELS, **changes):
-    return draw.draw_partition(labels, **({"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes))
+    return draw.draw_partition(
+        labels, **({"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes)
+    )
 
 
 def rows_by_client(parts):
@@ -83,7 +85,14 @@ def test_every_argument_is_part_of_the_cache_entry_name(tmp_path):
 def test_equal_sizes_differ_by_at_most_one(kind):
     for case in itertools.product([2, 9, 70], [1e-6, 100.0]):
         num_clients, alpha = case
-        sizes = list(map(len, rows_by_client(make(EVEN, kind=kind, num_clients=num_clients, alpha=alpha, groups=None))))
+        sizes = list(
+            map(
+                len,
+                rows_by_client(
+                    make(EVEN, kind=kind, num_clients=num_clients, alpha=alpha, groups=None)
+                ),
+            )
+        )
         with naming(case):
             assert max(sizes) - min(sizes) <= 1
 
@@ -104,7 +113,10 @@ def test_probability_of_a_class_is_proportional_to_its_size():
 
     Two or more rare rows have probability 0.081: 16 clients are expected, with a standard deviation below 4."""
     labels = np.repeat([0, 1], [900, 100])
-    rare = [labels[client_rows].sum() for client_rows in kinds.dirichlet_equal(labels, 200, 1e6, _stream(0))]
+    rare = [
+        labels[client_rows].sum()
+        for client_rows in kinds.dirichlet_equal(labels, 200, 1e6, _stream(0))
+    ]
     assert abs(np.sum(np.array(rare) >= 2) - 16) < 12
 
 
@@ -127,7 +139,9 @@ def test_quantity_skew_keeps_label_proportions(rule, alpha):
     for client_rows in result:
         counts = np.bincount(LABELS[client_rows], minlength=4)
         assert np.all(np.abs(counts - len(client_rows) * shares) <= 2 * (1 + 4 * shares))
-    assert statistics.gini(np.array([len(client_rows) for client_rows in result])) > (0.4 if alpha < 1 else 0.05)
+    assert statistics.gini(np.array([len(client_rows) for client_rows in result])) > (
+        0.4 if alpha < 1 else 0.05
+    )
 
 
 def test_stratified_split_holds_every_class_in_proportion():
@@ -142,7 +156,10 @@ def test_stratified_split_holds_every_class_in_proportion():
 def test_client_holds_at_most_one_class_per_shard(per_client):
     """1,000 rows form 10 s shards of 100 / s rows: no shard spans two classes of 100 rows."""
     result = kinds.shards(EVEN, 10, per_client, _stream(0))
-    assert all(len(np.unique(EVEN[client_rows])) <= per_client and len(client_rows) == 100 for client_rows in result)
+    assert all(
+        len(np.unique(EVEN[client_rows])) <= per_client and len(client_rows) == 100
+        for client_rows in result
+    )
 
 
 @pytest.mark.parametrize("per_client", [1, 3])
@@ -160,9 +177,13 @@ def test_groups_are_not_divided_and_spread_evenly():
     members = [set(GROUPS[client_rows]) for client_rows in result]
     assert sum(map(len, members)) == 40 == len(set.union(*members))
     assert {len(client_rows) for client_rows in members} == {5}
-    assert members != [set(GROUPS[client_rows]) for client_rows in rows_by_client(make(kind="group", seed=43))]
+    assert members != [
+        set(GROUPS[client_rows]) for client_rows in rows_by_client(make(kind="group", seed=43))
+    ]
     ids = rows_by_client(make(kind="group", groups=np.arange(len(LABELS)) % 7 * 10, num_clients=7))
-    assert all(set(client_rows % 7) == {k} for k, client_rows in enumerate(ids))  # client i is group i
+    assert all(
+        set(client_rows % 7) == {k} for k, client_rows in enumerate(ids)
+    )  # client i is group i
 
 
 def test_groups_may_be_any_integers_or_strings_one_per_row():
@@ -182,7 +203,11 @@ def test_statistics_equal_values_computed_by_hand():
     labels = np.array([0, 0, 1, 1, 1, 2, 0, 1])
     parts = Partition([np.array([0, 1, 2, 3]), np.array([4])], [np.array([5, 6])], [np.array([7])])
     description = statistics.describe(labels, ("a", "b", "c"), parts)
-    assert description["samples"] == [4, 1] and description["val_samples"] == [2] and description["test_samples"] == [1]
+    assert (
+        description["samples"] == [4, 1]
+        and description["val_samples"] == [2]
+        and description["test_samples"] == [1]
+    )
     assert description["counts"] == [[2, 2, 0], [0, 1, 0]] and description["classes"] == [2, 1]
     assert description["mean_classes"] == 1.5
     assert description["mean_label_entropy"] == round(np.log(2) / 2, 6)  # log 2 and 0

@@ -37,7 +37,10 @@ def python_2_pickle(content: dict) -> bytes:
 def test_python_files_of_cifar_are_read_with_the_training_set_first(tmp_path, name):
     published, rows = cifar_stl10.SETS[name], 2
     total = rows * len(published.files)
-    x, y = pixels(total, 32, 32, 3), RNG.integers(0, len(published.class_names), total).astype(np.uint8)
+    x, y = (
+        pixels(total, 32, 32, 3),
+        RNG.integers(0, len(published.class_names), total).astype(np.uint8),
+    )
     flat = x.transpose(0, 3, 1, 2).reshape(total, -1)
     for i, file in enumerate(published.files):
         part = slice(i * rows, (i + 1) * rows)
@@ -56,7 +59,11 @@ def test_python_files_of_cifar_are_read_with_the_training_set_first(tmp_path, na
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\x80\x04\x8c\x02os\x8c\x06system\x93.", b"\x80\x02c__builtin__\nprint\nU\x04ran!\x85R."],
+    [
+        b"",
+        b"\x80\x04\x8c\x02os\x8c\x06system\x93.",
+        b"\x80\x02c__builtin__\nprint\nU\x04ran!\x85R.",
+    ],
     ids=["empty", "system", "print"],
 )
 def test_other_pickle_is_refused_in_one_line_and_never_executed(tmp_path, content, capsys):
@@ -97,7 +104,9 @@ def test_medmnist_pools_all_splits_at_the_papers_and_other_sizes(tmp_path):
         write_medmnist(tmp_path / npz.file_name(name, 64), 64, depth)
         got = load_twice(name, tmp_path)
         assert got.x.shape == (9, side, side, *(depth or (1,))) and got.num_train == 4
-        assert got.y.tolist() == [int(v) for s in ("train", "val", "test") for v in arrays[f"{s}_labels"][:, 0]]
+        assert got.y.tolist() == [
+            int(v) for s in ("train", "val", "test") for v in arrays[f"{s}_labels"][:, 0]
+        ]
         assert len(got.class_names) == {"organamnist": 11, "dermamnist": 7}[name]
         assert data.load(name, tmp_path, size=(64, 64)).x.shape[1:3] == (64, 64)
         assert data.load(name, tmp_path / npz.file_name(name, 64)).x.shape[1:3] == (64, 64)
@@ -106,7 +115,9 @@ def test_medmnist_pools_all_splits_at_the_papers_and_other_sizes(tmp_path):
 def test_official_pool_lacks_the_validation_split(tmp_path):
     arrays = write_medmnist(tmp_path / "dermamnist_224.npz", 2, (3,))
     for _ in range(2):  # the two pools have separate cache entries
-        whole, official = (data.load("dermamnist", tmp_path, tmp_path / "c", splits=s) for s in ("all", "official"))
+        whole, official = (
+            data.load("dermamnist", tmp_path, tmp_path / "c", splits=s) for s in ("all", "official")
+        )
         assert (len(whole.y), len(official.y), official.num_train) == (9, 7, 4)
     np.testing.assert_array_equal(official.x[4:], arrays["test_images"])
 
@@ -120,7 +131,11 @@ def test_x_rays_in_four_folders_are_resized_to_the_published_size(tmp_path, inne
     if inner:  # with folders of lung masks, as in the Radiography Database
         write(tmp_path / "in" / "Normal" / "masks" / "0.png", b"not read")
     got = load_twice("covid19", tmp_path / "in")
-    assert got.x.shape == (6, 244, 224, 3) and got.class_names == tuple(FOUR) and got.y.tolist() == y.tolist()
+    assert (
+        got.x.shape == (6, 244, 224, 3)
+        and got.class_names == tuple(FOUR)
+        and got.y.tolist() == y.tolist()
+    )
     assert data.load("covid19", tmp_path / "in", size=(8, 8)).x.shape == (6, 8, 8, 3)
 
 
@@ -144,7 +159,9 @@ DAMAGED = [
 
 
 @pytest.mark.parametrize(("name", "file", "content", "part"), DAMAGED)
-def test_damaged_file_or_one_that_contradicts_the_lists_is_named(tmp_path, name, file, content, part):
+def test_damaged_file_or_one_that_contradicts_the_lists_is_named(
+    tmp_path, name, file, content, part
+):
     {"stl10": write_stl, "tinyimagenet": write_tiny}[name](tmp_path)
     (tmp_path / file).unlink() if content is None else write(tmp_path / file, content)
     with usage_error(part):

@@ -16,14 +16,18 @@ RNG = np.random.default_rng(0)
 MEANS = np.array([1.7e9, -5.0, 0.0])
 X = RNG.normal(MEANS, [0.5, 100.0, 1.0], (400, 3))
 Y = (X[:, 0] > MEANS[0]).astype(int)
-CONFIG = fv.Config(normalise="columns", clients=4, partition="iid", model="linear", rounds=10, lr=0.5, devices="1")
+CONFIG = fv.Config(
+    normalise="columns", clients=4, partition="iid", model="linear", rounds=10, lr=0.5, devices="1"
+)
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run with a folder and an export, in which rows are told apart by a column of a large mean."""
     out = tmp_path_factory.mktemp("columns")
-    return fv.run(dataclasses.replace(CONFIG, out=out / "run", export=out / "model.safetensors"), data=(X, Y))
+    return fv.run(
+        dataclasses.replace(CONFIG, out=out / "run", export=out / "model.safetensors"), data=(X, Y)
+    )
 
 
 def test_columns_of_any_mean_have_unit_deviation():
@@ -51,7 +55,10 @@ def test_means_and_deviations_are_in_the_run_folder_and_in_the_export(finished):
     sim = fv.simulation(CONFIG, data=(X, Y))
     train = np.concatenate(sim.partition.train)
     expected = X[train].mean(0), X[train].std(0)
-    for columns in (folder.read_columns(finished.folder), pretrained.read_columns(finished.config.export)):
+    for columns in (
+        folder.read_columns(finished.folder),
+        pretrained.read_columns(finished.config.export),
+    ):
         np.testing.assert_allclose(columns, expected, rtol=1e-12)
 
 
@@ -76,13 +83,18 @@ def test_a_stored_model_takes_columns_as_it_was_trained_on(finished, stored):
 
 
 def test_features_of_scaled_columns_need_a_model_that_has_them(finished, tmp_path):
-    arrays, config = fv.simulation(CONFIG, data=(X, Y)).arrays, fv.Config(normalise="columns", model="mlp")
+    arrays, config = (
+        fv.simulation(CONFIG, data=(X, Y)).arrays,
+        fv.Config(normalise="columns", model="mlp"),
+    )
     with usage_error("normalise"):
         feature_file.write(tmp_path / "f.npz", config, arrays)
     config = dataclasses.replace(config, model="linear", init=finished.folder)
     feature_file.write(tmp_path / "f.npz", config, arrays, dtype=np.float32)
     with np.load(tmp_path / "f.npz") as file:
-        np.testing.assert_array_equal(file["x_train"], folder.read_columns(finished.folder).scaled(X))
+        np.testing.assert_array_equal(
+            file["x_train"], folder.read_columns(finished.folder).scaled(X)
+        )
 
 
 def test_damaged_columns_are_refused(tmp_path):

@@ -11,7 +11,10 @@ ENGLISH = "the quick brown fox jumps over the lazy dog, and the dog sleeps on. "
 
 def test_shipped_texts_are_ascii_and_each_is_a_group():
     arrays = data.load("literature")
-    assert arrays.x.shape == arrays.y.shape == (3541, text.LENGTH) and arrays.x.dtype == arrays.y.dtype == np.int32
+    assert (
+        arrays.x.shape == arrays.y.shape == (3541, text.LENGTH)
+        and arrays.x.dtype == arrays.y.dtype == np.int32
+    )
     assert arrays.class_names[:3] == ("\\n", "space", "!") and len(arrays.class_names) == 64
     assert all(name.isascii() for name in arrays.class_names)
     counts = np.bincount(arrays.groups)
@@ -32,7 +35,10 @@ def test_folder_of_texts_is_read_in_the_order_of_its_files(tmp_path):
     (tmp_path / "notes.md").write_text("not a text")
     (tmp_path / "._a.txt").write_bytes(b"\xff of another system")
     arrays = data.load("text", tmp_path)
-    assert arrays.name == tmp_path.name and np.bincount(arrays.groups).tolist() == [99 // 64, 271 // 64]
+    assert arrays.name == tmp_path.name and np.bincount(arrays.groups).tolist() == [
+        99 // 64,
+        271 // 64,
+    ]
     characters = [arrays.class_names[c] for c in arrays.x[0, :6]]
     assert characters == ["c", "a", "f", "é", "\\n", "c"]
 

@@ -21,7 +21,9 @@ def library():
     return pytest.importorskip("tensorflow_datasets", reason="prepared sets need the tfds extra")
 
 
-def prepare(library, folder: Path, *, version="1.0.0", form="array_record", features=None, example=None):
+def prepare(
+    library, folder: Path, *, version="1.0.0", form="array_record", features=None, example=None
+):
     """Prepares a data set of nine images in three splits."""
     features = features or {
         "id": library.features.Text(),
@@ -35,7 +37,9 @@ def prepare(library, folder: Path, *, version="1.0.0", form="array_record", feat
         pkg_dir_path = folder
 
         def _info(self):
-            return library.core.DatasetInfo(builder=self, features=library.features.FeaturesDict(features))
+            return library.core.DatasetInfo(
+                builder=self, features=library.features.FeaturesDict(features)
+            )
 
         def _split_generators(self, _):
             return {split: ((i, example(i)) for i in rows) for split, rows in SPLITS.items()}
@@ -57,8 +61,14 @@ def test_prepared_set_is_pooled_as_train_validation_test(prepared, tmp_path):
         got = data.load("tfds:tiny", prepared, tmp_path)
         order = np.concatenate([X[SPLITS["train"]], X[SPLITS["validation"]], X[SPLITS["test"]]])
         order_of = {image.tobytes(): i for i, image in enumerate(X)}
-        rows = [order_of[image.tobytes()] for image in got.x]  # tfds shuffles within a split, the same way every time
-        assert [sorted(rows[:5]), sorted(rows[5:7]), sorted(rows[7:])] == [list(range(5)), [5, 6], [7, 8]]
+        rows = [
+            order_of[image.tobytes()] for image in got.x
+        ]  # tfds shuffles within a split, the same way every time
+        assert [sorted(rows[:5]), sorted(rows[5:7]), sorted(rows[7:])] == [
+            list(range(5)),
+            [5, 6],
+            [7, 8],
+        ]
         assert got.y.tolist() == [row % 3 for row in rows] and got.x.shape == order.shape
         assert (got.name, got.num_train, got.class_names) == ("tiny", 5, ("ant", "bee", "cat"))
 
@@ -79,7 +89,10 @@ sys.exit("tensorflow" in sys.modules or "jax" in sys.modules)
 
 def test_newest_version_is_read_unless_one_is_named(library, tmp_path):
     for version, shift in (("1.9.0", 0), ("1.10.0", 1)):
-        examples = [{"id": "", "image": io.BytesIO(png(image)), "label": (i + shift) % 3} for i, image in enumerate(X)]
+        examples = [
+            {"id": "", "image": io.BytesIO(png(image)), "label": (i + shift) % 3}
+            for i, image in enumerate(X)
+        ]
         prepare(library, tmp_path, version=version, example=examples.__getitem__)
     newest, named, old = (data.load(f"tfds:tiny{v}", tmp_path) for v in ("", ":1.10.0", ":1.9.0"))
     np.testing.assert_array_equal(newest.y, named.y)

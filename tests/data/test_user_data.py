@@ -16,7 +16,13 @@ TOKENS = np.arange(12).reshape(6, 2) % 3
 
 @pytest.mark.parametrize(
     ("dtype", "shape"),
-    [("bool", (6,)), ("uint8", (6,)), ("int64", (6, 3)), ("float16", (6, 2, 3)), ("float64", (6, 2, 2, 2, 2))],
+    [
+        ("bool", (6,)),
+        ("uint8", (6,)),
+        ("int64", (6, 3)),
+        ("float16", (6, 2, 3)),
+        ("float64", (6, 2, 2, 2, 2)),
+    ],
 )
 def test_any_rank_and_dtype_is_accepted_unchanged(dtype, shape):
     x = np.ones(shape, dtype)
@@ -37,17 +43,23 @@ def test_bytes_in_the_order_of_another_machine_give_the_same_values(dtype):
 def test_columns_are_scaled_by_the_training_rows_of_all_clients_alone():
     x = np.random.default_rng(0).normal([3, -900, 4e5], [1, 50, 2e4], (6, 3))
     settings = fv.Config(normalise="columns", clients=2, join_ratio=1.0, model="linear")
-    sim = simulation.simulation(settings, data=(x, LABELS), partition=([[0], [1, 2]], [[3], []], [[5], [4]]))
+    sim = simulation.simulation(
+        settings, data=(x, LABELS), partition=([[0], [1, 2]], [[3], []], [[5], [4]])
+    )
     np.testing.assert_allclose(sim.data.pool.x, (x - x[:3].mean(0)) / x[:3].std(0), rtol=1e-5)
 
 
 @pytest.mark.parametrize("normalise", ["none", "columns"])
 def test_data_digest_is_of_what_was_read_and_equal_for_every_partition(normalise):
     x = np.random.default_rng(0).normal(3, 50, (60, 3))
-    made = fv.Config(normalise=normalise, clients=2, join_ratio=1.0, model="linear", partition="iid")
+    made = fv.Config(
+        normalise=normalise, clients=2, join_ratio=1.0, model="linear", partition="iid"
+    )
     digests = []
     for seed in (0, 1):
-        sim = simulation.simulation(dataclasses.replace(made, partition_seed=seed), data=(x, np.arange(60) % 3))
+        sim = simulation.simulation(
+            dataclasses.replace(made, partition_seed=seed), data=(x, np.arange(60) % 3)
+        )
         digests.append(provenance.sources(sim.arrays, sim.partition, sim.data.pool, {}, ()))
     first, second = digests
     assert first["data"] == second["data"] and first["partition"] != second["partition"]
@@ -59,11 +71,22 @@ def test_rows_of_a_large_range_train_when_columns_are_normalised():
     settings = fv.Config(clients=2, rounds=2, model="mlp", partition="iid", weighting="uniform")
     with pytest.raises(fv.DivergedError):
         fv.run(settings, data=data)
-    assert fv.run(dataclasses.replace(settings, normalise="columns"), data=data).records[-1]["train_loss"] < 1
+    assert (
+        fv.run(dataclasses.replace(settings, normalise="columns"), data=data).records[-1][
+            "train_loss"
+        ]
+        < 1
+    )
 
 
-@pytest.mark.parametrize(("y", "names"), [(TOKENS, ("0", "1", "2")), (TARGETS, ())], ids=["characters", "targets"])
+@pytest.mark.parametrize(
+    ("y", "names"), [(TOKENS, ("0", "1", "2")), (TARGETS, ())], ids=["characters", "targets"]
+)
 def test_groups_are_one_per_row_whatever_the_labels(y, names):
-    for groups in (["b", "a", "b", "c", "a", "a"], [7, 5, 7, 9, 5, 5], np.array([[1], [0], [1], [2], [0], [0]])):
+    for groups in (
+        ["b", "a", "b", "c", "a", "a"],
+        [7, 5, 7, 9, 5, 5],
+        np.array([[1], [0], [1], [2], [0], [0]]),
+    ):
         arrays = user_data.as_arrays(fv.Arrays("mine", TOKENS, y, names, 6, groups))
         assert arrays.groups.tolist() == [1, 0, 1, 2, 0, 0] and arrays.groups.dtype == np.int32

@@ -30,13 +30,20 @@ def shared_rows(rows):
 def test_validation_set_is_the_clients_rows_in_client_order():
     result = shared()
     np.testing.assert_array_equal(result.rows, np.concatenate(PARTS.val))
-    assert result.x is ARRAYS.x and result.y is ARRAYS.y and result.most == 60 and result.clients is None
+    assert (
+        result.x is ARRAYS.x
+        and result.y is ARRAYS.y
+        and result.most == 60
+        and result.clients is None
+    )
 
 
 def test_share_of_clients_is_chosen_by_seed():
     result = shared(0.3)
     assert len(result.clients) == 2  # 0.3 of 8, rounded
-    np.testing.assert_array_equal(result.rows, np.concatenate([PARTS.val[k] for k in result.clients]))
+    np.testing.assert_array_equal(
+        result.rows, np.concatenate([PARTS.val[k] for k in result.clients])
+    )
     assert len({tuple(shared(0.3, seed).clients) for seed in range(9)}) > 3
     assert len(shared(1e-9).clients) == 1
 
@@ -53,9 +60,14 @@ def test_official_order_has_the_published_counts():
     for labels, per_class in ((stl, [550] * 9), (cifar, [1050, 1550, 1050])):
         result = validation.order(labels, True, np.random.default_rng(0))
         times = np.bincount(result, minlength=len(labels))
-        assert [int(n) for n in np.bincount(labels[result]) if n] == per_class and set(times) == {1, 2}
+        assert [int(n) for n in np.bincount(labels[result]) if n] == per_class and set(times) == {
+            1,
+            2,
+        }
         first = labels[result[: 50 * len(per_class)]]
-        assert np.array_equal(first, np.repeat(np.unique(labels), 50))  # class after class, then all at random
+        assert np.array_equal(
+            first, np.repeat(np.unique(labels), 50)
+        )  # class after class, then all at random
         once = validation.order(labels, False, np.random.default_rng(0))
         assert np.array_equal(np.sort(once), np.arange(len(labels)))
     assert len(validation.order(np.repeat([0, 1], 4000), True, np.random.default_rng(0))) == 5000
@@ -63,7 +75,17 @@ def test_official_order_has_the_published_counts():
 
 
 SEVEN = {"bus": 1, "motorcycle": 1, "leopard": 3, "lion": 3, "tiger": 3, "wolf": 5, "fox": 5}
-NINE = {"airplane": 0, "car": 1, "bird": 2, "cat": 3, "deer": 4, "dog": 5, "horse": 7, "ship": 8, "truck": 9}
+NINE = {
+    "airplane": 0,
+    "car": 1,
+    "bird": 2,
+    "cat": 3,
+    "deer": 4,
+    "dog": 5,
+    "horse": 7,
+    "ship": 8,
+    "truck": 9,
+}
 """Labels of CIFAR-10: automobile is 1, cat 3, dog 5."""
 
 
@@ -90,7 +112,9 @@ def write_external(folder, source, count, size=4):
     ],
     ids=["cifar100", "cifar100 all", "stl10", "by number"],
 )
-def test_classes_are_mapped_by_name_and_unmapped_ones_are_left_out(tmp_path, source, names, all_classes, expected):
+def test_classes_are_mapped_by_name_and_unmapped_ones_are_left_out(
+    tmp_path, source, names, all_classes, expected
+):
     folder, outside_x, outside_y = write_external(tmp_path, source, len(names))
     size = outside_x.shape[1]
     target = ARRAYS._replace(x=np.zeros((600, size, size, 3), np.uint8))
@@ -115,20 +139,31 @@ def test_larger_images_are_averaged_and_grey_images_become_rgb(tmp_path):
 
     It does not change constant images, and preserves the mean of a ramp's interior."""
     shades = np.arange(30, dtype=np.uint8)
-    np.savez(tmp_path / "grey.npz", x=np.broadcast_to(shades[:, None, None], (30, 12, 12)), y=shades % 10)
+    np.savez(
+        tmp_path / "grey.npz", x=np.broadcast_to(shades[:, None, None], (30, 12, 12)), y=shades % 10
+    )
     x, y = validation.outside_images("npz", tmp_path, ARRAYS)
     np.testing.assert_array_equal(y, shades % 10)
     np.testing.assert_array_equal(x, np.broadcast_to(shades[:, None, None, None], (30, 4, 4, 3)))
-    ramp = np.broadcast_to(np.arange(0, 240, 20, dtype=np.uint8)[None, None, :, None], (1, 12, 12, 3))
+    ramp = np.broadcast_to(
+        np.arange(0, 240, 20, dtype=np.uint8)[None, None, :, None], (1, 12, 12, 3)
+    )
     small = validation.resized(ramp, (4, 4, 3), "here")
-    np.testing.assert_allclose(small[0, 0, 1:3, 0], [80, 140], atol=1)  # means of 60, 80, 100 and 120, 140, 160
+    np.testing.assert_allclose(
+        small[0, 0, 1:3, 0], [80, 140], atol=1
+    )  # means of 60, 80, 100 and 120, 140, 160
 
 
 def test_external_images_follow_the_pool_for_every_seed():
     x, y = RNG.integers(0, 256, (30, 4, 4, 3), np.uint8), np.repeat([1, 3, 5], 10).astype(np.int32)
     first, second = (validation.from_outside(ARRAYS, x, y, "official", seed) for seed in (0, 1))
-    assert first.x.shape == second.x.shape == (630, 4, 4, 3) and first.most == len(first.rows) == len(second.rows) == 60
-    np.testing.assert_array_equal(np.bincount(first.rows - 600), [2] * 30)  # ten of a class, all within the 50
+    assert (
+        first.x.shape == second.x.shape == (630, 4, 4, 3)
+        and first.most == len(first.rows) == len(second.rows) == 60
+    )
+    np.testing.assert_array_equal(
+        np.bincount(first.rows - 600), [2] * 30
+    )  # ten of a class, all within the 50
     assert not np.array_equal(first.rows, second.rows)
     np.testing.assert_array_equal(first.y[first.rows], y[first.rows - 600])
     assert first.rows.dtype == np.int32 and first.y.dtype == np.int32
@@ -156,7 +191,9 @@ def test_subset_is_random_ordered_and_part_of_every_larger_one():
 def test_imbalanced_set_has_the_published_totals(rho, total):
     """Totals of the published code for 5,957 validation images of ten classes of nearly equal size: N' = 2,978."""
     labels = np.repeat(np.arange(10, dtype=np.int32), [596] * 7 + [595] * 3)
-    whole = validation.Shared(np.zeros((5957, 1, 1, 1), np.uint8), labels, np.arange(5957, dtype=np.int32), 5957, None)
+    whole = validation.Shared(
+        np.zeros((5957, 1, 1, 1), np.uint8), labels, np.arange(5957, dtype=np.int32), 5957, None
+    )
     result = validation.imbalanced(whole, rho, 10, 0)
     assert len(result.rows) == total == len(np.unique(result.rows))
     expected = np.floor(rho ** np.arange(10) / (rho ** np.arange(10)).sum() * 2978).astype(int)
@@ -169,7 +206,9 @@ def test_imbalanced_set_has_the_published_totals(rho, total):
 def test_balanced_classes_keep_their_half(classes):
     """1/49 x 49 is below 1 in floating point."""
     labels = np.tile(np.arange(classes, dtype=np.int32), 4)
-    whole = validation.Shared(labels[:, None], labels, np.arange(len(labels), dtype=np.int32), len(labels), None)
+    whole = validation.Shared(
+        labels[:, None], labels, np.arange(len(labels), dtype=np.int32), len(labels), None
+    )
     assert len(validation.imbalanced(whole, 1.0, classes, 0).rows) == 2 * classes
 
 
@@ -193,5 +232,7 @@ def test_label_noise_changes_validation_rows_only():
     np.testing.assert_array_equal(result.y[others], ARRAYS.y[others])
     np.testing.assert_array_equal(result.rows, whole.rows)
     changed = (result.y != ARRAYS.y)[whole.rows]
-    assert changed.sum() == int(0.4 * len(whole.rows)) and result.y.max() < 10 and result.y.min() >= 0
+    assert (
+        changed.sum() == int(0.4 * len(whole.rows)) and result.y.max() < 10 and result.y.min() >= 0
+    )
     assert validation.noisy(whole, 0.0, 10, 0) is whole and result.x is whole.x

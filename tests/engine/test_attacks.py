@@ -55,7 +55,9 @@ def test_a_corrupt_client_returns_theta_minus_c_times_its_update(x64, kind, c):
     leaves = jax.tree.map(np.asarray, [jax.tree.leaves(v.params) for v in (model, clients, sent)])
     for theta, client, after in zip(*leaves, strict=True):
         for k in BAD:
-            np.testing.assert_allclose(after[k], theta - c * (theta - client[k]), rtol=0, atol=1e-12)
+            np.testing.assert_allclose(
+                after[k], theta - c * (theta - client[k]), rtol=0, atol=1e-12
+            )
 
 
 def test_noise_has_the_norm_of_the_update_and_is_independent_of_it(x64):
@@ -65,15 +67,21 @@ def test_noise_has_the_norm_of_the_update_and_is_independent_of_it(x64):
     sent, n = disturbed("noise", model, clients, scale=0.5), 20_003
 
     def update(variables, k):
-        parts = jax.tree.map(lambda theta, c: np.asarray(theta - c[k]).ravel(), model.params, variables.params)
+        parts = jax.tree.map(
+            lambda theta, c: np.asarray(theta - c[k]).ravel(), model.params, variables.params
+        )
         return np.concatenate(jax.tree.leaves(parts))
 
     updates = [update(sent, k) for k in BAD]
     for k, noise in zip(BAD, updates, strict=True):
         honest = update(clients, k)
         assert abs((noise @ noise) / (0.25 * honest @ honest) - 1) < 5 * math.sqrt(2 / n)
-        assert abs(noise @ honest) < 5 / math.sqrt(n) * np.linalg.norm(noise) * np.linalg.norm(honest)
-    assert abs(updates[0] @ updates[1]) < 5 / math.sqrt(n) * np.linalg.norm(updates[0]) * np.linalg.norm(updates[1])
+        assert abs(noise @ honest) < 5 / math.sqrt(n) * np.linalg.norm(noise) * np.linalg.norm(
+            honest
+        )
+    assert abs(updates[0] @ updates[1]) < 5 / math.sqrt(n) * np.linalg.norm(
+        updates[0]
+    ) * np.linalg.norm(updates[1])
 
 
 def test_a_client_s_noise_depends_on_its_id_and_not_on_its_position():
@@ -104,7 +112,9 @@ def test_an_attack_on_a_zero_update_changes_nothing_and_has_finite_gradients(att
 def test_corrupt_clients_depend_on_the_seed_alone():
     drawn = [attacks.corrupt_clients(seed, 20, 4).tolist() for seed in range(50)]
     assert drawn == [attacks.corrupt_clients(seed, 20, 4).tolist() for seed in range(50)]
-    assert all(len(set(ids)) == 4 and ids == sorted(ids) and set(ids) <= set(range(20)) for ids in drawn)
+    assert all(
+        len(set(ids)) == 4 and ids == sorted(ids) and set(ids) <= set(range(20)) for ids in drawn
+    )
     # 200 seats over 20 clients: 10 each, with a binomial deviation of sqrt(50 x 0.2 x 0.8) = 2.8
     assert np.abs(np.bincount(np.concatenate(drawn), minlength=20) - 10).max() < 5 * 2.8
 

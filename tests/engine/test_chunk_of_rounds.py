@@ -26,13 +26,17 @@ def in_chunks(chunk, sizes):
     """The final state, and the metrics of all rounds [R, K]."""
     state, results, done = worlds.state(WORLD, ALGORITHM, worlds.QUADRATIC), [], 0
     for size in sizes:
-        rounds = schedules.stack([schedule_of(done + i, capacity=128) for i in range(size)], MAX_ROUNDS)
+        rounds = schedules.stack(
+            [schedule_of(done + i, capacity=128) for i in range(size)], MAX_ROUNDS
+        )
         state, metrics = chunk(state, np.int32(size), rounds, WORLD.data(), worlds.hyper())
         leaves = jax.tree.leaves(metrics)
         assert not any(leaf[size:].any() for leaf in leaves)
         results.append([np.asarray(leaf[:size]) for leaf in leaves])
         done += size
-    return jax.tree.map(np.asarray, (state, [np.concatenate(leaf) for leaf in zip(*results, strict=True)]))
+    return jax.tree.map(
+        np.asarray, (state, [np.concatenate(leaf) for leaf in zip(*results, strict=True)])
+    )
 
 
 def test_rounds_are_bit_identical_in_chunks_of_any_size_and_equal_rounds_without_chunks(x64):
@@ -45,7 +49,9 @@ def test_rounds_are_bit_identical_in_chunks_of_any_size_and_equal_rounds_without
     for number in range(4):
         state, metrics = step(state, schedule_of(number), WORLD.data(), worlds.hyper())
         results.append(jax.tree.leaves(metrics))
-    worlds.assert_close(alone, (state, [np.stack(leaf) for leaf in zip(*results, strict=True)]), 1e-9)
+    worlds.assert_close(
+        alone, (state, [np.stack(leaf) for leaf in zip(*results, strict=True)]), 1e-9
+    )
 
 
 DIGESTS_OF_PROGRAMS = """
@@ -68,11 +74,15 @@ def test_processes_share_programs_in_the_compilation_cache():
     exec(DIGESTS_OF_PROGRAMS, here := {})
     command = [sys.executable, "-c", DIGESTS_OF_PROGRAMS + "print(*digests)"]
     changes = {"PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
-    other = subprocess.run(command, env=os.environ | changes, capture_output=True, text=True, check=True)
+    other = subprocess.run(
+        command, env=os.environ | changes, capture_output=True, text=True, check=True
+    )
     assert other.stdout.split() == here["digests"] and len(set(here["digests"])) == 2
 
 
-@pytest.mark.parametrize(("num_clients", "size", "width"), [(100, 32, 16), (4, 32, 32), (4, 2**32 - 1, 512)])
+@pytest.mark.parametrize(
+    ("num_clients", "size", "width"), [(100, 32, 16), (4, 32, 32), (4, 2**32 - 1, 512)]
+)
 def test_a_minibatch_is_no_wider_than_the_largest_client_s_power_of_two(num_clients, size, width):
     """Of 18 of the 1,797 digits 18 - 4 - 1 = 13 train, without a quarter and a tenth; of 450, 450 - 112 - 45 = 293."""
     made = simulation.simulation(Config(clients=num_clients, partition="iid", batch_size=size))
@@ -84,4 +94,6 @@ def test_a_minibatch_is_no_wider_than_the_largest_client_s_power_of_two(num_clie
         rows = schedule.rows[first : first + count]
         epochs = np.sort(rows[rows >= 0].reshape(made.config.local_epochs, -1), axis=1)
         assert schedule.num_samples[place] == len(parts.train[client])
-        np.testing.assert_array_equal(epochs, np.broadcast_to(np.sort(parts.train[client]), epochs.shape))
+        np.testing.assert_array_equal(
+            epochs, np.broadcast_to(np.sort(parts.train[client]), epochs.shape)
+        )

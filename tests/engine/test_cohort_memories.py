@@ -46,14 +46,18 @@ def test_rows_are_taken_and_put_exactly(num_devices):
     for kind, leaf in every.items():
         expected[kind][targets[kept]] = leaf[rows[kept]]
     jax.tree.map(np.testing.assert_array_equal, changed, expected)
-    held = {len(shard.data) for leaf in jax.tree.leaves(changed) for shard in leaf.addressable_shards}
+    held = {
+        len(shard.data) for leaf in jax.tree.leaves(changed) for shard in leaf.addressable_shards
+    }
     assert held == {NUM_ROWS // sharding.mesh.size}
 
 
 def test_random_keys_are_taken():
     sharding, keys = sharding_over(2), jax.random.split(jax.random.key(0), 4)
     taken = jax.jit(lambda keys: cohort_memories.take_rows(keys, jnp.array([3, 0]), sharding))(keys)
-    assert jax.random.key_data(taken).tolist() == jax.random.key_data(keys)[jnp.array([3, 0])].tolist()
+    assert (
+        jax.random.key_data(taken).tolist() == jax.random.key_data(keys)[jnp.array([3, 0])].tolist()
+    )
 
 
 def test_derivatives_of_taken_rows_are_those_of_their_entries():

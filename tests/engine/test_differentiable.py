@@ -26,7 +26,9 @@ def predict(params, stats, batch):
 
 def loss(params, stats, batch, mask, train):
     """The loss of logistic regression, which is smooth and has only two tensors to compile for."""
-    losses = -jnp.take_along_axis(jax.nn.log_softmax(predict(params, stats, batch)), batch.y[:, None], 1)[:, 0]
+    losses = -jnp.take_along_axis(
+        jax.nn.log_softmax(predict(params, stats, batch)), batch.y[:, None], 1
+    )[:, 0]
     return jnp.where(mask, losses, 0).sum() / jnp.maximum(mask.sum(), 1).astype(losses.dtype), stats
 
 
@@ -50,7 +52,10 @@ def world():
 
 def number_after_rounds(name):
     """(hyper, initial parameters) -> a number of the model after three rounds, and its gradients."""
-    plan, algorithm = [world().schedule(number, probe_ratio=0.5) for number in range(3)], worlds.algorithm(name)
+    plan, algorithm = (
+        [world().schedule(number, probe_ratio=0.5) for number in range(3)],
+        worlds.algorithm(name),
+    )
     executor = differentiable.unrolled(differentiable.max_steps(plan), epochs=2)
     step = worlds.round_step(world(), algorithm, "fedvg", TASK, executor=executor)
     rounds, schedules = differentiable.over_rounds(step), differentiable.stack_schedules(plan)
@@ -58,19 +63,28 @@ def number_after_rounds(name):
     def f(at):
         hyper, params = at
         start = federated_round.init_state(TASK, algorithm, len(world().train), hyper)
-        state, _ = rounds(start._replace(variables=Variables(params, {})), schedules, world().data(), hyper)
-        return sum(jnp.sin((i + 1) * x).sum() for i, x in enumerate(jax.tree.leaves(state.variables.params)))
+        state, _ = rounds(
+            start._replace(variables=Variables(params, {})), schedules, world().data(), hyper
+        )
+        return sum(
+            jnp.sin((i + 1) * x).sum()
+            for i, x in enumerate(jax.tree.leaves(state.variables.params))
+        )
 
     return worlds.jit(jax.value_and_grad(f))
 
 
 def direction(at):
     rng = np.random.default_rng(2)
-    return jax.tree.map(lambda x: rng.normal(size=np.shape(x)) * np.where(np.abs(x) > 0, 0.1, 0), at)
+    return jax.tree.map(
+        lambda x: rng.normal(size=np.shape(x)) * np.where(np.abs(x) > 0, 0.1, 0), at
+    )
 
 
 def along(gradients, direction):
-    return sum(jax.tree.leaves(jax.tree.map(lambda s, d: (np.asarray(s) * d).sum(), gradients, direction)))
+    return sum(
+        jax.tree.leaves(jax.tree.map(lambda s, d: (np.asarray(s) * d).sum(), gradients, direction))
+    )
 
 
 WITHOUT_LOSS = [name for name in ALGORITHMS if worlds.algorithm(name).loss is None]
@@ -80,7 +94,9 @@ QUICK = ("scaffold",)
 """Algorithms with memories on both sides, messages and a displacement."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in WITHOUT_LOSS])
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in QUICK else pytest.mark.slow) for n in WITHOUT_LOSS]
+)
 def test_gradients_through_rounds_equal_finite_differences(x64, name):
     """Along a random direction of all hyperparameters and the initial model. Nothing is NaN although a client has no
     rows."""
@@ -91,14 +107,18 @@ def test_gradients_through_rounds_equal_finite_differences(x64, name):
             f(jax.tree.map(lambda x, d, s=sign: x + s * step * d, at, d)) for sign in (0, 1, -1)
         )
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradients))
-    np.testing.assert_allclose(along(gradients, d), (above - below) / (2 * step), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(
+        along(gradients, d), (above - below) / (2 * step), rtol=1e-6, atol=1e-8
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"epochs": 3}, {"epochs": 8, "remat": False}], ids=str)
 def test_the_loop_takes_the_given_number_of_steps(x64, options):
     """x <- a x + i from 0.7, and NaN where the loop is too short."""
     loop = differentiable.unrolled(8, **options).loop
-    f = worlds.jit(jax.value_and_grad(lambda a, n: loop(n, lambda i, x: a * x + i.astype(x.dtype), 0.7)))
+    f = worlds.jit(
+        jax.value_and_grad(lambda a, n: loop(n, lambda i, x: a * x + i.astype(x.dtype), 0.7))
+    )
     for count in (0, 1, 5, 8):
         derivative, x = 0.0, 0.7
         for i in range(count):
@@ -119,7 +139,10 @@ def of_quadratics(horizon=None, executor=None, num_rounds=2):
     start = worlds.state(QUADRATIC, worlds.algorithm("fedavg"), worlds.QUADRATIC)
 
     def run(lr, params):
-        given = start._replace(variables=Variables(params, {})), differentiable.stack_schedules(plans)
+        given = (
+            start._replace(variables=Variables(params, {})),
+            differentiable.stack_schedules(plans),
+        )
         state, _ = rounds(*given, QUADRATIC.data(), worlds.hyper() | {"lr": lr})
         return sum(x.sum() for x in jax.tree.leaves(state.variables.params))
 
@@ -132,7 +155,10 @@ def joined(params):
 
 def own_quadratics(plan):
     """Returns a and the minimum b / a of every client of a round, [K, 3]."""
-    a, b = (joined(part)[[QUADRATIC.train[client][0] for client in plan.clients]] for part in QUADRATIC.pool)
+    a, b = (
+        joined(part)[[QUADRATIC.train[client][0] for client in plan.clients]]
+        for part in QUADRATIC.pool
+    )
     return a, b / a
 
 
@@ -168,13 +194,17 @@ def test_a_client_s_horizon_keeps_gradients_of_its_last_steps(x64):
     step only, 1 - lr a each; that with respect to lr is minus the gradient at the last step, a (x - b / a). The values
     are those of all steps."""
     most, lr = differentiable.max_steps([QUADRATIC.schedule(0)]), 0.3
-    f, (plan,) = of_quadratics(executor=differentiable.unrolled(most, horizon=1, num_lanes=2), num_rounds=1)
+    f, (plan,) = of_quadratics(
+        executor=differentiable.unrolled(most, horizon=1, num_lanes=2), num_rounds=1
+    )
     start = worlds.QUADRATIC.init(None).params
     value, (by_lr, by_start) = worlds.jit(jax.value_and_grad(f, (0, 1)))(lr, start)
     (a, minimum), x = own_quadratics(plan), joined(start)
     assert plan.num_steps.min() >= 1 and plan.num_steps.max() > 1
     np.testing.assert_allclose(value, after_steps(plan, lr, x).mean(0).sum(), rtol=1e-12)
-    np.testing.assert_allclose(by_lr, -(a * (after_steps(plan, lr, x, fewer=1) - minimum)).mean(0).sum(), rtol=1e-12)
+    np.testing.assert_allclose(
+        by_lr, -(a * (after_steps(plan, lr, x, fewer=1) - minimum)).mean(0).sum(), rtol=1e-12
+    )
     expected = np.where(plan.num_steps[:, None] == 1, 1 - lr * a, 0).mean(0)
     np.testing.assert_allclose(joined(by_start), expected, atol=1e-12)
 
@@ -185,8 +215,14 @@ def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
     for mode, executor in (("reverse", None), ("forward", executors.lanes(1))):
         f, _ = of_quadratics(executor=executor)
         objective = lambda hyper, f=f: f(hyper["lr"] * hyper["fedvg.eps"], start)  # noqa: E731
-        hyper = {"lr": jnp.float64(0.3), "fedvg.eps": jnp.float64(1.0), "fedprox.mu": jnp.float64(0)}
-        gradient = functools.partial(differentiable.hypergradient, objective, names=["lr", "fedvg.eps"], mode=mode)
+        hyper = {
+            "lr": jnp.float64(0.3),
+            "fedvg.eps": jnp.float64(1.0),
+            "fedprox.mu": jnp.float64(0),
+        }
+        gradient = functools.partial(
+            differentiable.hypergradient, objective, names=["lr", "fedvg.eps"], mode=mode
+        )
         by_mode.append(worlds.jit(gradient)(hyper))
     worlds.assert_close(by_mode[1], by_mode[0], 1e-12)
     assert set(by_mode[0][1]) == {"lr", "fedvg.eps"} and abs(by_mode[0][1]["lr"]) > 1e-3
@@ -194,18 +230,29 @@ def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
 
 # --- from validation gradients to the aggregated model
 
-PAIRS = [(norm, "modelwise") for norm in norms.BY_NAME] + [("l2", granularity) for granularity in groups.BY_NAME]
+PAIRS = [(norm, "modelwise") for norm in norms.BY_NAME] + [
+    ("l2", granularity) for granularity in groups.BY_NAME
+]
 """A granularity takes the norms as numbers, whichever they are."""
 
 
 def aggregated(clients, val, eps):
     """[pairs] a number of the model aggregated by every norm and granularity."""
     theta = jax.tree.map(lambda x: 0.9 * x, model())
-    grads = fedvg_jax.validation_gradients(lambda p, b: loss(p, {}, b, jnp.ones(2, bool), True)[0], clients, val)
+    grads = fedvg_jax.validation_gradients(
+        lambda p, b: loss(p, {}, b, jnp.ones(2, bool), True)[0], clients, val
+    )
     numbers = []
     for norm, granularity in PAIRS:
-        weights = fedvg_jax.inverse_norm_weights(fedvg_jax.gradient_norms(grads, norm), granularity, eps)
-        numbers.append(sum(jnp.sin(x).sum() for x in jax.tree.leaves(fedvg_jax.aggregate(theta, clients, weights))))
+        weights = fedvg_jax.inverse_norm_weights(
+            fedvg_jax.gradient_norms(grads, norm), granularity, eps
+        )
+        numbers.append(
+            sum(
+                jnp.sin(x).sum()
+                for x in jax.tree.leaves(fedvg_jax.aggregate(theta, clients, weights))
+            )
+        )
     return jnp.stack(numbers)
 
 
@@ -251,7 +298,10 @@ def test_gradients_through_an_optimiser_are_finite_where_a_weight_has_no_gradien
         return (weights**2).sum()
 
     by_argument = slopes(registry.make_hyper(Config(**settings)), jnp.float32([0.7, 0.3]))
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(by_argument)) and by_argument[0]["lr"] != 0
+    assert (
+        all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(by_argument))
+        and by_argument[0]["lr"] != 0
+    )
 
 
 @pytest.mark.parametrize("mode", ["reverse", "forward"])

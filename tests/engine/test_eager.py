@@ -22,7 +22,10 @@ def test_whole_numbers_inside_jit_take_the_model_s_dtype():
 
 # --- half precision
 
-WEIGH = {"inverse_norm_weights": fedvg_jax.inverse_norm_weights, "generalised_weights": family.generalised_weights}
+WEIGH = {
+    "inverse_norm_weights": fedvg_jax.inverse_norm_weights,
+    "generalised_weights": family.generalised_weights,
+}
 NORMS = {
     "one is 0": [0.0, 1.0, 3.0],
     "all are 0": [0.0, 0.0, 0.0],
@@ -35,15 +38,22 @@ NORMS = {
 def every_weighting():
     """norms -> the weights of all functions and granularities, one program."""
     cases = list(itertools.product(WEIGH, groups.BY_NAME))
-    return worlds.jit(lambda norms: {case: WEIGH[case[0]](norms, granularity=case[1]) for case in cases})
+    return worlds.jit(
+        lambda norms: {case: WEIGH[case[0]](norms, granularity=case[1]) for case in cases}
+    )
 
 
 @pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16])
 def test_half_precision_norms_give_the_weights_of_the_same_norms_in_single_precision(dtype):
     for case, values in NORMS.items():
         norms = {"a": {"w": np.asarray(values, dtype)}, "b": {"w": np.asarray(values, dtype)}}
-        weights, expected = (every_weighting()(x) for x in (norms, jax.tree.map(lambda x: x.astype(np.float32), norms)))
+        weights, expected = (
+            every_weighting()(x)
+            for x in (norms, jax.tree.map(lambda x: x.astype(np.float32), norms))
+        )
         with naming(case):
             assert {leaf.dtype for leaf in jax.tree.leaves(weights)} == {jnp.dtype(dtype)}
             tolerance = float(jnp.finfo(dtype).eps)
-            worlds.assert_close(jax.tree.map(lambda x: np.asarray(x, np.float32), weights), expected, tolerance)
+            worlds.assert_close(
+                jax.tree.map(lambda x: np.asarray(x, np.float32), weights), expected, tolerance
+            )

@@ -58,7 +58,9 @@ def refined(num_steps, number=0, lr=0.1, data=None):
 
 def on_rows(f):
     """`f` of a minibatch of D_val, in train mode."""
-    return worlds.jit(lambda variables, rows: f(*variables, *tree.gather(WORLD.data().pool, rows), True))
+    return worlds.jit(
+        lambda variables, rows: f(*variables, *tree.gather(WORLD.data().pool, rows), True)
+    )
 
 
 slope_of = on_rows(jax.grad(worlds.TASK.loss, has_aux=True))
@@ -85,9 +87,14 @@ QUADRATICS = worlds.uneven()
 
 def test_server_tuning_is_the_last_phase_of_a_round():
     """Many steps of rate 0.1 on the loss x^2 / 2 - x end at its minimum, 1, wherever the clients' mean is."""
-    plan, values = [QUADRATICS.schedule(number, 2) for number in range(2)], worlds.hyper(**{"tuning.lr": 0.1})
+    plan, values = (
+        [QUADRATICS.schedule(number, 2) for number in range(2)],
+        worlds.hyper(**{"tuning.lr": 0.1}),
+    )
     plain, tuned = (
-        worlds.play(QUADRATICS, plan, worlds.algorithm("fedavg"), values=values, **hooks)[-1][0].variables
+        worlds.play(QUADRATICS, plan, worlds.algorithm("fedavg"), values=values, **hooks)[-1][
+            0
+        ].variables
         for hooks in ({}, {"refine": baselines.server_steps(worlds.QUADRATIC, 300)})
     )
     assert max(np.abs(x - 1).max() for x in jax.tree.leaves(plain)) > 0.1

@@ -14,7 +14,14 @@ import fedvg_jax
 from fedvg_jax import compression, config
 from fedvg_jax.core import groups, tree
 from fedvg_jax.core.types import Client
-from fedvg_jax.engine import attacks, differentiable, executors, federated_round, local_training, privacy
+from fedvg_jax.engine import (
+    attacks,
+    differentiable,
+    executors,
+    federated_round,
+    local_training,
+    privacy,
+)
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models import plain as mlp, task as tasks
 from fedvg_jax.runs.assemble import registry
@@ -29,7 +36,9 @@ RULES = ("samples", "fedvg", "samples+fedvg", "inverse_samples", "uniform+val_lo
 def world():
     """Six quadratics of 4 to 8 rows, one without a step; five play. The data of client 3 are not finite."""
     rng = np.random.default_rng(0)
-    federation = worlds.quadratics(rng.uniform(0.5, 2, (6, 3)), rng.normal(size=(6, 3)), [4, 8, 2, 6, 1, 5], K)
+    federation = worlds.quadratics(
+        rng.uniform(0.5, 2, (6, 3)), rng.normal(size=(6, 3)), [4, 8, 2, 6, 1, 5], K
+    )
     for leaf in jax.tree.leaves(federation.pool[1]):
         leaf[federation.train[3]] = np.nan
     return federation
@@ -112,11 +121,16 @@ def test_cohort_blocks_on_devices_equal_the_whole_cohort_with_running_statistics
     once; FedVG by tensor leaves statistics uniform weights."""
     net, task, algorithm = world(), worlds.STATISTIC, worlds.algorithm("feddyn")
     rule = worlds.weighting("fedvg", algorithm, task, granularity="layerwise", norm="delta")
-    options = {"disturb": attacks.disturbance(attacks.noise, np.array([0, 2]), 6), "stats_too": True}
+    options = {
+        "disturb": attacks.disturbance(attacks.noise, np.array([0, 2]), 6),
+        "stats_too": True,
+    }
     options["private"], algorithm = privacy.tensorwise, algorithm._replace(send=compression.qsgd(2))
 
     def after(executor, size):
-        plan = [net.schedule(2, executor.num_lanes, block_size=size)]  # clients 1 and 5 are sound, 3 diverges
+        plan = [
+            net.schedule(2, executor.num_lanes, block_size=size)
+        ]  # clients 1 and 5 are sound, 3 diverges
         values = worlds.hyper(attack_scale=0.5, **{"dp.clip": 0.3, "dp.noise_multiplier": 0.4})
         return worlds.play(net, plan, algorithm, rule, task, values, executor=executor, **options)
 
@@ -136,7 +150,10 @@ def test_gradients_through_cohort_blocks_equal_those_through_the_whole_cohort(x6
         state, _ = step(start, plan, data, hyper)
         return sum(leaf.sum() for leaf in jax.tree.leaves(state.variables))
 
-    whole, cut = (worlds.jit(jax.grad(total))(worlds.hyper(), net.schedule(0, block_size=size)) for size in (None, 2))
+    whole, cut = (
+        worlds.jit(jax.grad(total))(worlds.hyper(), net.schedule(0, block_size=size))
+        for size in (None, 2)
+    )
     worlds.assert_close(cut, whole, 1e-9)
 
 
@@ -148,10 +165,14 @@ def scratch(cohort, size, algorithm="fedavg"):
     image = (40, 40, 3)
     task = tasks.classification(mlp.MLP(10), 10, image)
     net = worlds.world([4] * 100, batch_size=4, cohort_size=cohort, local_epochs=1)
-    net = net._replace(pool=fedvg_jax.Batch(np.zeros((len(net.pool.y), *image), np.uint8), net.pool.y))
+    net = net._replace(
+        pool=fedvg_jax.Batch(np.zeros((len(net.pool.y), *image), np.uint8), net.pool.y)
+    )
     algorithm, hyper = worlds.algorithm(algorithm), worlds.hyper()
     rule = worlds.weighting("fedvg", algorithm, task, 4)
-    step = federated_round.make_round(task, algorithm, rule, executors.lanes(1), local_training.sgd, 100)
+    step = federated_round.make_round(
+        task, algorithm, rule, executors.lanes(1), local_training.sgd, 100
+    )
     state = jax.eval_shape(lambda: federated_round.init_state(task, algorithm, 100, hyper))
     plan = net.schedule(0, capacity=100, block_size=size)
     compiled = worlds.jit(step).lower(state, plan, net.data(), hyper).compile()
@@ -176,7 +197,9 @@ def test_streamable_names_are_the_rules_with_terms(name):
 # --- runs
 
 
-@pytest.mark.parametrize(("cohort", "hold", "size"), [(10, 0, 10), (10, 99, 10), (10, 4, 4), (11, 10, 6), (10, 1, 1)])
+@pytest.mark.parametrize(
+    ("cohort", "hold", "size"), [(10, 0, 10), (10, 99, 10), (10, 4, 4), (11, 10, 6), (10, 1, 1)]
+)
 def test_cohort_blocks_are_as_few_and_as_even_as_possible(cohort, hold, size):
     assert config.block_size(config.Config(clients=cohort, join_ratio=1.0, hold=hold)) == size
 
@@ -201,7 +224,9 @@ def with_momentum(hyper, round):
 # --- training
 
 
-make_client = functools.partial(local_training.make_client, worlds.TASK, worlds.full_algorithm(), with_momentum)
+make_client = functools.partial(
+    local_training.make_client, worlds.TASK, worlds.full_algorithm(), with_momentum
+)
 
 
 @pytest.fixture(scope="module")
@@ -218,8 +243,14 @@ def test_training_of_ragged_clients_equals_the_loop(x64, looped, name):
     """Of a network with running statistics, memories, and an optimiser with a memory; two clients take no step."""
     (shared, expected), executor = looped, EXECUTORS[name]
     schedule = WORLD.schedule(0, executor.num_lanes, lanes_together=executor.lanes_together)
-    with hw.assumed(hw.Hardware("gpu", "", 4, 4, None)) if "packed" in name else contextlib.nullcontext():
-        model = worlds.jit(lambda *arguments: executor.train(make_client, *arguments))(shared, schedule)
+    with (
+        hw.assumed(hw.Hardware("gpu", "", 4, 4, None))
+        if "packed" in name
+        else contextlib.nullcontext()
+    ):
+        model = worlds.jit(lambda *arguments: executor.train(make_client, *arguments))(
+            shared, schedule
+        )
     assert model.params["fc1"]["kernel"].dtype == np.float64
     worlds.assert_close(model, expected, 1e-9)
 
@@ -241,16 +272,28 @@ def test_a_lane_runs_schedules_of_any_number_of_lanes():
         jax.tree.map(np.testing.assert_array_equal, train(WORLD.schedule(0, num_lanes)), whole)
 
 
-@pytest.mark.parametrize("executor", [executors.lanes(1), executors.lanes(3), executors.sharded(2, 7)])
+@pytest.mark.parametrize(
+    "executor", [executors.lanes(1), executors.lanes(3), executors.sharded(2, 7)]
+)
 def test_lanes_without_work_and_clients_without_steps_change_nothing(executor):
     train = worlds.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))
-    for sizes in ([1] * COHORT, [200, *[1] * (COHORT - 1)], [0] * (COHORT - 1) + [40], [48] * COHORT):
+    for sizes in (
+        [1] * COHORT,
+        [200, *[1] * (COHORT - 1)],
+        [0] * (COHORT - 1) + [40],
+        [48] * COHORT,
+    ):
         world = worlds.world(sizes, batch_size=16, cohort_size=COHORT, local_epochs=1)
         schedule = world.schedule(0, executor.num_lanes, lanes_together=executor.lanes_together)
         ids, steps, digests = train(schedule)
-        minibatches = [range(first, first + n) for first, n in zip(schedule.start, schedule.num_steps, strict=True)]
+        minibatches = [
+            range(first, first + n)
+            for first, n in zip(schedule.start, schedule.num_steps, strict=True)
+        ]
         assert ids.tolist() == list(range(COHORT)) and steps.tolist() == schedule.num_steps.tolist()
-        assert digests.tolist() == [functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in minibatches]
+        assert digests.tolist() == [
+            functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in minibatches
+        ]
 
 
 def test_each_device_keeps_its_part_of_the_trained_cohort():
@@ -279,9 +322,17 @@ def test_a_single_lane_holds_at_most_two_models():
 
 
 @pytest.mark.parametrize(
-    "executor", [executors.lanes(1), executors.vmapped(), executors.sharded(4, 2), executors.lanes(1, num_mapped=3)]
+    "executor",
+    [
+        executors.lanes(1),
+        executors.vmapped(),
+        executors.sharded(4, 2),
+        executors.lanes(1, num_mapped=3),
+    ],
 )
 def test_map_applies_the_function_to_every_client_in_cohort_order(executor):
     xs = {"a": jnp.arange(COHORT), "b": jnp.arange(2 * COHORT).reshape(COHORT, 2)}
-    products = worlds.jit(lambda *given: executor.map(lambda n, x: n * x["a"] * x["b"].sum(), *given))(jnp.int32(3), xs)
+    products = worlds.jit(
+        lambda *given: executor.map(lambda n, x: n * x["a"] * x["b"].sum(), *given)
+    )(jnp.int32(3), xs)
     assert products.tolist() == [3 * k * (2 * k + 2 * k + 1) for k in range(COHORT)]

@@ -27,7 +27,10 @@ WORLD = worlds.uneven(cohort_size=5)
 TASK = worlds.QUADRATIC
 RULES = [("uniform", "modelwise"), ("samples+fedvg", "layerwise")]
 ANY_RULE = worlds.any_of(
-    [worlds.weighting(rule, worlds.full_algorithm(), granularity=granularity) for rule, granularity in RULES]
+    [
+        worlds.weighting(rule, worlds.full_algorithm(), granularity=granularity)
+        for rule, granularity in RULES
+    ]
 )
 every_algorithm = pytest.mark.parametrize("name", worlds.ON_QUADRATICS)
 THREE = WORLD._replace(cohort_size=3)
@@ -54,20 +57,32 @@ def test_a_client_that_drops_out_counts_as_not_sampled(x64, number):
     """The round equals that of the other clients alone, with N unchanged, for an algorithm with every part and every
     rule and granularity, from the start and from any memories."""
     algorithm, schedule, present = worlds.full_algorithm(), schedule_of(number), [0, 1, 2]
-    step, before = worlds.make_round(WORLD, algorithm, ANY_RULE), worlds.state(WORLD, algorithm, TASK)
+    step, before = (
+        worlds.make_round(WORLD, algorithm, ANY_RULE),
+        worlds.state(WORLD, algorithm, TASK),
+    )
     if number:
-        before, _ = step(before, schedule_of(0), WORLD.data(), worlds.hyper() | {"rule": jnp.int32(0)})
-    dropped, others = (without(schedule, [3, 4]), schedule_of(number, clients=schedule.clients[present], cohort_size=3))
+        before, _ = step(
+            before, schedule_of(0), WORLD.data(), worlds.hyper() | {"rule": jnp.int32(0)}
+        )
+    dropped, others = (
+        without(schedule, [3, 4]),
+        schedule_of(number, clients=schedule.clients[present], cohort_size=3),
+    )
     absent = schedule.clients[[3, 4]]
     for rule in range(len(RULES)):
         hyper = worlds.hyper() | {"rule": jnp.int32(rule)}
         state, metrics = step(before, dropped, WORLD.data(), hyper)
         expected, expected_metrics = step(before, others, WORLD.data(), hyper)
         worlds.assert_close(state, expected, 1e-12)
-        np.testing.assert_allclose(metrics.weights[jnp.array(present)], expected_metrics.weights, rtol=1e-12)
+        np.testing.assert_allclose(
+            metrics.weights[jnp.array(present)], expected_metrics.weights, rtol=1e-12
+        )
         assert metrics.weights[3] == metrics.weights[4] == 0 and metrics.finite.all(), RULES[rule]
         assert_same(*(jax.tree.map(lambda x: x[absent], s.clients) for s in (state, before)))
-        changed = (np.asarray(state.clients["c"]["left"]["x"]) != before.clients["c"]["left"]["x"]).any(1)
+        changed = (
+            np.asarray(state.clients["c"]["left"]["x"]) != before.clients["c"]["left"]["x"]
+        ).any(1)
         assert changed.sum() == 3
 
 
@@ -93,7 +108,9 @@ def test_a_client_that_diverges_equals_one_that_drops_out(x64, name):
     assert_same(state, expected)
     assert_same(metrics.weights, expected_metrics.weights)
     assert metrics.weights[bad] == 0 and metrics.weights.sum() == pytest.approx(1)
-    assert metrics.finite.tolist() == [k != bad for k in range(3)] and np.isnan(metrics.train_loss[bad])
+    assert metrics.finite.tolist() == [k != bad for k in range(3)] and np.isnan(
+        metrics.train_loss[bad]
+    )
 
 
 def test_a_client_with_a_nonfinite_probe_diverges(x64):
@@ -104,21 +121,29 @@ def test_a_client_with_a_nonfinite_probe_diverges(x64):
         return jax.tree.map(lambda x: jnp.where(is_bad, jnp.nan, x), elastic.probe(hyper, probed))
 
     start, hyper = worlds.shared_state(THREE, elastic), worlds.by_rule("samples")
-    expected, _ = worlds.any_shared_round(elastic)(start, without(schedule, [2]), WORLD.data(), hyper)
-    state, metrics = worlds.shared_round(elastic._replace(probe=probe))(start, schedule, WORLD.data(), hyper)
+    expected, _ = worlds.any_shared_round(elastic)(
+        start, without(schedule, [2]), WORLD.data(), hyper
+    )
+    state, metrics = worlds.shared_round(elastic._replace(probe=probe))(
+        start, schedule, WORLD.data(), hyper
+    )
     worlds.assert_close(state, expected, 1e-12)
     assert metrics.finite.tolist() == [True, True, False]
 
 
 def test_a_client_whose_loss_overflows_diverges_even_with_a_finite_model(x64):
     """The loss -b x with b = 1e300 at x = 1e10."""
-    world = worlds.quadratics(np.zeros((5, 3)), np.array([[1e300] * 3, *[[1.0] * 3] * 4]), [2] * 5, 3)
+    world = worlds.quadratics(
+        np.zeros((5, 3)), np.array([[1e300] * 3, *[[1.0] * 3] * 4]), [2] * 5, 3
+    )
     algorithm = worlds.algorithm("fedavg")
     state = worlds.shared_state(world, algorithm)
     far = jax.tree.map(lambda x: jnp.full_like(x, 1e10), state.variables)
     schedule = world.schedule(0, 2, probe_ratio=0.5, clients=np.array([3, 0, 1], np.int32))
     hyper = worlds.by_rule("samples", lr=1e-9)
-    _, metrics = worlds.any_shared_round(algorithm)(state._replace(variables=far), schedule, world.data(), hyper)
+    _, metrics = worlds.any_shared_round(algorithm)(
+        state._replace(variables=far), schedule, world.data(), hyper
+    )
     assert metrics.finite.tolist() == [True, False, True]
 
 
@@ -129,7 +154,9 @@ def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64):
     most = int(schedule.num_samples[position])
 
     def signal(hyper, client, data):
-        return jnp.where(client.num_samples == most, hyper["signal"], client.num_samples.astype(float))
+        return jnp.where(
+            client.num_samples == most, hyper["signal"], client.num_samples.astype(float)
+        )
 
     def weigh(hyper, raw, view):
         weights = basic.broadcast_weights(basic.shares(raw, view.present), view)
@@ -139,19 +166,28 @@ def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64):
     rule = Weighting(signal, weigh, score=lambda raw: raw, detail=basic.no_detail)
     step, state = worlds.make_round(WORLD, algorithm, rule), worlds.state(WORLD, algorithm, TASK)
     for where, bad in itertools.product(("signal", "weight"), (np.nan, np.inf)):
-        hyper = worlds.hyper() | {"signal": jnp.float64(most), "weight": jnp.float64(0)} | {where: jnp.float64(bad)}
+        hyper = (
+            worlds.hyper()
+            | {"signal": jnp.float64(most), "weight": jnp.float64(0)}
+            | {where: jnp.float64(bad)}
+        )
         after, metrics = step(state, schedule, WORLD.data(), hyper)
         expected, expected_metrics = step(state, without(schedule, [position]), WORLD.data(), hyper)
         worlds.assert_close(after, expected, 1e-12)
         np.testing.assert_allclose(metrics.weights, expected_metrics.weights, rtol=1e-12)
-        assert metrics.finite.tolist() == [k != position for k in range(5)] and metrics.weights[position] == 0
+        assert (
+            metrics.finite.tolist() == [k != position for k in range(5)]
+            and metrics.weights[position] == 0
+        )
 
 
 @pytest.fixture(scope="module")
 def poisoned():
     """Two rounds on images of four pixels; the loss is NaN on a white one, on which one client of the first round
     trains."""
-    settings = Config(clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9, model="linear")
+    settings = Config(
+        clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9, model="linear"
+    )
     arrays = user_data.as_arrays(worlds.images(120))
     parts = population.make_partition(settings, arrays)
     who = build.simulation(settings, data=arrays, partition=parts).schedule(0).clients[1]
@@ -165,7 +201,9 @@ def poisoned():
 
     def simulation(nonfinite):
         changed = replace(settings, nonfinite=nonfinite)
-        return build.simulation(changed, data=arrays, partition=parts, task=task._replace(loss=loss))
+        return build.simulation(
+            changed, data=arrays, partition=parts, task=task._replace(loss=loss)
+        )
 
     return simulation, int(who)
 
@@ -176,12 +214,25 @@ def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(poisoned, t
     out = tmp_path / "run"
     sim = simulation("raise")
     with pytest.raises(UsageError) as error:
-        loop.run_simulation(sim._replace(config=replace(sim.config, out=out)), on_records=records.extend)
+        loop.run_simulation(
+            sim._replace(config=replace(sim.config, out=out)), on_records=records.extend
+        )
     summary = json.loads((out / "summary.json").read_text())
-    assert (summary["stopped_by"], summary["rounds"], summary["interrupted"]) == ("diverged", 1, False)
-    assert [record["diverged"] for record in records] == [[who]] and error.value.history.records == records
+    assert (summary["stopped_by"], summary["rounds"], summary["interrupted"]) == (
+        "diverged",
+        1,
+        False,
+    )
+    assert [record["diverged"] for record in records] == [
+        [who]
+    ] and error.value.history.records == records
     message = str(error.value)
-    assert "round 1" in message and f"[{who}]" in message and "--nonfinite skip" in message and "\n" not in message
+    assert (
+        "round 1" in message
+        and f"[{who}]" in message
+        and "--nonfinite skip" in message
+        and "\n" not in message
+    )
 
 
 def test_a_run_skips_a_diverged_client_under_nonfinite_skip(poisoned):
@@ -245,9 +296,15 @@ def numpy_adam(optimiser, decay, x):
 
 
 @pytest.mark.parametrize(("momentum", "weight_decay", "lr_schedule"), SGD_SETTINGS)
-def test_momentum_weight_decay_and_learning_rate_schedules_equal_a_numpy_loop(x64, momentum, weight_decay, lr_schedule):
-    settings = Config(momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule, rounds=4)
-    hyper = worlds.hyper(lr=0.25, momentum=momentum, weight_decay=weight_decay, lr_decay=0.75, rounds=4)
+def test_momentum_weight_decay_and_learning_rate_schedules_equal_a_numpy_loop(
+    x64, momentum, weight_decay, lr_schedule
+):
+    settings = Config(
+        momentum=momentum, weight_decay=weight_decay, lr_schedule=lr_schedule, rounds=4
+    )
+    hyper = worlds.hyper(
+        lr=0.25, momentum=momentum, weight_decay=weight_decay, lr_decay=0.75, rounds=4
+    )
     x, number = np.array([1.0, 2.0, -1.0]), 3
     expected = numpy_sgd(momentum, weight_decay, RATES[lr_schedule](number), x)
     np.testing.assert_allclose(optimised(settings, hyper, number, x), expected, rtol=1e-12)
@@ -278,7 +335,10 @@ def test_algorithms_get_the_displacement_of_their_round(x64):
     """Under a rate that halves every round: 0.3 S and then 0.15 S, of S = 2, 4, 1, 3 and 1 steps."""
     optimiser = registry.make_optimiser(Config(lr_schedule="exponential"))
     algorithm, hyper = worlds.full_algorithm(), worlds.hyper(lr_decay=0.5)
-    step, state = worlds.make_round(WORLD, algorithm, optimiser=optimiser), worlds.state(WORLD, algorithm, TASK)
+    step, state = (
+        worlds.make_round(WORLD, algorithm, optimiser=optimiser),
+        worlds.state(WORLD, algorithm, TASK),
+    )
     moved = []
     for number in range(2):
         state, _ = step(state, schedule_of(number), WORLD.data(), hyper)
@@ -298,8 +358,13 @@ def test_an_algorithm_acts_on_the_aggregate_of_any_rule(x64):
         return jax.tree.map(lambda stack: jnp.median(stack, axis=0), clients)
 
     def moved(name, **options):
-        values, plan = worlds.hyper(**{"fedavgm.lr": 1.0, "fedavgm.momentum": 0.9}), [schedule_of(0, THREE)]
-        ((after, _),) = worlds.play(THREE, plan, worlds.algorithm(name), "uniform", values=values, **options)
+        values, plan = (
+            worlds.hyper(**{"fedavgm.lr": 1.0, "fedavgm.momentum": 0.9}),
+            [schedule_of(0, THREE)],
+        )
+        ((after, _),) = worlds.play(
+            THREE, plan, worlds.algorithm(name), "uniform", values=values, **options
+        )
         return jax.tree.map(np.subtract, after.variables, worlds.variables(task=TASK))
 
     plain, mean = moved("fedavg", aggregate=median), moved("fedavg")
@@ -311,7 +376,10 @@ def test_running_statistics_are_averaged_or_take_the_server_step(x64):
     """FedAvgM's first step is (1 + beta) u at rate 1."""
 
     def moved(name, stats_too):
-        values, plan = worlds.hyper(**{"fedavgm.lr": 1.0, "fedavgm.momentum": 0.9}), [schedule_of(0, THREE)]
+        values, plan = (
+            worlds.hyper(**{"fedavgm.lr": 1.0, "fedavgm.momentum": 0.9}),
+            [schedule_of(0, THREE)],
+        )
         arguments = worlds.algorithm(name), "samples", worlds.STATISTIC, values
         ((after, _),) = worlds.play(THREE, plan, *arguments, stats_too=stats_too)
         return jax.tree.map(np.subtract, after.variables, worlds.variables(task=worlds.STATISTIC))
@@ -333,7 +401,11 @@ ALL_PARTS = {
     "refine": baselines.server_steps(TASK, 2),
 }
 HALVES = {name: (worlds.algorithm(name), "uniform", {}) for name in worlds.ON_QUADRATICS} | {
-    "every hook": (worlds.algorithm("fedavg"), "samples", ALL_PARTS | {"aggregate": robust.clipped_mean}),
+    "every hook": (
+        worlds.algorithm("fedavg"),
+        "samples",
+        ALL_PARTS | {"aggregate": robust.clipped_mean},
+    ),
     "gradients": (worlds.algorithm("fedavg"), "fedvg", {}),
     "lengths": (worlds.algorithm("fedavg"), baselines.fltrust(TASK), {}),
     "fitted weights": (worlds.algorithm("fedavg"), baselines.fitted(TASK, 2), {}),
@@ -341,7 +413,9 @@ HALVES = {name: (worlds.algorithm(name), "uniform", {}) for name in worlds.ON_QU
 
 
 @pytest.mark.parametrize("case", HALVES)
-def test_a_round_of_half_precision_parameters_takes_hyperparameters_and_a_loss_of_single_precision(case):
+def test_a_round_of_half_precision_parameters_takes_hyperparameters_and_a_loss_of_single_precision(
+    case,
+):
     """As those of a run are; model and memories keep their dtypes."""
     algorithm, rule, options = HALVES[case]
 
@@ -350,16 +424,24 @@ def test_a_round_of_half_precision_parameters_takes_hyperparameters_and_a_loss_o
         return value.astype(jnp.float32), stats
 
     def in_half(arrays):
-        return jax.tree.map(lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, arrays)
+        return jax.tree.map(
+            lambda x: x.astype(jnp.bfloat16) if jnp.issubdtype(x.dtype, jnp.floating) else x, arrays
+        )
 
     data = WORLD.data()._replace(pool=in_half(WORLD.data().pool))
-    start = worlds.state(WORLD, algorithm, TASK)._replace(variables=in_half(worlds.variables(task=TASK)))
+    start = worlds.state(WORLD, algorithm, TASK)._replace(
+        variables=in_half(worlds.variables(task=TASK))
+    )
     server, client = in_half(algorithm.init(worlds.hyper(), start.variables.params))
     start = start._replace(server=server, clients=tree.repeat(client, 5))
     with jax.numpy_dtype_promotion("standard"):
         step = worlds.round_step(WORLD, algorithm, rule, TASK._replace(loss=loss), **options)
         after, _ = jax.eval_shape(
-            step, start, schedule_of(0), data, worlds.hyper(**{"tuning.lr": 0.1, "fitted.rate": 0.1})
+            step,
+            start,
+            schedule_of(0),
+            data,
+            worlds.hyper(**{"tuning.lr": 0.1, "fitted.rate": 0.1}),
         )
     chex.assert_trees_all_equal_shapes_and_dtypes(after, start)
 
@@ -374,10 +456,16 @@ def test_memories_keep_their_dtypes_where_the_model_has_several():
     theta = start.variables._replace(params=mixed(start.variables.params))
     server, client = algorithm.init(worlds.hyper(), theta.params)
     start = start._replace(variables=theta, server=server, clients=tree.repeat(client, 5))
-    with jax.numpy_dtype_promotion("standard"), warnings.catch_warnings(action="error"):  # JAX warns of a lossy cast
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        warnings.catch_warnings(action="error"),
+    ):  # JAX warns of a lossy cast
         step = worlds.round_step(WORLD, algorithm, "samples", TASK)
         after, _ = jax.eval_shape(step, start, schedule_of(0), WORLD.data(), worlds.hyper())
-    assert {leaf.dtype for leaf in jax.tree.leaves(theta.params)} == {jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)}
+    assert {leaf.dtype for leaf in jax.tree.leaves(theta.params)} == {
+        jnp.dtype(jnp.bfloat16),
+        jnp.dtype(jnp.float32),
+    }
     chex.assert_trees_all_equal_shapes_and_dtypes(after, start)
 
 
@@ -388,7 +476,9 @@ def test_an_optimiser_of_its_own_rate_needs_no_learning_rate():
         return optax.adam(1e-3)
 
     algorithm, world = worlds.algorithm("fedavg"), WORLD._replace(local_epochs=1)
-    state = federated_round.init_state(TASK, algorithm, 5, {}, variables=worlds.variables(task=TASK))
+    state = federated_round.init_state(
+        TASK, algorithm, 5, {}, variables=worlds.variables(task=TASK)
+    )
     step = worlds.make_round(world, algorithm, basic.uniform(), optimiser=adam)
     schedule = schedule_of(0, world, single_batches=True)
     moved, _ = step(state, schedule, world.data(), {})
@@ -455,7 +545,9 @@ def test_train_loss_of_a_record_is_the_mean_over_trained_clients():
     """Clients with 2, 4, 0, 3 and 0 steps, in sampling order; the loss is 0 without a step and NaN after divergence."""
     schedule = full_schedule()
     loss = np.where(schedule.num_steps > 0, 1.0 + schedule.num_steps, 0.0)
-    assert history.record(1, schedule, metrics_of(loss), 0.0)["train_loss"] == 4.0  # (3 + 5 + 4) / 3
+    assert (
+        history.record(1, schedule, metrics_of(loss), 0.0)["train_loss"] == 4.0
+    )  # (3 + 5 + 4) / 3
     loss[schedule.num_steps == 4] = np.nan
     assert history.record(1, schedule, metrics_of(loss), 0.0)["train_loss"] == 3.5
     untrained = schedule._replace(num_steps=np.zeros(5, np.int32))
@@ -466,4 +558,6 @@ def test_record_lists_untrained_clients():
     schedule = full_schedule()
     record = history.record(1, schedule, metrics_of(np.ones(5)), 0.0)
     assert sorted(record["untrained"]) == [2, 4] and "dropped" not in record
-    assert "untrained" not in history.record(1, schedule._replace(num_steps=np.ones(5)), metrics_of(np.ones(5)), 0.0)
+    assert "untrained" not in history.record(
+        1, schedule._replace(num_steps=np.ones(5)), metrics_of(np.ones(5)), 0.0
+    )

@@ -34,8 +34,12 @@ def any_algorithm():
 # --- against the oracle
 
 
-@pytest.mark.parametrize(("name", "part"), [*((name, BODY) for name in ALGORITHMS[:3]), ("elastic", HEAD)])
-def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(x64, monkeypatch, name, part):
+@pytest.mark.parametrize(
+    ("name", "part"), [*((name, BODY) for name in ALGORITHMS[:3]), ("elastic", HEAD)]
+)
+def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(
+    x64, monkeypatch, name, part
+):
     """In cohort blocks, too. The global model keeps its initial local tensors, as the oracle's clients send them back.
 
     MOON's client compares with its whole model, and Elastic's server knows no sensitivity of a local tensor.
@@ -57,7 +61,9 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(x64, mon
         trained = train_of_oracle(of_client(state, schedule, k), schedule, k, *arguments)
         if schedule.heard[k] and schedule.num_steps[k]:
             kept[schedule.clients[k]] = local(trained.params), local(trained.stats)
-        return trained._replace(params=trained.params | local(state.params), stats=trained.stats | local(state.stats))
+        return trained._replace(
+            params=trained.params | local(state.params), stats=trained.stats | local(state.stats)
+        )
 
     def probe(state, schedule, k, *arguments):
         measured = probe_of_oracle(of_client(state, schedule, k), schedule, k, *arguments)
@@ -82,14 +88,20 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(x64, mon
     monkeypatch.setattr(mine, "loss", loss)
     chosen = worlds.hyper() | {"algorithm": jnp.int32(ALGORITHMS.index(name))}
     plan = plan_of() if name == "elastic" else plan_of(block_size=2)
-    algorithm = worlds.algorithm(name) if name == "elastic" else any_algorithm()  # whose probes are not by tensor
+    algorithm = (
+        worlds.algorithm(name) if name == "elastic" else any_algorithm()
+    )  # whose probes are not by tensor
     played = worlds.play(WORLD, plan, algorithm, "uniform", worlds.TASK, chosen, local=part)
     of_oracle = worlds.rounds_of_oracle(WORLD, plan, mine, "uniform")
     for (actual, metrics), (state, expected) in zip(played, of_oracle, strict=True):
-        worlds.assert_close(tuple(map(worlds.by_path, actual.variables)), (state.params, state.stats), 1e-9)
+        worlds.assert_close(
+            tuple(map(worlds.by_path, actual.variables)), (state.params, state.stats), 1e-9
+        )
         worlds.assert_close(metrics.train_loss, expected.train_loss, 1e-9)
         for client, (own_params, own_stats) in enumerate(kept):
-            own = {f"params/{p}": v for p, v in own_params.items()} | {f"stats/{p}": v for p, v in own_stats.items()}
+            own = {f"params/{p}": v for p, v in own_params.items()} | {
+                f"stats/{p}": v for p, v in own_stats.items()
+            }
             worlds.assert_close(tree.take(actual.clients.local, client), own, 1e-9)
         for path, initial in local(params).items():
             np.testing.assert_array_equal(worlds.by_path(actual.variables.params)[path], initial)
@@ -104,26 +116,45 @@ def test_fedvg_scores_a_client_s_body_with_its_own_head(x64):
     rule = worlds.weighting("fedvg", algorithm, worlds.TASK, WORLD.batch_size)
     ((_, metrics),) = worlds.play(WORLD, plan, algorithm, rule, worlds.TASK, local=HEAD)
     ((_, expected),) = worlds.rounds_of_oracle(WORLD, plan, oracle.ALGORITHMS["fedavg"], "fedvg")
-    worlds.assert_close((metrics.scores, metrics.weights), (expected.scores, expected.weights), 1e-9)
+    worlds.assert_close(
+        (metrics.scores, metrics.weights), (expected.scores, expected.weights), 1e-9
+    )
 
 
-PHASES = {0.5: {1: (1, 1), 2: (1, 1), 3: (2, 1), 10: (5, 5), 11: (6, 5)}, 0.999: {3: (2, 1)}, 0.001: {3: (1, 2)}}
+PHASES = {
+    0.5: {1: (1, 1), 2: (1, 1), 3: (2, 1), 10: (5, 5), 11: (6, 5)},
+    0.999: {3: (2, 1)},
+    0.001: {3: (1, 2)},
+}
 """Share of the steps -> number of steps -> those of the local tensor and of the other one."""
 
 
 @pytest.mark.parametrize("first", PHASES)
 def test_both_phases_have_a_step_and_a_single_step_trains_all_tensors(first):
-    part, ones = trained_part.local_part("^head/", first), {"body": jnp.ones(()), "head": {"w": jnp.ones(())}}
+    part, ones = (
+        trained_part.local_part("^head/", first),
+        {"body": jnp.ones(()), "head": {"w": jnp.ones(())}},
+    )
     for num_steps, expected in PHASES[first].items():
-        steps = [part.mask_phase(jnp.int32(i), jnp.int32(num_steps), ones) for i in range(num_steps)]
-        assert (sum(step["head"]["w"] for step in steps), sum(step["body"] for step in steps)) == expected
+        steps = [
+            part.mask_phase(jnp.int32(i), jnp.int32(num_steps), ones) for i in range(num_steps)
+        ]
+        assert (
+            sum(step["head"]["w"] for step in steps),
+            sum(step["body"] for step in steps),
+        ) == expected
 
 
 # --- runs
 
 
-OWN = {"data": worlds.images(120), "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1))}
-FEDPER = config.Config(clients=4, rounds=2, local_epochs=1, lanes="1", alpha=10.0, method="fedper+fedvg")
+OWN = {
+    "data": worlds.images(120),
+    "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1)),
+}
+FEDPER = config.Config(
+    clients=4, rounds=2, local_epochs=1, lanes="1", alpha=10.0, method="fedper+fedvg"
+)
 
 
 def run(**settings):
@@ -152,13 +183,19 @@ def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_te
     settings = {"clients": 2, "partition_seed": 42, "rounds": 2, "local_epochs": 1, "lanes": "1"}
     made = config.Config(method="fedper", record="personal_accuracy", **settings)
     sim, states = simulation.simulation(made), []
-    record = fv.run(made, callbacks=[lambda record, state: states.append(jax.tree.map(jnp.copy, state))]).records[-1]
+    record = fv.run(
+        made, callbacks=[lambda record, state: states.append(jax.tree.map(jnp.copy, state))]
+    ).records[-1]
     for client, rows in enumerate(sim.partition.test):
         own = HEAD.merge(states[-1].variables, tree.take(states[-1].clients.local, client))
         if len(rows):
-            expected = fv.evaluate(sim.task, own, (sim.arrays.x[rows], sim.arrays.y[rows]))["accuracy"]
+            expected = fv.evaluate(sim.task, own, (sim.arrays.x[rows], sim.arrays.y[rows]))[
+                "accuracy"
+            ]
             assert record["personal_accuracy"][client] == pytest.approx(expected)
-    assert record["personal_accuracy_mean"] > record["test_accuracy"] and any(map(len, sim.partition.test))
+    assert record["personal_accuracy_mean"] > record["test_accuracy"] and any(
+        map(len, sim.partition.test)
+    )
 
 
 # --- constant gradients, which show every step: 1 and 3 of the two clients, for a sent and for a local scalar
@@ -176,22 +213,30 @@ def linear(shape=()):
 
 
 LINEAR = linear()
+UNIFORM = fv.weightings.uniform()
 
 
-def first_round(algorithm, optimiser=fv.sgd, task=LINEAR, weighting=fv.weightings.uniform(), **options):  # noqa: B008
+def first_round(algorithm, optimiser=fv.sgd, task=LINEAR, weighting=UNIFORM, **options):
     """(state, clients' local tensors, metrics) after a round of four local steps: two train the local tensor alone."""
-    part, hyper = fv.local_part("^head/", first=0.5), {"lr": 0.1, "scaffold.eta_g": 1.0, "attack_scale": 10.0}
+    part, hyper = (
+        fv.local_part("^head/", first=0.5),
+        {"lr": 0.1, "scaffold.eta_g": 1.0, "attack_scale": 10.0},
+    )
     data = fv.Data(jnp.repeat(jnp.array([1.0, 3.0]), 4), *[jnp.zeros((1, 1), int)] * 3)
     options |= {"num_clients": 2, "local": part}
     make = fv.make_round(task, algorithm, weighting, fv.executors.lanes(1), optimiser, **options)
     schedule = fv.make_schedule(0, [np.arange(4), np.arange(4, 8)], batch_size=1)
-    state, metrics = jax.jit(make)(fv.init_state(task, algorithm, 2, hyper, local=part), schedule, data, hyper)
+    state, metrics = jax.jit(make)(
+        fv.init_state(task, algorithm, 2, hyper, local=part), schedule, data, hyper
+    )
     clients = np.argsort(schedule.clients)
     return state, np.asarray(tree.take(state.clients, clients).local["params/head/w"]), metrics
 
 
 def test_momentum_of_the_sent_tensors_begins_where_their_steps_begin():
-    state, heads, _ = first_round(fv.algorithms.fedavg(), lambda hyper, round: optax.sgd(hyper["lr"], 0.9))
+    state, heads, _ = first_round(
+        fv.algorithms.fedavg(), lambda hyper, round: optax.sgd(hyper["lr"], 0.9)
+    )
     moved = -0.1 * (1 + 1.9)
     np.testing.assert_allclose(state.variables.params["body"]["w"], 2 * moved, rtol=1e-6)
     assert np.all(heads <= moved * np.array([1, 3]) + 1e-6)
@@ -208,10 +253,14 @@ def test_decay_does_not_enter_the_momentum_of_tensors_that_do_not_move():
 
     start = {"body": {"w": jnp.ones(())}, "head": {"w": jnp.zeros(())}}
     state, *_ = first_round(
-        fv.algorithms.fedavg(), decayed, fv.Task(lambda k: fv.Variables(start, {}), loss, *[None] * 4)
+        fv.algorithms.fedavg(),
+        decayed,
+        fv.Task(lambda k: fv.Variables(start, {}), loss, *[None] * 4),
     )
     first = 0.99
-    np.testing.assert_allclose(state.variables.params["body"]["w"], first - 0.1 * 0.1 * (0.9 + first), rtol=1e-6)
+    np.testing.assert_allclose(
+        state.variables.params["body"]["w"], first - 0.1 * 0.1 * (0.9 + first), rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("rule", [optax.sgd, optax.adam])
@@ -226,23 +275,34 @@ def test_corrections_count_the_steps_in_which_the_sent_tensors_move(rule):
 
 def test_attack_changes_no_tensor_that_stays_with_the_client():
     attack = attacks.disturbance(attacks.scaling, np.arange(2), 2)
-    (plain, heads, _), (state, own, _) = (first_round(fv.algorithms.fedavg(), **o) for o in ({}, {"disturb": attack}))
-    np.testing.assert_allclose(state.variables.params["body"]["w"], 10 * plain.variables.params["body"]["w"], rtol=1e-6)
+    (plain, heads, _), (state, own, _) = (
+        first_round(fv.algorithms.fedavg(), **o) for o in ({}, {"disturb": attack})
+    )
+    np.testing.assert_allclose(
+        state.variables.params["body"]["w"], 10 * plain.variables.params["body"]["w"], rtol=1e-6
+    )
     np.testing.assert_array_equal(own, heads)
 
 
 def test_noise_of_the_sent_tensors_has_the_length_of_their_update():
     """A local tensor of a hundred entries does not share in it."""
     attack = attacks.disturbance(attacks.noise, np.arange(2), 2)
-    moved = [first_round(fv.algorithms.fedavg(), task=linear(shape), disturb=attack)[0] for shape in ((), (100,))]
+    moved = [
+        first_round(fv.algorithms.fedavg(), task=linear(shape), disturb=attack)[0]
+        for shape in ((), (100,))
+    ]
     assert moved[0].variables.params["body"]["w"] == moved[1].variables.params["body"]["w"] != 0
 
 
 def test_recorded_weights_are_those_of_the_sent_tensors():
     def weigh(hyper, measured, returned):
-        return fv.Variables({"body": {"w": jnp.array([0.25, 0.75])}, "head": {"w": jnp.array([0.5, 0.5])}}, {})
+        return fv.Variables(
+            {"body": {"w": jnp.array([0.25, 0.75])}, "head": {"w": jnp.array([0.5, 0.5])}}, {}
+        )
 
-    *_, metrics = first_round(fv.algorithms.fedavg(), weighting=fv.weightings.uniform()._replace(weigh=weigh, terms=()))
+    *_, metrics = first_round(
+        fv.algorithms.fedavg(), weighting=fv.weightings.uniform()._replace(weigh=weigh, terms=())
+    )
     np.testing.assert_array_equal(metrics.weights, [0.25, 0.75])
 
 
@@ -266,7 +326,9 @@ def test_the_update_that_a_weighting_reads_is_0_in_the_local_part():
         return jnp.where(sum(changes.values()) > 0, 1 + sum(of_local), 0)
 
     rule = fv.weightings.by_scalar(measure)
-    played = worlds.play(WORLD, plan_of(), worlds.algorithm("fedavg"), rule, worlds.TASK, local=HEAD)
+    played = worlds.play(
+        WORLD, plan_of(), worlds.algorithm("fedavg"), rule, worlds.TASK, local=HEAD
+    )
     for _, metrics in played:
         assert (metrics.scores[metrics.weights > 0] == 1).all()
 
@@ -295,43 +357,62 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_errors(x64, monk
 
     def train(state, schedule, k, *arguments):
         trained, client = train_of_oracle(state, schedule, k, *arguments), schedule.clients[k]
-        update = np.concatenate([np.ravel(state.params[path] - trained.params[path]) for path in sorted(state.params)])
+        update = np.concatenate(
+            [np.ravel(state.params[path] - trained.params[path]) for path in sorted(state.params)]
+        )
         total = update + errors[client]
         sent = np.zeros_like(total)
         largest = np.argsort(-np.abs(total))[: round(0.5 * len(total))]
         sent[largest] = total[largest]
         if schedule.heard[k] and schedule.num_steps[k]:
             errors[client] = total - sent
-        parts = np.split(sent, np.cumsum([state.params[path].size for path in sorted(state.params)])[:-1])
-        arrived = {p: state.params[p] - x.reshape(state.params[p].shape) for p, x in zip(sorted(state.params), parts)}  # noqa: B905
+        parts = np.split(
+            sent, np.cumsum([state.params[path].size for path in sorted(state.params)])[:-1]
+        )
+        arrived = {
+            p: state.params[p] - x.reshape(state.params[p].shape)
+            for p, x in zip(sorted(state.params), parts, strict=False)
+        }
         return trained._replace(params=arrived)
 
     train_of_oracle = oracle.train
     monkeypatch.setattr(oracle, "train", train)
-    expected = worlds.rounds_of_oracle(WORLD, worlds.plan_with_dropouts(WORLD), oracle.ALGORITHMS["fedavg"], "uniform")
+    expected = worlds.rounds_of_oracle(
+        WORLD, worlds.plan_with_dropouts(WORLD), oracle.ALGORITHMS["fedavg"], "uniform"
+    )
     for (actual, _), (state, _) in zip(rounds(plan={"block_size": 2}), expected, strict=True):
         worlds.assert_close(worlds.by_path(actual.variables.params), state.params, 1e-9)
         for client, error in enumerate(errors):
-            kept = np.concatenate([np.ravel(x[client]) for x in jax.tree.leaves(actual.clients.sent)])
+            kept = np.concatenate(
+                [np.ravel(x[client]) for x in jax.tree.leaves(actual.clients.sent)]
+            )
             np.testing.assert_allclose(kept, error + np.zeros_like(kept), atol=1e-9)
 
 
 def test_local_tensors_are_not_sent():
     part = fv.local_part("^classifier/")
-    clients = fv.init_state(worlds.TASK, fedavg(), 7, worlds.hyper(), variables=worlds.variables(), local=part).clients
-    assert {*clients.sent} == {path for path in tree.paths(worlds.variables().params) if "classifier" not in path}
+    clients = fv.init_state(
+        worlds.TASK, fedavg(), 7, worlds.hyper(), variables=worlds.variables(), local=part
+    ).clients
+    assert {*clients.sent} == {
+        path for path in tree.paths(worlds.variables().params) if "classifier" not in path
+    }
     assert {*clients.local} == {"params/classifier/bias", "params/classifier/kernel"}
 
 
 # --- runs
 
-CONFIG = fv.Config(clients=4, rounds=2, alpha=10.0, local_epochs=1, model="linear", weighting="fedvg", eval_every=1)
+CONFIG = fv.Config(
+    clients=4, rounds=2, alpha=10.0, local_epochs=1, model="linear", weighting="fedvg", eval_every=1
+)
 SIZE = 64 * 10 + 10
 BYTES = {"topk": 65 * (4 + 4), "qsgd": -(-SIZE * (1 + 3) // 8) + 2 * 4}
 
 
 @pytest.mark.parametrize("kind", BYTES)
 def test_bytes_up_count_what_is_sent(kind):
-    config = dataclasses.replace(CONFIG, send={"topk": "topk:0.1"}.get(kind, kind), algorithm="scaffold")
+    config = dataclasses.replace(
+        CONFIG, send={"topk": "topk:0.1"}.get(kind, kind), algorithm="scaffold"
+    )
     sim = simulation.simulation(config)
     assert sim.traffic == (2 * 4 * SIZE, BYTES[kind] + 4 * SIZE, 0, 0)  # c goes down, its change up

@@ -25,7 +25,10 @@ WORLD = worlds.small()
 ALGORITHMS = [*config.ALGORITHMS, "full_algorithm"]
 
 
-BY_TENSOR = [("fedvg", Scoring(granularity="layerwise")), ("samples+fedvg", Scoring(granularity="blockwise"))]
+BY_TENSOR = [
+    ("fedvg", Scoring(granularity="layerwise")),
+    ("samples+fedvg", Scoring(granularity="blockwise")),
+]
 RULES = [("samples", Scoring()), ("uniform", Scoring()), *BY_TENSOR]
 """Two of them are those of the algorithms' own papers."""
 USES_WEIGHTS = ("elastic", "fednova", "full_algorithm")
@@ -33,7 +36,11 @@ USES_WEIGHTS = ("elastic", "fednova", "full_algorithm")
 MODES = config.SETTINGS["fedvg.mode"].names
 WITH_FEDAVG = [
     *(("fedvg", Scoring(norm, "layerwise")) for norm in norms.BY_NAME if norm != "l1"),
-    *(("fedvg", Scoring("l1", granularity, mode)) for granularity in groups.BY_NAME for mode in MODES),
+    *(
+        ("fedvg", Scoring("l1", granularity, mode))
+        for granularity in groups.BY_NAME
+        for mode in MODES
+    ),
     ("uniform", Scoring()),
     ("uniform+samples", Scoring()),
     ("fedvg+uniform", Scoring("l2", "layerwise", "eval")),
@@ -55,16 +62,22 @@ def menu(rules):
         return isinstance(node, dict) and node.keys() == norms.BY_NAME.keys()
 
     by_mode = {
-        mode: once(signals.normed(signals.validation_gradient(worlds.TASK, mode == "train", 1), every_norm))
+        mode: once(
+            signals.normed(signals.validation_gradient(worlds.TASK, mode == "train", 1), every_norm)
+        )
         for mode in {scoring.mode for _, scoring in rules}
     }
 
     def of(name, scoring):
         def signal(*client):
             measured_norms = by_mode[scoring.mode](*client)
-            return jax.tree.map(lambda measured: measured[scoring.norm], measured_norms, is_leaf=is_one)
+            return jax.tree.map(
+                lambda measured: measured[scoring.norm], measured_norms, is_leaf=is_one
+            )
 
-        by_norm = inverse_norms(NormParts(signal, groups.BY_NAME[scoring.granularity], worlds.TASK.block_of))
+        by_norm = inverse_norms(
+            NormParts(signal, groups.BY_NAME[scoring.granularity], worlds.TASK.block_of)
+        )
         return {"samples": basic.samples(), "uniform": basic.uniform(), "fedvg": by_norm}[name]
 
     def rule_of(names, scoring):
@@ -104,7 +117,11 @@ def assert_rounds_agree(name, step, start, chosen, rule, plan, tolerance):
     for schedule, (expected, expected_metrics) in zip(plan, of_oracle, strict=True):
         state, metrics = step(state, schedule, data, hyper)
         metrics = metrics._replace(scores=metrics.detail.get(str(chosen["rule"]), metrics.scores))
-        worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), tolerance)
+        worlds.assert_close(
+            tuple(map(worlds.by_path, state.variables)),
+            (expected.params, expected.stats),
+            tolerance,
+        )
         actual = {name: getattr(metrics, name) for name in expected_metrics._fields}
         worlds.assert_close(actual, expected_metrics._asdict(), tolerance)
 
@@ -118,7 +135,10 @@ def any_round():
     """The round of any algorithm and rule on two lanes, and the state before the first round."""
     with jax.enable_x64(True):
         algorithm = worlds.any_algorithm({name: make(name) for name in ALGORITHMS})
-        yield worlds.make_round(WORLD, algorithm, menu(RULES), worlds.TASK), worlds.state(WORLD, algorithm)
+        yield (
+            worlds.make_round(WORLD, algorithm, menu(RULES), worlds.TASK),
+            worlds.state(WORLD, algorithm),
+        )
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -132,11 +152,15 @@ def test_three_rounds_equal_the_oracle_for_every_algorithm(x64, any_round, name)
 
 def test_three_rounds_equal_the_oracle_for_every_fedvg_score(x64):
     fedavg = make("fedavg")
-    step = worlds.make_round(WORLD, fedavg, menu(WITH_FEDAVG), worlds.TASK, executor=executors.lanes(1))
+    step = worlds.make_round(
+        WORLD, fedavg, menu(WITH_FEDAVG), worlds.TASK, executor=executors.lanes(1)
+    )
     start = worlds.state(WORLD, fedavg)
     for number, rule in enumerate(WITH_FEDAVG):
         with naming(rule):
-            assert_rounds_agree("fedavg", step, start, {"rule": number}, rule, plan_of(num_lanes=1), 1e-9)
+            assert_rounds_agree(
+                "fedavg", step, start, {"rule": number}, rule, plan_of(num_lanes=1), 1e-9
+            )
 
 
 def test_a_round_in_single_precision_equals_the_oracle():
@@ -203,17 +227,26 @@ def test_three_rounds_equal_the_oracle(x64, monkeypatch):
     world, algorithm, mine = SEQUENCES, worlds.algorithm("elastic"), oracle.ALGORITHMS["elastic"]
     rule = worlds.weighting("fedvg", algorithm, BIGRAM, world.batch_size, granularity="layerwise")
     plan = [world.schedule(number, 2, probe_ratio=0.9) for number in range(3)]
-    of_oracle = worlds.rounds_of_oracle(world, plan, mine, "fedvg", oracle.Scoring(granularity="layerwise"), BIGRAM)
+    of_oracle = worlds.rounds_of_oracle(
+        world, plan, mine, "fedvg", oracle.Scoring(granularity="layerwise"), BIGRAM
+    )
     played = worlds.play(world, plan, algorithm, rule, BIGRAM)
     for (state, metrics), (expected, expected_metrics) in zip(played, of_oracle, strict=True):
-        worlds.assert_close(tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), 1e-9)
+        worlds.assert_close(
+            tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), 1e-9
+        )
         worlds.assert_close(metrics.weights, expected_metrics.weights, 1e-9)
 
 
 def test_metrics_of_sequences_are_those_of_their_characters():
-    variables, rows = worlds.variables(task=BIGRAM), np.array([[0, 1, 2, 3], [4, 5, -1, -1]], np.int32)
+    variables, rows = (
+        worlds.variables(task=BIGRAM),
+        np.array([[0, 1, 2, 3], [4, 5, -1, -1]], np.int32),
+    )
     pool = jax.tree.map(jnp.asarray, SEQUENCES.pool)
-    actual = BIGRAM.metrics(jax.device_get(worlds.jit(evaluate.make_evaluate(BIGRAM))(variables, pool, rows)))
+    actual = BIGRAM.metrics(
+        jax.device_get(worlds.jit(evaluate.make_evaluate(BIGRAM))(variables, pool, rows))
+    )
     batch = Batch(pool.x[:6], pool.y[:6])
     logits = np.asarray(worlds.jit(BIGRAM.predict)(*variables, batch), np.float64).reshape(-1, C)
     true, confusion = np.asarray(batch.y).ravel(), np.zeros((C, C), int)
@@ -249,12 +282,26 @@ def test_a_run_on_texts_records_accuracy_per_character(tmp_path):
     """Of two short texts with 21 rows each, of which 5 are for test."""
     rng = np.random.default_rng(0)
     for author in ("first", "second"):
-        (tmp_path / f"{author}.txt").write_text("".join(rng.choice(list("abc \n"), 1400)), encoding="utf-8")
-    settings = {"dataset": "text", "data_dir": tmp_path, "model": "gru", "partition": "group", "rounds": 1}
+        (tmp_path / f"{author}.txt").write_text(
+            "".join(rng.choice(list("abc \n"), 1400)), encoding="utf-8"
+        )
+    settings = {
+        "dataset": "text",
+        "data_dir": tmp_path,
+        "model": "gru",
+        "partition": "group",
+        "rounds": 1,
+    }
     settings |= {"clients": 2, "join_ratio": 1.0, "local_epochs": 1, "weighting": "val_accuracy"}
-    settings |= {"corrupt": {"kind": "label_noise", "clients": 0.5}, "validation": {"label_noise": 0.5}}
+    settings |= {
+        "corrupt": {"kind": "label_noise", "clients": 0.5},
+        "validation": {"label_noise": 0.5},
+    }
     record = fv.run(fv.Config(**settings, record="client_accuracy, confusion")).records[-1]
     confusion = np.array(record["test_confusion"])
     assert confusion.shape == (5, 5) and confusion.sum() == 2 * 5 * 64
     assert record["test_accuracy"] == pytest.approx(np.trace(confusion) / confusion.sum())
-    assert np.array(record["client_accuracy"]).shape == (2,) and 0 < np.min(record["client_accuracy"]) < 1
+    assert (
+        np.array(record["client_accuracy"]).shape == (2,)
+        and 0 < np.min(record["client_accuracy"]) < 1
+    )

@@ -31,7 +31,9 @@ def rounds(world, plan, rule="samples", private=privacy.modelwise, z=Z, **option
 
 def unit_noise(schedule, params):
     """Returns the standard normal numbers of a round: the second half of its key."""
-    _, key = jax.random.split(jax.random.wrap_key_data(jnp.asarray(schedule.key), impl="threefry2x32"))
+    _, key = jax.random.split(
+        jax.random.wrap_key_data(jnp.asarray(schedule.key), impl="threefry2x32")
+    )
     return optax.tree.random_like(key, params)
 
 
@@ -43,23 +45,31 @@ def test_clipping_is_exact(x64):
     """A longer update has norm C in its own direction; a shorter one, and one that is not finite, keep every bit."""
     rng = np.random.default_rng(0)
     theta = {"a": rng.normal(size=3), "b": rng.normal(size=(2, 2))}
-    deltas = jax.tree.map(lambda x: np.stack([rng.normal(size=x.shape), 0.01 * x, 0 * x, np.nan * x]), theta)
+    deltas = jax.tree.map(
+        lambda x: np.stack([rng.normal(size=x.shape), 0.01 * x, 0 * x, np.nan * x]), theta
+    )
     clients = jax.tree.map(lambda t, d: jnp.asarray(t - d), theta, deltas)
     after = privacy.clip({"dp.clip": jnp.asarray(C)}, theta, clients)
     own = [tree.scale(-1, tree.take(after, k)) for k in range(4)]
     long, factor = tree.take(deltas, 0), C / norm(tree.take(deltas, 0))
     worlds.assert_close(own[0], tree.scale(factor, long), 1e-15)
     assert norm(own[0]) == pytest.approx(C, rel=1e-14)
-    jax.tree.map(lambda a, c, t: np.testing.assert_array_equal(a[1:], c[1:] - t[None]), after, clients, theta)
+    jax.tree.map(
+        lambda a, c, t: np.testing.assert_array_equal(a[1:], c[1:] - t[None]), after, clients, theta
+    )
 
 
 def test_clipping_holds_where_squares_are_no_number():
     for most, size in ((1e-25, 1e-20), (1e-30, 1e10), (1e25, 1e30), (1e-3, 1e-2)):
-        after = privacy.clip({"dp.clip": jnp.float32(most)}, {"w": jnp.zeros(4)}, {"w": jnp.full((1, 4), size)})
+        after = privacy.clip(
+            {"dp.clip": jnp.float32(most)}, {"w": jnp.zeros(4)}, {"w": jnp.full((1, 4), size)}
+        )
         assert norm({"w": np.asarray(after["w"], float)}) <= most * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "at"), [("bfloat16", 1.0), ("float16", 1.0), ("float32", 2.0**20)])
+@pytest.mark.parametrize(
+    ("dtype", "at"), [("bfloat16", 1.0), ("float16", 1.0), ("float32", 2.0**20)]
+)
 def test_no_adversary_tells_neighbours_by_how_the_model_is_rounded(dtype, at):
     """Of 21 clients, 10 or 11 move by one unit in the last place: their mean is rounded down or up, and the noise,
     which is smaller than the unit, must not come too late. From z = 1, an adversary is right in 24 of 24 by luck only.
@@ -73,11 +83,21 @@ def test_no_adversary_tells_neighbours_by_how_the_model_is_rounded(dtype, at):
 
     task = fv.Task(lambda key: Variables({"w": theta}, {}), loss, None, None, None, str)
     step = fv.make_round(
-        task, fedavg(), fv.weightings.uniform(), fv.executors.lanes(1), fv.sgd, 21, private=privacy.fixed
+        task,
+        fedavg(),
+        fv.weightings.uniform(),
+        fv.executors.lanes(1),
+        fv.sgd,
+        21,
+        private=privacy.fixed,
     )
     state = fv.init_state(task, fedavg(), 21, {"lr": 1.0})
     data = fv.Data(jnp.asarray(rows), *[jnp.array([[0]])] * 3)
-    hyper = {"lr": jnp.float32(1), "dp.clip": jnp.float32(2 * unit), "dp.noise_multiplier": jnp.float32(1)}
+    hyper = {
+        "lr": jnp.float32(1),
+        "dp.clip": jnp.float32(2 * unit),
+        "dp.noise_multiplier": jnp.float32(1),
+    }
     play, right = jax.jit(step), 0
     for seed in range(12):
         for count in (10, 11):
@@ -96,19 +116,31 @@ def change(weights, deltas, other_weights, other_deltas):
 
 def test_no_pair_of_cohorts_exceeds_the_bounds_and_some_reach_them():
     rng, num_clients, num_tensors = np.random.default_rng(0), 4, 9
-    bounds = [f(num_clients, num_tensors) for f in (privacy.fixed, privacy.modelwise, privacy.tensorwise)]
+    bounds = [
+        f(num_clients, num_tensors) for f in (privacy.fixed, privacy.modelwise, privacy.tensorwise)
+    ]
     shapes = (num_clients, 1), (num_clients, 1), (num_clients, num_tensors)
     for _ in range(200):
         deltas, other = (rng.normal(size=(num_clients, num_tensors)) ** 3 for _ in range(2))
-        deltas, other = (d / np.maximum(np.linalg.norm(d, axis=1, keepdims=True), 1) for d in (deltas, other))
+        deltas, other = (
+            d / np.maximum(np.linalg.norm(d, axis=1, keepdims=True), 1) for d in (deltas, other)
+        )
         other[1:] = deltas[1:]  # one client is another
         for number, (bound, shape) in enumerate(zip(bounds, shapes, strict=True)):
-            draw = (lambda shape=shape: rng.dirichlet(np.full(num_clients, 0.1), shape[1]).T) if number else None
-            weights, others = (draw() if draw else np.full(shape, 1 / num_clients) for _ in range(2))
+            draw = (
+                (lambda shape=shape: rng.dirichlet(np.full(num_clients, 0.1), shape[1]).T)
+                if number
+                else None
+            )
+            weights, others = (
+                draw() if draw else np.full(shape, 1 / num_clients) for _ in range(2)
+            )
             assert change(weights, deltas, others, other) <= bound * (1 + 1e-12)
     first = np.eye(num_clients)[:, :1]
     away = np.concatenate([-first, 0 * first[:, :1]], 1)
-    assert change(np.full((4, 1), 1 / 4), -away, np.full((4, 1), 1 / 4), away) == pytest.approx(bounds[0])
+    assert change(np.full((4, 1), 1 / 4), -away, np.full((4, 1), 1 / 4), away) == pytest.approx(
+        bounds[0]
+    )
     assert change(first, -away, first, away) == pytest.approx(bounds[1])
     # u takes of every client its own tensor: its norm, half of the bound, is sqrt(K) and not 1
     own = np.eye(num_clients, num_tensors)
@@ -119,11 +151,17 @@ def test_the_noise_has_its_variance_in_every_coordinate():
     """The variance of n normal numbers is within 5 of its standard deviations, sqrt(2 / n), of sigma^2."""
     count, values = 40000, {"dp.clip": jnp.float32(C), "dp.noise_multiplier": jnp.float32(Z)}
     params = {"a": jnp.ones(count), "b": jnp.zeros((count, 1))}
-    for sensitivity, factor in ((privacy.fixed, 2 / 8), (privacy.modelwise, 2), (privacy.tensorwise, 2 * 2**0.5)):
+    for sensitivity, factor in (
+        (privacy.fixed, 2 / 8),
+        (privacy.modelwise, 2),
+        (privacy.tensorwise, 2 * 2**0.5),
+    ):
         noisy = privacy.add_noise(values, jax.random.key(0), params, sensitivity, 8)
         noise = jax.tree.map(np.subtract, noisy, params)
         for part in jax.tree.leaves(noise):
-            np.testing.assert_allclose(part.var() / (Z * C * factor) ** 2, 1, atol=5 * (2 / count) ** 0.5)
+            np.testing.assert_allclose(
+                part.var() / (Z * C * factor) ** 2, 1, atol=5 * (2 / count) ** 0.5
+            )
         correlation = np.mean(noise["a"] * noise["b"][:, 0]) / (Z * C * factor) ** 2
         assert abs(correlation) < 5 / count**0.5
 
@@ -134,10 +172,17 @@ def test_a_round_is_the_oracle_of_clipped_updates_and_one_noise(x64):
     heard = np.array([True, False, True, True])
     schedule = world.schedule(0)._replace(heard=heard)
     start = worlds.state(world, fedavg(), worlds.QUADRATIC).variables.params
-    alone = [worlds.play(world, [schedule._replace(heard=np.arange(4) == k)], fedavg(), "uniform") for k in range(4)]
+    alone = [
+        worlds.play(world, [schedule._replace(heard=np.arange(4) == k)], fedavg(), "uniform")
+        for k in range(4)
+    ]
     deltas = [tree.sub(start, results[-1][0].variables.params) for results in alone]
     assert max(map(norm, deltas)) > C
-    clipped = [tree.scale(min(1, C / max(norm(d), 1e-12)), d) for d, h in zip(deltas, heard, strict=True) if h]
+    clipped = [
+        tree.scale(min(1, C / max(norm(d), 1e-12)), d)
+        for d, h in zip(deltas, heard, strict=True)
+        if h
+    ]
     mean = tree.scale(1 / 4, functools.reduce(tree.add, clipped))
     noise = tree.scale(Z * 2 * C / 4, unit_noise(schedule, start))
     expected = tree.add(tree.sub(start, mean), noise)
@@ -158,19 +203,30 @@ def test_a_round_without_clients_has_its_noise(x64):
 
 def test_hypergradients_pass_through_rounds_of_a_part_through_what_is_sent_clipping_and_noise(x64):
     world, executor = worlds.uneven(), fv.unrolled(worlds.uneven().most_steps())
-    task, trained = fv.trained_part(worlds.QUADRATIC, worlds.variables(task=worlds.QUADRATIC), "^left/")
+    task, trained = fv.trained_part(
+        worlds.QUADRATIC, worlds.variables(task=worlds.QUADRATIC), "^left/"
+    )
     algorithm = fedavg()._replace(send=compression.top_k(0.5))
-    step = worlds.round_step(world, algorithm, "fedvg", task, executor=executor, private=privacy.modelwise)
+    step = worlds.round_step(
+        world, algorithm, "fedvg", task, executor=executor, private=privacy.modelwise
+    )
     start = fv.init_state(task, algorithm, len(world.train), worlds.hyper(), variables=trained)
-    over, plan = fv.over_rounds(step), fv.stack_schedules([world.schedule(number) for number in range(2)])
+    over, plan = (
+        fv.over_rounds(step),
+        fv.stack_schedules([world.schedule(number) for number in range(2)]),
+    )
 
     def loss(rate, clip, z):
         values = worlds.hyper() | {"lr": rate, "dp.clip": clip, "dp.noise_multiplier": z}
         state, _ = over(start, plan, world.data(), values)
-        return task.loss(*state.variables, *tree.gather(world.data().pool, world.data().val[0]), False)[0]
+        return task.loss(
+            *state.variables, *tree.gather(world.data().pool, world.data().val[0]), False
+        )[0]
 
     at = np.array([worlds.HYPER["lr"], 2 * C, Z])  # with 4 C, no client is clipped
     f = worlds.jit(jax.value_and_grad(loss, (0, 1, 2)))
     for slope, step in zip(f(*at)[1], 1e-6 * np.eye(3), strict=True):
         assert abs(slope) > 1e-3
-        np.testing.assert_allclose(slope, (f(*(at + step))[0] - f(*(at - step))[0]) / 2e-6, rtol=1e-6)
+        np.testing.assert_allclose(
+            slope, (f(*(at + step))[0] - f(*(at - step))[0]) / 2e-6, rtol=1e-6
+        )

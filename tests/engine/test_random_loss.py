@@ -16,7 +16,10 @@ ALGORITHM = worlds.algorithm("fedavg")
 def noise(key):
     """One normal number per parameter."""
     left, right = jax.random.split(key)
-    return {"left": {"x": jax.random.normal(left, (2,), float)}, "right": {"x": jax.random.normal(right, (1,), float)}}
+    return {
+        "left": {"x": jax.random.normal(left, (2,), float)},
+        "right": {"x": jax.random.normal(right, (1,), float)},
+    }
 
 
 def loss(params, stats, batch, mask, train, key=None):
@@ -62,12 +65,17 @@ def test_each_step_draws_from_seed_round_client_and_step(x64):
     state = one_round(schedule)
     models = [trained_by_hand(schedule, k, worlds.HYPER["lr"]) for k in range(5)]
     shares = schedule.num_samples / schedule.num_samples.sum()
-    expected = jax.tree.map(lambda *x: sum(s * leaf for s, leaf in zip(shares, x, strict=True)), *models)
+    expected = jax.tree.map(
+        lambda *x: sum(s * leaf for s, leaf in zip(shares, x, strict=True)), *models
+    )
     worlds.assert_close(state.variables.params, expected, 1e-12)
 
 
 def test_lanes_of_cohort_blocks_draw_the_same_numbers(x64):
-    expected, state = one_round(WORLD.schedule(0)), one_round(WORLD.schedule(0, 2, block_size=2), worlds.TWO_LANES)
+    expected, state = (
+        one_round(WORLD.schedule(0)),
+        one_round(WORLD.schedule(0, 2, block_size=2), worlds.TWO_LANES),
+    )
     worlds.assert_close(state.variables, expected.variables, 1e-12)
 
 
@@ -75,6 +83,7 @@ def test_scoring_does_not_depend_on_the_key():
     variables, data = worlds.variables(task=TASK), WORLD.data()
     client = ClientReturn(variables, jnp.int32(1), variables.params)
     score, expected = (
-        worlds.jit(signals.validation_gradient(task, True, 1))({}, client, data) for task in (TASK, worlds.QUADRATIC)
+        worlds.jit(signals.validation_gradient(task, True, 1))({}, client, data)
+        for task in (TASK, worlds.QUADRATIC)
     )
     jax.tree.map(np.testing.assert_array_equal, score, expected)

@@ -29,7 +29,9 @@ def view(seed=0, spread=1.0):
     """A global model of two tensors and a statistic, and K clients around it."""
     rng = np.random.default_rng(seed)
     shapes = Variables({"a": (3, 2), "b": (4,)}, {"mean": (2,)})
-    model = jax.tree.map(lambda shape: rng.normal(size=shape), shapes, is_leaf=lambda x: type(x) is tuple)
+    model = jax.tree.map(
+        lambda shape: rng.normal(size=shape), shapes, is_leaf=lambda x: type(x) is tuple
+    )
     clients = jax.tree.map(lambda x: x[None] + spread * rng.normal(size=(K, *x.shape)), model)
     return jax.tree.map(jnp.asarray, (model, clients))
 
@@ -51,14 +53,18 @@ def joined(rule, model, clients, weights, **changes):
 
 def flat(clients):
     """Trained tensors as one matrix [K, size]."""
-    return np.concatenate([np.asarray(x).reshape(K, -1) for x in jax.tree.leaves(clients.params)], 1)
+    return np.concatenate(
+        [np.asarray(x).reshape(K, -1) for x in jax.tree.leaves(clients.params)], 1
+    )
 
 
 # --- NumPy, over the clients that are there
 
 
 def numpy_median(model, clients, weights):
-    return jax.tree.map(lambda c, w: np.median(np.asarray(c)[np.asarray(w) > 0], 0), clients, weights)
+    return jax.tree.map(
+        lambda c, w: np.median(np.asarray(c)[np.asarray(w) > 0], 0), clients, weights
+    )
 
 
 def numpy_trimmed_mean(model, clients, weights):
@@ -122,7 +128,8 @@ def test_a_client_of_weight_0_may_have_diverged(x64, name):
     model, clients = view()
     diverged = jax.tree.map(lambda x: x.at[4].set(jnp.nan), clients)
     results = [
-        joined(RULES[name], model, models, weights_of(model, [4]), clip_norm=2.0) for models in (clients, diverged)
+        joined(RULES[name], model, models, weights_of(model, [4]), clip_norm=2.0)
+        for models in (clients, diverged)
     ]
     jax.tree.map(np.testing.assert_array_equal, *results)
 
@@ -133,10 +140,17 @@ def test_one_outlier_moves_the_mean_and_no_robust_rule(name):
     model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), view())
     clients = jax.tree.map(lambda x: x.at[4].set(-1e30), clients)
     weights = jax.tree.map(lambda _: jnp.full(K, 1 / K), model)
-    assert all(np.abs(x).min() > 1e28 for x in jax.tree.leaves(joined(robust.mean, model, clients, weights)))
+    assert all(
+        np.abs(x).min() > 1e28
+        for x in jax.tree.leaves(joined(robust.mean, model, clients, weights))
+    )
     joined_model = joined(RULES[name], model, clients, weights, clip_norm=1.0)
     # an honest client is within 5 deviations of the model, entry by entry; the clipped mean is within the clip norm
-    jax.tree.map(lambda x, theta: np.testing.assert_array_less(np.abs(x - theta), 5), joined_model.params, model.params)
+    jax.tree.map(
+        lambda x, theta: np.testing.assert_array_less(np.abs(x - theta), 5),
+        joined_model.params,
+        model.params,
+    )
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1e3])
@@ -144,7 +158,9 @@ def test_krum_orders_clients_of_half_precision(scale):
     """Squares of 1e-4 are 0 in float16, and those of 1e3 infinite."""
     offsets = jnp.array([9.0, 8.0, 2.0, 1.0, 1.5])
     own = Variables({"w": jnp.zeros(4, jnp.float16)}, {})
-    clients = Variables({"w": (scale * jnp.broadcast_to(offsets[:, None], (5, 4))).astype(jnp.float16)}, {})
+    clients = Variables(
+        {"w": (scale * jnp.broadcast_to(offsets[:, None], (5, 4))).astype(jnp.float16)}, {}
+    )
     weights = Variables({"w": jnp.full(5, 0.2)}, {})
     chosen = robust.krum(1, 1)({}, own, clients, weights).params["w"]
     np.testing.assert_array_equal(chosen, clients.params["w"][4])
@@ -165,7 +181,9 @@ def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
     @worlds.jit
     def slopes(hyper, clients, weights):
         def number(hyper, clients):
-            return sum(x.sum() for x in jax.tree.leaves(RULES[name](hyper, model, clients, weights)))
+            return sum(
+                x.sum() for x in jax.tree.leaves(RULES[name](hyper, model, clients, weights))
+            )
 
         return jax.grad(number, (0, 1))(hyper, clients)
 
@@ -182,7 +200,10 @@ def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
 def test_with_a_huge_norm_clipping_is_the_mean_to_the_bit():
     model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), view())
     weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, [0, 7]))
-    models = [joined(rule, model, clients, weights, clip_norm=1e6) for rule in (robust.mean, robust.clipped_mean)]
+    models = [
+        joined(rule, model, clients, weights, clip_norm=1e6)
+        for rule in (robust.mean, robust.clipped_mean)
+    ]
     jax.tree.map(np.testing.assert_array_equal, *models)
     assert not np.array_equal(models[0].params["a"], model.params["a"])
 
@@ -191,13 +212,22 @@ def test_with_a_huge_norm_clipping_is_the_mean_to_the_bit():
 
 
 def test_settings_reach_the_round():
-    changes = {"attack": "scaling:3", "robust": "clipped_mean:2", "tuning.steps": 2, "augment": "flip_crop"}
+    changes = {
+        "attack": "scaling:3",
+        "robust": "clipped_mean:2",
+        "tuning.steps": 2,
+        "augment": "flip_crop",
+    }
     settings = config.apply(config.Config(), changes, "test")
     hyper = registry.make_hyper(settings)
     hooks = registry.round_options(settings, worlds.TASK, registry.make_local(settings))
     assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not None
     assert hooks["augment"] is transforms.AUGMENTATIONS["flip_crop"]
-    assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning.lr")] == [2.0, 3.0, np.float32(0.01)]
+    assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning.lr")] == [
+        2.0,
+        3.0,
+        np.float32(0.01),
+    ]
     ids, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}
     clients = Variables({"w": jnp.ones(20)}, {})
     disturbed = hooks["disturb"](hyper, KEY, ids, Variables(model, {}), clients).params["w"]

@@ -12,7 +12,13 @@ from fedvg_jax.engine import lane_plan, schedule as schedules
 
 pytestmark = pytest.mark.quick
 
-SETTINGS = {"cohort_size": 4, "local_epochs": (3, 3), "batch_size": 4, "num_lanes": 2, "capacity": 64}
+SETTINGS = {
+    "cohort_size": 4,
+    "local_epochs": (3, 3),
+    "batch_size": 4,
+    "num_lanes": 2,
+    "capacity": 64,
+}
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 STEPS = st.lists(st.integers(0, 30), min_size=1, max_size=12).map(np.array)
 
@@ -66,10 +72,14 @@ def test_a_clients_minibatches_depend_on_seed_round_and_id_alone():
             np.testing.assert_array_equal(minibatches_of(schedule, k), alone[number, c])
             positions.add((c, k))
     assert len(positions) > 7  # clients did change their place
-    others = [len(rows) if c != 6 else 30 for c, rows in enumerate(clients_of([5, 5, 5, 5, 5, 5, 30]))]
+    others = [
+        len(rows) if c != 6 else 30 for c, rows in enumerate(clients_of([5, 5, 5, 5, 5, 5, 30]))
+    ]
     moved = [rows - 5 * 6 + 35 for rows in clients_of(others)]
     schedule = make(0, moved, cohort_size=7)
-    np.testing.assert_array_equal(minibatches_of(schedule, list(schedule.clients).index(6)), alone[0, 6])
+    np.testing.assert_array_equal(
+        minibatches_of(schedule, list(schedule.clients).index(6)), alone[0, 6]
+    )
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.3])
@@ -95,7 +105,9 @@ def test_every_round_and_seed_has_its_own_permutation_of_the_cohort_and_key():
 def test_a_straggler_s_epochs_depend_on_seed_round_and_client_alone_and_take_every_number():
     drawn = {}
     for seed, number, cohort_size in itertools.product((0, 1), range(12), (3, 5)):
-        schedule = make(number, clients_of([8] * 5), seed, local_epochs=(2, 4), cohort_size=cohort_size)
+        schedule = make(
+            number, clients_of([8] * 5), seed, local_epochs=(2, 4), cohort_size=cohort_size
+        )
         for client, steps in zip(schedule.clients, schedule.num_steps, strict=True):
             assert drawn.setdefault((seed, number, int(client)), int(steps)) == steps
     assert set(drawn.values()) == {4, 6, 8}
@@ -115,12 +127,17 @@ def probes_of(schedule, position):
 
 
 @given(SIZES.map(lambda sizes: [*sizes, *[0] * 4]), st.floats(0, 1), st.booleans())
-def test_a_probe_reads_a_share_of_a_client_s_rows_and_may_exclude_them_from_training(sizes, ratio, apart):
-    schedule = make(train_rows=clients_of(sizes), probe_ratio=ratio, probe_apart=apart, capacity=1000)
+def test_a_probe_reads_a_share_of_a_client_s_rows_and_may_exclude_them_from_training(
+    sizes, ratio, apart
+):
+    schedule = make(
+        train_rows=clients_of(sizes), probe_ratio=ratio, probe_apart=apart, capacity=1000
+    )
     for k, client in enumerate(schedule.clients):
         mine, probed = clients_of(sizes)[client], int(ratio * sizes[client])
         trained, probe_rows = (
-            set(table[table >= 0]) for table in (minibatches_of(schedule, k), probes_of(schedule, k))
+            set(table[table >= 0])
+            for table in (minibatches_of(schedule, k), probes_of(schedule, k))
         )
         assert len(probe_rows) == probed - (probed % 4 == 1) and probe_rows <= set(mine)
         assert schedule.num_samples[k] == len(mine) - (probed if apart else 0)
@@ -145,7 +162,10 @@ def test_single_batches_are_the_first_of_the_epochs():
 
 def test_the_published_cohorts_are_reproduced():
     """The first ten of 100 clients, as the published code sampled them."""
-    for seed, first in ((0, [49, 97, 53, 5, 33, 65, 62, 51, 38, 61]), (42, [81, 14, 3, 94, 35, 31, 28, 17, 13, 86])):
+    for seed, first in (
+        (0, [49, 97, 53, 5, 33, 65, 62, 51, 38, 61]),
+        (42, [81, 14, 3, 94, 35, 31, 28, 17, 13, 86]),
+    ):
         cohorts = [*map(schedules.official_cohorts(seed, 100, 10), range(3))]
         assert cohorts[0].tolist() == first and [len(set(c)) for c in cohorts] == [10, 10, 10]
 
@@ -177,7 +197,10 @@ def test_a_table_holds_its_rows_in_order_for_any_capacity(size, batch_size, spar
     table = schedules.table(np.arange(size), batch_size, needed + spare, keep_single)
     kept = size - (size % batch_size == 1 and not keep_single)
     assert table.shape == (needed + spare, batch_size)
-    assert table.reshape(-1)[:kept].tolist() == list(range(kept)) and (table.reshape(-1)[kept:] == -1).all()
+    assert (
+        table.reshape(-1)[:kept].tolist() == list(range(kept))
+        and (table.reshape(-1)[kept:] == -1).all()
+    )
 
 
 # --- the table of a round
@@ -209,7 +232,9 @@ def test_a_round_of_a_stack_equals_the_round(numbers):
 # --- the plan of the lanes
 
 
-LANES = st.tuples(st.integers(1, 5), st.integers(1, 4)).map(lambda shape: (shape[0] * shape[1], shape[1]))
+LANES = st.tuples(st.integers(1, 5), st.integers(1, 4)).map(
+    lambda shape: (shape[0] * shape[1], shape[1])
+)
 """(lanes, of which so many are on one device)"""
 
 
@@ -252,7 +277,10 @@ def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, 
             for now, job in enumerate(jobs)
             if job and job[0] == k
         )
-        assert len({now for now, _, _ in visits}) == steps and len({device for _, _, device in visits}) <= 1
+        assert (
+            len({now for now, _, _ in visits}) == steps
+            and len({device for _, _, device in visits}) <= 1
+        )
         assert [step for _, step, _ in visits] == list(range(steps))
 
 
@@ -261,9 +289,15 @@ def test_segments_fit_the_plan_and_the_remaining_ones_are_empty(num_steps, lanes
     num_lanes, together = lanes
     plan = lane_plan.plan_lanes(num_steps, num_lanes, together)
     used = int(plan.num_segments)
-    assert used <= len(plan.length) - num_lanes // together and lane_plan.block_size(plan) == len(num_steps)
+    assert used <= len(plan.length) - num_lanes // together and lane_plan.block_size(plan) == len(
+        num_steps
+    )
     assert (plan.length[:used] > 0).all()
-    assert not plan.length[used:].any() and not plan.reset[used:].any() and not plan.finish[used:].any()
+    assert (
+        not plan.length[used:].any()
+        and not plan.reset[used:].any()
+        and not plan.finish[used:].any()
+    )
     assert (num_steps > 0).sum() <= plan.reset.sum() == plan.finish.sum() <= len(plan.length)
 
 
@@ -281,4 +315,7 @@ def test_the_longest_lane_is_within_4_thirds_of_the_optimum(num_steps, num_lanes
         np.bincount(lanes, num_steps, num_lanes).max()
         for lanes in itertools.product(range(num_lanes), repeat=len(num_steps))
     )
-    assert makespan(lane_plan.plan_lanes(num_steps, num_lanes)) <= (4 / 3 - 1 / (3 * num_lanes)) * min(loads) + 1e-9
+    assert (
+        makespan(lane_plan.plan_lanes(num_steps, num_lanes))
+        <= (4 / 3 - 1 / (3 * num_lanes)) * min(loads) + 1e-9
+    )

@@ -14,7 +14,9 @@ from fedvg_jax.core.types import Population
 from fedvg_jax.engine import schedule
 from fedvg_jax.runs.assemble import tables
 
-CONFIG = fv.Config(rounds=4, clients=8, join_ratio=0.25, local_epochs=1, eval_every=2, alpha=1.0, model="linear")
+CONFIG = fv.Config(
+    rounds=4, clients=8, join_ratio=0.25, local_epochs=1, eval_every=2, alpha=1.0, model="linear"
+)
 POWER = dataclasses.replace(CONFIG, selection="power_of_choice:5")
 SIZES = np.array([1, 2, 3, 10])
 
@@ -26,13 +28,18 @@ def run(config):
 
 def population(round, sizes, count, losses=None, seed=0):
     rng = schedule.selection_stream(seed, round)
-    return Population(round, rng, np.asarray(sizes), count, losses or (lambda ids: np.zeros(len(ids))))
+    return Population(
+        round, rng, np.asarray(sizes), count, losses or (lambda ids: np.zeros(len(ids)))
+    )
 
 
 def test_by_size_draws_with_the_probabilities_of_successive_sampling():
     """n_i / N, then n_j / (N - n_i)."""
     trials, total = 20_000, SIZES.sum()
-    chosen = [tuple(fv.selection.by_size().choose(population(r, SIZES, 2)).tolist()) for r in range(trials)]
+    chosen = [
+        tuple(fv.selection.by_size().choose(population(r, SIZES, 2)).tolist())
+        for r in range(trials)
+    ]
     for i, j in itertools.permutations(range(len(SIZES)), 2):
         probability = SIZES[i] / total * SIZES[j] / (total - SIZES[i])
         deviation = np.sqrt(probability * (1 - probability) / trials)
@@ -40,7 +47,10 @@ def test_by_size_draws_with_the_probabilities_of_successive_sampling():
 
 
 def test_by_size_takes_clients_without_rows_last():
-    draws = [set(fv.selection.by_size().choose(population(r, [0, 5, 0, 1], 3)).tolist()) for r in range(50)]
+    draws = [
+        set(fv.selection.by_size().choose(population(r, [0, 5, 0, 1], 3)).tolist())
+        for r in range(50)
+    ]
     assert all({1, 3} < draw for draw in draws)
 
 
@@ -52,17 +62,28 @@ def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
         return losses[ids]
 
     for round in range(50):
-        chosen = fv.selection.power_of_choice(4).choose(population(round, [1, 2, 3, 4, 5, 6], 2, losses_of))
+        chosen = fv.selection.power_of_choice(4).choose(
+            population(round, [1, 2, 3, 4, 5, 6], 2, losses_of)
+        )
         candidates = asked[-1].tolist()
-        assert candidates == fv.selection.by_size().choose(population(round, [1, 2, 3, 4, 5, 6], 4)).tolist()
+        assert (
+            candidates
+            == fv.selection.by_size().choose(population(round, [1, 2, 3, 4, 5, 6], 4)).tolist()
+        )
         assert chosen.tolist() == sorted(candidates, key=lambda client: -losses[client])[:2]
 
 
 def test_power_of_choice_takes_clients_without_rows_last():
     """Losses of one's own may be negative."""
     task = types.SimpleNamespace(metrics=lambda sums: {"loss": -1.0})
-    program, state = types.SimpleNamespace(evaluate=lambda *_: {}, task=task), types.SimpleNamespace(variables=None)
-    rows, data = [np.arange(0), *np.arange(7).reshape(7, 1)], types.SimpleNamespace(base=None, pool=None)
+    program, state = (
+        types.SimpleNamespace(evaluate=lambda *_: {}, task=task),
+        types.SimpleNamespace(variables=None),
+    )
+    rows, data = (
+        [np.arange(0), *np.arange(7).reshape(7, 1)],
+        types.SimpleNamespace(base=None, pool=None),
+    )
     cohort = tables.make_cohorts(POWER, fv.selection.power_of_choice(8), program, data, rows)
     assert all(0 not in cohort(round, state) for round in range(20))
 

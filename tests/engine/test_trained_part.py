@@ -25,12 +25,16 @@ OTHERS = [name for name in WEIGHTINGS if name not in OF_NETWORKS[:2]]
 
 def parts(task=worlds.TASK, pattern=PATTERN):
     """(task of the trained part, its variables, base) of a model in the current precision."""
-    trained, base = trained_part.split(worlds.variables(task=task), trained_part.chooser(task, pattern))
+    trained, base = trained_part.split(
+        worlds.variables(task=task), trained_part.chooser(task, pattern)
+    )
     return trained_part.bind(task, base), trained, base
 
 
 def batch(rows=4):
-    return tree.gather(jax.tree.map(jnp.asarray, WORLD.pool), jnp.arange(rows, dtype=jnp.int32).at[-1].set(-1))
+    return tree.gather(
+        jax.tree.map(jnp.asarray, WORLD.pool), jnp.arange(rows, dtype=jnp.int32).at[-1].set(-1)
+    )
 
 
 # --- the task of a part
@@ -40,7 +44,9 @@ def test_gradients_of_the_part_are_those_of_the_whole_model(x64):
     task, trained, base = parts()
 
     def derivative(task, model):
-        return worlds.jit(lambda *args: jax.value_and_grad(task.loss, has_aux=True)(*args, True))(*model, *batch())
+        return worlds.jit(lambda *args: jax.value_and_grad(task.loss, has_aux=True)(*args, True))(
+            *model, *batch()
+        )
 
     (loss, stats), grads = derivative(task, trained)
     model = trained_part.whole(trained, base)
@@ -49,15 +55,23 @@ def test_gradients_of_the_part_are_those_of_the_whole_model(x64):
     of_whole = trained_part.select_trained(fv.Variables(all_grads, all_stats), base)
     worlds.assert_close(fv.Variables(grads, stats), of_whole, 1e-12)
     assert tree.paths(grads) == ["bn1/bias", "bn1/scale", "classifier/bias", "classifier/kernel"]
-    worlds.assert_close(task.predict(*trained, batch()[0]), worlds.TASK.predict(*model, batch()[0]), 0)
+    worlds.assert_close(
+        task.predict(*trained, batch()[0]), worlds.TASK.predict(*model, batch()[0]), 0
+    )
 
 
-STATISTICS = {"^bn1/scale": ["bn1/mean", "bn1/var"], "^classifier/": [], "mean|classifier": ["bn1/mean"]}
+STATISTICS = {
+    "^bn1/scale": ["bn1/mean", "bn1/var"],
+    "^classifier/": [],
+    "mean|classifier": ["bn1/mean"],
+}
 
 
 @pytest.mark.parametrize("pattern", STATISTICS)
 def test_running_statistics_are_trained_with_their_layer_or_where_they_are_chosen(pattern):
-    trained, base = trained_part.split(worlds.variables(), trained_part.chooser(worlds.TASK, pattern))
+    trained, base = trained_part.split(
+        worlds.variables(), trained_part.chooser(worlds.TASK, pattern)
+    )
     assert tree.paths(trained.stats) == STATISTICS[pattern]
     assert {*tree.paths(trained), *tree.paths(base)} == {*tree.paths(worlds.variables())}
 
@@ -66,12 +80,20 @@ def test_clients_share_the_products_of_the_base():
     """Four clients' inputs times the frozen kernel are one product: clients are no batch axis of it."""
     (task, trained, _), clients = parts(), 3
     stacked = tree.repeat((trained, batch()), clients)
-    gradients = jax.vmap(lambda model, rows: jax.grad(task.loss, has_aux=True)(*model, *rows, True)[0])
-    products = [e for e in programs.equations(gradients, *stacked) if e.primitive.name == "dot_general"]
+    gradients = jax.vmap(
+        lambda model, rows: jax.grad(task.loss, has_aux=True)(*model, *rows, True)[0]
+    )
+    products = [
+        e for e in programs.equations(gradients, *stacked) if e.primitive.name == "dot_general"
+    ]
     first = next(e for e in products if e.outvars[0].aval.shape == (clients, 4, worlds.HIDDEN))
     assert first.params["dimension_numbers"] == (((2,), (0,)), ((), ()))
     shapes = [v.aval.shape for e in programs.equations(gradients, *stacked) for v in e.outvars]
-    assert (clients, 6, worlds.HIDDEN) not in shapes  # no kernel of the frozen layer, nor its gradient
+    assert (
+        clients,
+        6,
+        worlds.HIDDEN,
+    ) not in shapes  # no kernel of the frozen layer, nor its gradient
 
 
 @pytest.mark.parametrize("conv", ["gemm", "winograd", "planes", "lax"])
@@ -83,10 +105,14 @@ def test_clients_share_every_convolution_of_the_base(conv):
     trained, base = trained_part.split(drawn, trained_part.chooser(model, "^classifier/"))
     task = trained_part.bind(model, base)
     rows = fv.Batch(jnp.zeros((5, 8, 8, 1), jnp.uint8), jnp.zeros(5, int)), jnp.ones(5, bool)
-    gradients = jax.vmap(lambda model, rows: jax.grad(task.loss, has_aux=True)(*model, *rows, True)[0])
+    gradients = jax.vmap(
+        lambda model, rows: jax.grad(task.loss, has_aux=True)(*model, *rows, True)[0]
+    )
     equations = list(programs.equations(gradients, *tree.repeat((trained, rows), clients)))
     products = [e for e in equations if e.primitive.name == "dot_general"]
-    of_clients = [e for e in products if clients in [e.invars[0].aval.shape[i] for i in batched_axes(e)]]
+    of_clients = [
+        e for e in products if clients in [e.invars[0].aval.shape[i] for i in batched_axes(e)]
+    ]
     assert len(of_clients) == 2
     convolutions = [e for e in equations if e.primitive.name == "conv_general_dilated"]
     assert all(e.params["feature_group_count"] == 1 for e in convolutions)
@@ -109,7 +135,9 @@ def check_rounds(task, trained, algorithms, names, world, send=None):
 
     A `send` compresses what it sends of them, and keeps errors.
     """
-    chosen = worlds.any_algorithm({name: worlds.algorithm(name) for name in algorithms})._replace(send=send)
+    chosen = worlds.any_algorithm({name: worlds.algorithm(name) for name in algorithms})._replace(
+        send=send
+    )
     rule, values = any_rule(chosen, task, tuple(names)), worlds.hyper()
     step = worlds.make_round(world, chosen, rule, task)
     start = fv.init_state(task, chosen, len(world.train), values, variables=trained)
@@ -118,21 +146,30 @@ def check_rounds(task, trained, algorithms, names, world, send=None):
         for other in range(len(names)):
             choice = {"algorithm": jnp.int32(number), "rule": jnp.int32(other)}
             state, metrics = step(start, planned, world.data(), values | choice)
-            assert tree.paths(state) == tree.paths(start) and tree.paths(state.variables) == tree.paths(trained)
+            assert tree.paths(state) == tree.paths(start) and tree.paths(
+                state.variables
+            ) == tree.paths(trained)
             assert np.isfinite(metrics.weights).all() and abs(metrics.weights.sum() - 1) < 1e-5
             changed = jax.tree.map(lambda a, b: bool((a != b).any()), state.variables, trained)
             assert all(jax.tree.leaves(changed)), (algorithms[number], names[other])
-            assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state.variables)), algorithms[number]
-            assert not send or any(x.any() for x in jax.tree.leaves(state.clients.sent)), algorithms[number]
+            assert all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(state.variables)), (
+                algorithms[number]
+            )
+            assert not send or any(x.any() for x in jax.tree.leaves(state.clients.sent)), (
+                algorithms[number]
+            )
 
 
 def test_every_algorithm_and_weighting_runs_on_a_part_of_which_updates_are_compressed():
     task, trained, _ = parts(worlds.QUADRATIC, "^left/")
-    check_rounds(task, trained, worlds.ON_QUADRATICS, OTHERS, worlds.uneven(), fv.compression.top_k(0.5))
+    check_rounds(
+        task, trained, worlds.ON_QUADRATICS, OTHERS, worlds.uneven(), fv.compression.top_k(0.5)
+    )
 
 
 @pytest.mark.parametrize(
-    ("algorithms", "names"), [(("moon", "fedntd", "feddecorr"), OF_NETWORKS), (("ditto",), ("uniform",))]
+    ("algorithms", "names"),
+    [(("moon", "fedntd", "feddecorr"), OF_NETWORKS), (("ditto",), ("uniform",))],
 )
 def test_every_algorithm_with_a_loss_or_models_of_its_own_runs_on_a_part(algorithms, names):
     task, trained, _ = parts()

@@ -23,7 +23,11 @@ TWO = GPU._replace(num_devices=8, num_processes=2)
     [
         (CPU, {"model": "resnet18"}, 8),
         (CPU, {"model": "mlp"}, 1),
-        (CPU._replace(memory_bytes=4 * 2**30), {"model": "vit_s16"}, 3),  # 640 MiB a client of half of 4 GiB
+        (
+            CPU._replace(memory_bytes=4 * 2**30),
+            {"model": "vit_s16"},
+            3,
+        ),  # 640 MiB a client of half of 4 GiB
         (CPU._replace(memory_bytes=None), {"model": "vit_s16"}, 8),
         (GPU, {"model": "mlp", "clients": 3}, 3),
         (GPU, {"model": "mlp", "devices": "2"}, 2),
@@ -32,7 +36,9 @@ TWO = GPU._replace(num_devices=8, num_processes=2)
         (TWO._replace(platform="cpu"), {"model": "mlp"}, 2),  # one device of each process
     ],
 )
-def test_a_cohort_is_shared_among_the_devices_that_pay_equally_many_of_each_process(hardware, changes, devices):
+def test_a_cohort_is_shared_among_the_devices_that_pay_equally_many_of_each_process(
+    hardware, changes, devices
+):
     config = dataclasses.replace(Config(clients=10, join_ratio=1.0), **changes)
     with hw.assumed(hardware):
         assert registry.num_devices(config) == devices
@@ -54,16 +60,23 @@ def test_auto_takes_one_lane_on_a_cpu_and_four_on_an_accelerator():
 
 def test_scoring_passes_may_have_convolutions_of_their_own(monkeypatch):
     """Training keeps patches and matmuls; scoring passes, one client after the other, keep XLA's convolutions."""
-    monkeypatch.setattr(hw, "ACCELERATOR", hw.ACCELERATOR._replace(scoring_conv="lax", launch_graphs=""))
+    monkeypatch.setattr(
+        hw, "ACCELERATOR", hw.ACCELERATOR._replace(scoring_conv="lax", launch_graphs="")
+    )
     config = Config(clients=4, join_ratio=1.0, model="tinycnn")
     shapes = jax.eval_shape(registry.named_task(config, (8, 8, 1), 3).init, jax.random.key(0))
-    batch = Batch(jax.ShapeDtypeStruct((2, 8, 8, 1), np.uint8), jax.ShapeDtypeStruct((2,), np.int32))
+    batch = Batch(
+        jax.ShapeDtypeStruct((2, 8, 8, 1), np.uint8), jax.ShapeDtypeStruct((2,), np.int32)
+    )
     with hw.assumed(GPU._replace(num_devices=1, kind="with convolutions of scoring")):
         program = programs.make_program(config, programs.Images((8, 8, 1), 3))
         scored = registry.scoring_task(config, (8, 8, 1), 3)
         for task, is_left in ((program.task, False), (scored, True)):
             loss = functools.partial(task.loss, train=True)
-            assert rewrite._has_rule(jax.make_jaxpr(loss)(*shapes, batch, np.ones(2, bool)).jaxpr) == is_left
+            assert (
+                rewrite._has_rule(jax.make_jaxpr(loss)(*shapes, batch, np.ones(2, bool)).jaxpr)
+                == is_left
+            )
         assert registry.scoring_task(dataclasses.replace(config, conv="gemm"), (8, 8, 1), 3) is None
         assert hw.compiler_options() == {"xla_gpu_enable_command_buffer": ""}
     assert (program.executor.lanes_together, hw.compiler_options()) == (4, None)

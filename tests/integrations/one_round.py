@@ -36,7 +36,9 @@ CHEAP = ("mean",)
 def every_case(*left_out):
     """Parametrizes a test by the cases; all except CHEAP are slow."""
     cases = [
-        case if case in CHEAP else pytest.param(case, marks=pytest.mark.slow) for case in RULES if case not in left_out
+        case if case in CHEAP else pytest.param(case, marks=pytest.mark.slow)
+        for case in RULES
+        if case not in left_out
     ]
     return pytest.mark.parametrize("case", cases)
 
@@ -45,12 +47,18 @@ def settings(case: str) -> config.Config:
     """Returns the config of a case."""
     weighting, options = RULES[case]
     group = {"generalised" if case == "generalised" else "fedvg": options}
-    return config.check(config.Config(weighting=weighting, **group, batch_size=WORLD.batch_size, lr=LR))
+    return config.check(
+        config.Config(weighting=weighting, **group, batch_size=WORLD.batch_size, lr=LR)
+    )
 
 
 def named(variables: Variables) -> dict[str, np.ndarray]:
     """Returns the arrays of a model by name; statistics stand beside the parameters of their layer."""
-    return {name: np.asarray(leaf) for part in variables for name, leaf in flatten_dict(part, sep=".").items()}
+    return {
+        name: np.asarray(leaf)
+        for part in variables
+        for name, leaf in flatten_dict(part, sep=".").items()
+    }
 
 
 def variables_of(arrays) -> Variables:
@@ -85,7 +93,9 @@ def block_of(name: str) -> str:
 
 @functools.cache
 def _engine(cases: tuple[str, ...]):
-    rules = [registry.make_weighting(settings(case), worlds.TASK, algorithms.fedavg()) for case in cases]
+    rules = [
+        registry.make_weighting(settings(case), worlds.TASK, algorithms.fedavg()) for case in cases
+    ]
     return worlds.make_round(WORLD, algorithms.fedavg(), worlds.any_of(rules), worlds.TASK)
 
 

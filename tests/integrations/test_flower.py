@@ -61,7 +61,9 @@ def jax_client(node, message):
     variables = one_round.variables_of(numpy_of(message.content["arrays"]))
     trained = one_round.trained(variables, client, number)
     return reply(
-        message, one_round.named(trained), **{"num-examples": len(one_round.WORLD.train[client]), "loss": float(client)}
+        message,
+        one_round.named(trained),
+        **{"num-examples": len(one_round.WORLD.train[client]), "loss": float(client)},
     )
 
 
@@ -78,18 +80,26 @@ def server_process(monkeypatch):
 @one_round.every_case("permuted")  # the strategy draws its own permutations
 def test_two_rounds_of_flower_equal_two_rounds_of_the_engine(case):
     start = worlds.variables()
-    settings, options = one_round.settings(case), {"block_of": one_round.block_of, "fraction_evaluate": 0.0}
+    settings, options = (
+        one_round.settings(case),
+        {"block_of": one_round.block_of, "fraction_evaluate": 0.0},
+    )
     strategy = flower.FedVG(settings, gradient=one_round.gradient, **options)
     record = ArrayRecord({name: Array(array) for name, array in one_round.named(start).items()})
     result = strategy.start(LocalGrid(jax_client), record, num_rounds=2)
     first, weights_of_first = one_round.engine_round(case, start)
     expected, weights_of_second = one_round.engine_round(case, first, number=1)
-    for round_of_weights, weights in zip(strategy.rounds, (weights_of_first, weights_of_second), strict=True):
+    for round_of_weights, weights in zip(
+        strategy.rounds, (weights_of_first, weights_of_second), strict=True
+    ):
         np.testing.assert_allclose(round_of_weights.weights, weights, atol=1e-5)
     worlds.assert_close(one_round.variables_of(numpy_of(result.arrays)), expected, 1e-5)
 
 
-QUADRATIC = {"layer.weight": np.array([1.0, -1.0], np.float32), "bn.running_var": np.ones(1, np.float32)}
+QUADRATIC = {
+    "layer.weight": np.array([1.0, -1.0], np.float32),
+    "bn.running_var": np.ones(1, np.float32),
+}
 
 
 def gradient(arrays):
@@ -97,8 +107,15 @@ def gradient(arrays):
 
 
 def quadratic_client(node, message, count=None):
-    arrays = {name: array.numpy() * NODES.index(node) / 4 for name, array in message.content["arrays"].items()}
-    return reply(message, arrays, **{"num-examples": NODES.index(node) + 1 if count is None else count, "loss": node})
+    arrays = {
+        name: array.numpy() * NODES.index(node) / 4
+        for name, array in message.content["arrays"].items()
+    }
+    return reply(
+        message,
+        arrays,
+        **{"num-examples": NODES.index(node) + 1 if count is None else count, "loss": node},
+    )
 
 
 def one_round_of(strategy, client=quadratic_client):
@@ -117,17 +134,24 @@ def test_uniform_weights_of_samples_equal_flowers_fedavg():
     )
     flowers, expected = one_round_of(without_evaluation(strategies.FedAvg))
     worlds.assert_close(ours, flowers, 1e-6)
-    assert dict(metrics) == dict(expected) and expected["loss"] == (11 + 2 * 22 + 3 * 33 + 4 * 44) / 10
+    assert (
+        dict(metrics) == dict(expected) and expected["loss"] == (11 + 2 * 22 + 3 * 33 + 4 * 44) / 10
+    )
 
 
 @pytest.mark.parametrize("kind", ["FedAdam", "FedAvgM", "FedProx"])
 def test_server_steps_from_the_weighted_mean(kind):
-    options = {"FedAvgM": {"server_momentum": 0.9, "server_learning_rate": 0.5}, "FedProx": {"proximal_mu": 0.1}}
+    options = {
+        "FedAvgM": {"server_momentum": 0.9, "server_learning_rate": 0.5},
+        "FedProx": {"proximal_mu": 0.1},
+    }
 
     def server():
         return without_evaluation(getattr(strategies, kind), **options.get(kind, {}))
 
-    ours, metrics = one_round_of(flower.FedVG(config.Config(weighting="samples"), gradient=gradient, server=server()))
+    ours, metrics = one_round_of(
+        flower.FedVG(config.Config(weighting="samples"), gradient=gradient, server=server())
+    )
     flowers, expected = one_round_of(server())
     worlds.assert_close(ours, flowers, 1e-5)
     assert dict(metrics) == dict(expected)
@@ -152,9 +176,13 @@ def test_failed_and_diverged_clients_are_left_out():
             made.content["arrays"] = ArrayRecord(broken)
         return made
 
-    strategy = flower.FedVG(config.Config(weighting="samples"), gradient=gradient, fraction_evaluate=0.0)
+    strategy = flower.FedVG(
+        config.Config(weighting="samples"), gradient=gradient, fraction_evaluate=0.0
+    )
     arrays, _ = one_round_of(strategy, client)
-    np.testing.assert_allclose(arrays["layer.weight"], QUADRATIC["layer.weight"] * (3 * 2 + 4 * 3) / 4 / 7, rtol=1e-6)
+    np.testing.assert_allclose(
+        arrays["layer.weight"], QUADRATIC["layer.weight"] * (3 * 2 + 4 * 3) / 4 / 7, rtol=1e-6
+    )
     np.testing.assert_allclose(strategy.rounds[0].weights, [0, 3 / 7, 4 / 7], rtol=1e-6)
 
 
@@ -166,7 +194,9 @@ def test_counters_stay_integers_where_the_server_steps_from_the_mean():
 
     server = without_evaluation(strategies.FedAvgM, server_momentum=0.9)
     strategy = flower.FedVG(gradient=gradient, server=server)
-    record = ArrayRecord({name: Array(np.asarray(array)) for name, array in (QUADRATIC | {"n": np.int64(3)}).items()})
+    record = ArrayRecord(
+        {name: Array(np.asarray(array)) for name, array in (QUADRATIC | {"n": np.int64(3)}).items()}
+    )
     arrays = strategy.start(LocalGrid(client), record, num_rounds=2).arrays
     assert arrays["n"].numpy() == 7
 
@@ -177,8 +207,14 @@ def test_the_clients_of_the_example_learn_the_digits(strategy, tmp_path, monkeyp
     pytest.importorskip("torch", reason="the clients of the example are those of PyTorch")
     folder = Path(__file__).parents[2] / "examples" / "flower_digits"
     monkeypatch.syspath_prepend(str(folder))
-    described = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"]["app"]
-    changes = {"strategy": strategy, "num-server-rounds": 5, "results": str(tmp_path / "results.json")}
+    described = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
+        "flwr"
+    ]["app"]
+    changes = {
+        "strategy": strategy,
+        "num-server-rounds": 5,
+        "results": str(tmp_path / "results.json"),
+    }
     client, server = (
         importlib.import_module(described["components"][name].partition(":")[0]).app
         for name in ("clientapp", "serverapp")
@@ -194,7 +230,15 @@ def test_the_clients_of_the_example_learn_the_digits(strategy, tmp_path, monkeyp
 
     server(LocalGrid(answer, list(range(1, 11))), context(0))
     result = json.loads((tmp_path / "results.json").read_text())
-    assert len(result["accuracy"]) == 6 and result["accuracy"][0] < 0.2 and result["accuracy"][-1] > 0.6
+    assert (
+        len(result["accuracy"]) == 6
+        and result["accuracy"][0] < 0.2
+        and result["accuracy"][-1] > 0.6
+    )
     if strategy == "fedvg":
         weights = np.array(result["weights"])
-        assert weights.shape == (5, 10) and np.allclose(weights.sum(1), 1, atol=1e-5) and weights.std() > 0.001
+        assert (
+            weights.shape == (5, 10)
+            and np.allclose(weights.sum(1), 1, atol=1e-5)
+            and weights.std() > 0.001
+        )

@@ -16,7 +16,10 @@ MODEL = {
     "bn.count": np.array(4),
 }
 CLIENTS = [
-    Client({name: (array + k + 1).astype(array.dtype) for name, array in MODEL.items()}, num_samples=10 * (k + 1))
+    Client(
+        {name: (array + k + 1).astype(array.dtype) for name, array in MODEL.items()},
+        num_samples=10 * (k + 1),
+    )
     for k in range(3)
 ]
 NORMS = {"conv.weight": np.array([1.0, 2.0, 4.0]), "head.bias": np.array([3.0, 1.0, 2.0])}
@@ -25,11 +28,16 @@ NORMS = {"conv.weight": np.array([1.0, 2.0, 4.0]), "head.bias": np.array([3.0, 1
 def gradient(arrays):
     """Returns a gradient whose L1 norms are those of NORMS, by the client that the arrays are of."""
     client = round(float(arrays["bn.running_mean"][0] - MODEL["bn.running_mean"][0])) - 1
-    return {name: np.full(MODEL[name].shape, norms[client] / MODEL[name].size) for name, norms in NORMS.items()}
+    return {
+        name: np.full(MODEL[name].shape, norms[client] / MODEL[name].size)
+        for name, norms in NORMS.items()
+    }
 
 
 def scheme(block_of=None, gradient=gradient, **settings):
-    return named_arrays.make_scheme(config.check(config.Config(**settings)), gradient, MODEL, block_of)
+    return named_arrays.make_scheme(
+        config.check(config.Config(**settings)), gradient, MODEL, block_of
+    )
 
 
 @one_round.every_case()
@@ -40,7 +48,8 @@ def test_round_of_named_arrays_equals_the_round_of_the_engine(case):
     scheme = one_round.scheme(case, model)
     schedule = one_round.WORLD.schedule(0)
     clients = [
-        Client(one_round.named(one_round.trained(start, k)), len(one_round.WORLD.train[k])) for k in schedule.clients
+        Client(one_round.named(one_round.trained(start, k)), len(one_round.WORLD.train[k]))
+        for k in schedule.clients
     ]
     weights = named_arrays.weigh(scheme, model, clients, schedule.shuffle)
     mean = named_arrays.average(model, [client.arrays for client in clients], weights)
@@ -52,12 +61,19 @@ def test_round_of_named_arrays_equals_the_round_of_the_engine(case):
 def test_counters_are_rounded_means_and_dtypes_stay():
     """Those of the global model, whatever the clients return."""
     others = {"head.bias": np.float64, "bn.count": np.int32}
-    wide = [{name: array.astype(others.get(name, array.dtype)) for name, array in c.arrays.items()} for c in CLIENTS]
+    wide = [
+        {name: array.astype(others.get(name, array.dtype)) for name, array in c.arrays.items()}
+        for c in CLIENTS
+    ]
     clients = [Client(arrays, c.num_samples) for arrays, c in zip(wide, CLIENTS, strict=True)]
     weights = named_arrays.weigh(scheme(weighting="samples"), MODEL, clients)
     mean = named_arrays.average(MODEL, [client.arrays for client in clients], weights)
-    assert list(mean) == list(MODEL) and all(isinstance(array, np.ndarray) for array in mean.values())
-    assert {name: array.dtype for name, array in mean.items()} == {name: array.dtype for name, array in MODEL.items()}
+    assert list(mean) == list(MODEL) and all(
+        isinstance(array, np.ndarray) for array in mean.values()
+    )
+    assert {name: array.dtype for name, array in mean.items()} == {
+        name: array.dtype for name, array in MODEL.items()
+    }
     assert mean["bn.count"] == 6  # 4 + (1 * 10 + 2 * 20 + 3 * 30) / 60 = 6.33
     np.testing.assert_allclose(mean["head.bias"], [0.5 + 14 / 6], rtol=1e-6)
 
@@ -81,7 +97,9 @@ def test_client_with_anything_nonfinite_has_weight_0(where):
 
 
 @pytest.mark.parametrize(
-    ("weighting", "named"), [("fedvg", {"signal": "delta"}), ("generalised", {"norm": "delta"})], ids=str
+    ("weighting", "named"),
+    [("fedvg", {"signal": "delta"}), ("generalised", {"norm": "delta"})],
+    ids=str,
 )
 def test_signal_delta_measures_the_update_and_not_the_gradient(named, weighting):
     """Client k moves every entry by k + 1, and the mean over two tensors is of 2 and 1 entries."""
@@ -94,7 +112,9 @@ def test_equal_large_counters_stay_as_they_are():
     thirds = np.full(3, 1 / 3, np.float32)
     for count in (10**12 + 7, 2**60 + 1):
         model, clients = {"n": np.array(0)}, 3 * [{"n": np.array(count)}]
-        mean = named_arrays.average(model, clients, named_arrays.Weights({}, thirds, thirds, np.ones(3, bool)))
+        mean = named_arrays.average(
+            model, clients, named_arrays.Weights({}, thirds, thirds, np.ones(3, bool))
+        )
         assert mean["n"] == count
 
 
@@ -107,7 +127,10 @@ def test_a_gradient_cannot_change_the_models():
         arrays["w"] *= 3
         return {"w": arrays["w"]}
 
-    model, client = {"w": np.array([1.0, 2.0], np.float32)}, {"w": np.array([5.0, 10.0], np.float32)}
+    model, client = (
+        {"w": np.array([1.0, 2.0], np.float32)},
+        {"w": np.array([5.0, 10.0], np.float32)},
+    )
     made = scheme_of(model, gradient)
     named_arrays.weigh(made, model, 2 * [Client(client, 1)])
     assert model["w"].tolist() == [1, 2] and client["w"].tolist() == [5, 10]

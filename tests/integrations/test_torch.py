@@ -59,7 +59,8 @@ def variables_of(net):
     """Returns the same model for the task of `worlds`."""
     state = {name: tensor.detach().numpy() for name, tensor in net.state_dict().items()}
     dense = {
-        name: {"kernel": state[f"{name}.weight"].T, "bias": state[f"{name}.bias"]} for name in ("fc1", "classifier")
+        name: {"kernel": state[f"{name}.weight"].T, "bias": state[f"{name}.bias"]}
+        for name in ("fc1", "classifier")
     }
     params = {**dense, "bn1": {"scale": state["bn1.weight"], "bias": state["bn1.bias"]}}
     stats = {"bn1": {"mean": state["bn1.running_mean"], "var": state["bn1.running_var"]}}
@@ -69,7 +70,11 @@ def variables_of(net):
 def named_as_in_torch(params):
     """Returns a tree like the parameters of `worlds`, by torch's names."""
     names = {"kernel": "weight", "scale": "weight", "bias": "bias"}
-    return {f"{m}.{names[leaf]}": value for m, leaves in params.items() for leaf, value in leaves.items()}
+    return {
+        f"{m}.{names[leaf]}": value
+        for m, leaves in params.items()
+        for leaf, value in leaves.items()
+    }
 
 
 def images(minibatches):
@@ -78,8 +83,13 @@ def images(minibatches):
 
 @pytest.mark.parametrize("train", [True, False])
 def test_validation_gradient_equals_that_of_the_jax_model(nets, minibatches, train):
-    x, y = images(minibatches), jnp.asarray(torch.cat([y for _, y in minibatches]).numpy().astype(np.int32))
-    groups = jnp.asarray(schedule.split_into_minibatches(np.arange(10, dtype=np.int32), 4, keep_single=True))
+    x, y = (
+        images(minibatches),
+        jnp.asarray(torch.cat([y for _, y in minibatches]).numpy().astype(np.int32)),
+    )
+    groups = jnp.asarray(
+        schedule.split_into_minibatches(np.arange(10, dtype=np.int32), 4, keep_single=True)
+    )
     data = named_arrays.Data(Batch(x, y), groups, groups, groups)
     client = named_arrays.ClientReturn(variables_of(nets[0]), None, None)
     expected = signals.validation_gradient(worlds.TASK, train, 1)({}, client, data)
@@ -90,7 +100,9 @@ def test_validation_gradient_equals_that_of_the_jax_model(nets, minibatches, tra
     state = {name: tensor.numpy() for name, tensor in nets[0].state_dict().items()}
     arrays = {name: array for name, array in state.items() if array.dtype == np.float32}
     of_arrays = fedvg_torch.validation_gradient(Net(), LOSS, minibatches, train=train)(arrays)
-    worlds.assert_close(of_arrays, {name: gradient.numpy() for name, gradient in actual.items()}, 1e-7)
+    worlds.assert_close(
+        of_arrays, {name: gradient.numpy() for name, gradient in actual.items()}, 1e-7
+    )
 
 
 def test_scoring_leaves_the_model_as_it_was(nets, minibatches):
@@ -99,7 +111,9 @@ def test_scoring_leaves_the_model_as_it_was(nets, minibatches):
     before = copy.deepcopy(net.state_dict())
     fedvg_torch.validation_gradients(net, LOSS, minibatches)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
-    assert net.training and net.dropout.training and torch.equal(net.fc1.weight.grad, torch.ones(5, 6))
+    assert (
+        net.training and net.dropout.training and torch.equal(net.fc1.weight.grad, torch.ones(5, 6))
+    )
 
 
 def test_frozen_parameters_have_no_gradient_and_unused_ones_have_0(minibatches):
@@ -136,25 +150,38 @@ def test_layers_with_dropout_of_their_own_are_scored_without_it():
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize(("granularity", "norm"), [("modelwise", "l1"), ("layerwise", "l2"), ("blockwise", "l1")])
+@pytest.mark.parametrize(
+    ("granularity", "norm"), [("modelwise", "l1"), ("layerwise", "l2"), ("blockwise", "l1")]
+)
 def test_weights_and_mean_equal_those_of_the_package(nets, minibatches, granularity, norm):
     states = [net.state_dict() for net in nets]
     start = Net().state_dict()
     gradients = [fedvg_torch.validation_gradients(net, LOSS, minibatches) for net in nets]
     weights = fedvg_torch.inverse_norm_weights(gradients, start, granularity, norm=norm)
     stacked = {
-        name.replace(".", "/"): jnp.stack([jnp.asarray(g[name].numpy()) for g in gradients]) for name in gradients[0]
+        name.replace(".", "/"): jnp.stack([jnp.asarray(g[name].numpy()) for g in gradients])
+        for name in gradients[0]
     }
-    expected = weightings.inverse_norm_weights(weightings.gradient_norms(stacked, norm), granularity)
+    expected = weightings.inverse_norm_weights(
+        weightings.gradient_norms(stacked, norm), granularity
+    )
     by_name = {path.replace("/", "."): np.asarray(w) for path, w in expected.items()}
     for name, of_tensor in by_name.items():
         np.testing.assert_allclose(weights[name].numpy(), of_tensor, rtol=1e-6, err_msg=name)
     uniform = np.full(3, 1 / 3)
-    statistics = {"modelwise": by_name["bn1.weight"], "layerwise": uniform, "blockwise": by_name["bn1.weight"]}
-    np.testing.assert_allclose(weights["bn1.running_mean"].numpy(), statistics[granularity], rtol=1e-6)
+    statistics = {
+        "modelwise": by_name["bn1.weight"],
+        "layerwise": uniform,
+        "blockwise": by_name["bn1.weight"],
+    }
+    np.testing.assert_allclose(
+        weights["bn1.running_mean"].numpy(), statistics[granularity], rtol=1e-6
+    )
     mean = fedvg_torch.aggregate(start, states, weights)
     for name, w in weights.items():
-        theta, clients = (jnp.asarray(t.numpy()) for t in (start[name], torch.stack([s[name] for s in states])))
+        theta, clients = (
+            jnp.asarray(t.numpy()) for t in (start[name], torch.stack([s[name] for s in states]))
+        )
         expected = weightings.aggregate(theta, clients, jnp.asarray(w.numpy()))
         np.testing.assert_allclose(mean[name].numpy(), expected, rtol=1e-6, err_msg=name)
     net = Net()
@@ -165,7 +192,9 @@ def test_weights_and_mean_equal_those_of_the_package(nets, minibatches, granular
 def test_every_floating_dtype_is_averaged_in_its_own_precision(dtype):
     clients = [{"w": torch.tensor([1.0, 2.0], dtype=dtype), "n": torch.tensor(k)} for k in (2, 5)]
     weights = {"w": torch.tensor([0.25, 0.75])}
-    mean = fedvg_torch.aggregate({"w": torch.zeros(2, dtype=dtype), "n": torch.tensor(0)}, clients, weights)
+    mean = fedvg_torch.aggregate(
+        {"w": torch.zeros(2, dtype=dtype), "n": torch.tensor(0)}, clients, weights
+    )
     assert mean["w"].dtype == dtype and mean["w"].tolist() == [1, 2] and mean["n"].item() == 4
     if dtype == torch.float64:
         third = torch.tensor([1 / 3], dtype=dtype)

@@ -19,7 +19,9 @@ def lora(rank=1, include="pointwise", train="", again=False):
     """Returns the call that adds adapters to a network."""
 
     def call():
-        task = fv.linen_task(Net(), lambda output, y: -output[0, y], jnp.asarray(np.ones((1, 4, 4, 2)), jnp.float32))
+        task = fv.linen_task(
+            Net(), lambda output, y: -output[0, y], jnp.asarray(np.ones((1, 4, 4, 2)), jnp.float32)
+        )
         task, start = fv.lora(task, task.init(jax.random.key(0)), rank, include)
         if again:
             fv.lora(task, start, rank)

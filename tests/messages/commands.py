@@ -30,7 +30,9 @@ def reported(words):
 
     def call():
         with tempfile.TemporaryDirectory() as folder:
-            sweep = write_sweep(Path(folder) / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda _: (0.5,))
+            sweep = write_sweep(
+                Path(folder) / "s", {"method": ["fedavg", "fedvg"], "seed": [0]}, lambda _: (0.5,)
+            )
             command(report, f"{sweep} {words}")()
 
     return call
@@ -40,16 +42,28 @@ CASES = [
     ("an unknown command", command(fedvg, "smi"), "sim"),
     ("a setting of a subcommand", command(fedvg, "sim --alpha 0"), "alpha"),
     ("several values", command(sim, "--alpha 0.05 0.5"), "fedvg_jax.sweep"),
-    ("weightings between commas", command(sim, "--weighting uniform,fedvg"), "spaces: uniform fedvg"),
+    (
+        "weightings between commas",
+        command(sim, "--weighting uniform,fedvg"),
+        "spaces: uniform fedvg",
+    ),
     ("methods between commas", command(sim, "--method uniform,fedvg"), "spaces: uniform fedvg"),
     ("numbers between commas", command(sim, "--lr 0.1,0.2"), "spaces: 0.1 0.2"),
-    ("a file of a partition that is missing", command(sim, "--partition file:none.npz"), "none.npz: no such file"),
+    (
+        "a file of a partition that is missing",
+        command(sim, "--partition file:none.npz"),
+        "none.npz: no such file",
+    ),
     ("a folder without a run", command(sim, "--init /"), "/: no such file or run"),
     ("a method that is nearly known", command(sim, "--method fedvgg"), "fedvg"),
     ("a flag without its value", command(sim, "--method"), "--method"),
     ("a method as weights", command(sim, "--weighting fedavg"), "samples"),
     ("no run to resume", command(sim, "--resume /no/such"), "/no/such"),
-    ("no folder to export to", command(sim, "--export /no/such/m.safetensors"), "/no/such/m.safetensors"),
+    (
+        "no folder to export to",
+        command(sim, "--export /no/such/m.safetensors"),
+        "/no/such/m.safetensors",
+    ),
     ("a folder that cannot be made", command(sim, "--out /proc/no/such"), "--out"),
     ("an unused setting", command(sim, "--fedprox.mu 0.01"), "--fedprox.mu"),
     ("no data set", command(prepare, ""), "data set"),

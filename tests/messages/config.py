@@ -20,7 +20,14 @@ VALUES = {
     "lr": (0.0, {}),
     "lanes": ("0", "some", "٣"),
     "dataset": ("nosuch",),
-    "weighting": ("nosuch", "samples+nosuch", "samples+", "uniform+samples+fedvg", "permuted(samples", "permuted"),
+    "weighting": (
+        "nosuch",
+        "samples+nosuch",
+        "samples+",
+        "uniform+samples+fedvg",
+        "permuted(samples",
+        "permuted",
+    ),
     "fedvg.include": ("(" * 3000, "a{99999999999}"),
     "out": ("",),
     "local": ("1.5:^head",),
@@ -74,7 +81,10 @@ WITH_DATA = [
     (TEXT | {"partition": "dirichlet"}, "dirichlet"),
     (TEXT | {"augment": "flip"}, "augment"),
     (TEXT | {"corrupt.kind": "rotate"}, "corrupt.kind"),
-    (TEXT | {"validation.source": "npz", "validation.data_dir": "x", "val_ratio": 0.0}, "validation.source"),
+    (
+        TEXT | {"validation.source": "npz", "validation.data_dir": "x", "val_ratio": 0.0},
+        "validation.source",
+    ),
     (TEXT | {"validation.rho": 0.5}, "validation.rho"),
 ]
 """Settings that contradict each other, or the data."""
@@ -110,12 +120,17 @@ def read(text):
     return call
 
 
-CASES = [(f"{name} {value!s:.20}", check({name: value}), name) for name in VALUES for value in VALUES[name]]
+CASES = [
+    (f"{name} {value!s:.20}", check({name: value}), name)
+    for name in VALUES
+    for value in VALUES[name]
+]
 CASES += [(f"{settings}", check(settings), name) for settings, name in TOGETHER]
 CASES += [(f"{settings}", check(settings, fv.simulation), name) for settings, name in WITH_DATA]
 CASES += [(repr(text), read(text), name) for text, name in FILES.items()]
 CASES += [
-    (words[:20], lambda words=words: command_line.parse(words.split(), "sim"), name) for words, name in FLAGS.items()
+    (words[:20], lambda words=words: command_line.parse(words.split(), "sim"), name)
+    for words, name in FLAGS.items()
 ]
 CASES += [
     ("no config", lambda: fv.run({"lr": 1.0}), "Config"),  # pyright: ignore[reportArgumentType]

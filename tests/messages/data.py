@@ -20,7 +20,14 @@ from fedvg_jax.runs.assemble import fit, population
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 GROUPS = np.random.default_rng(1).integers(0, 40, 700)
-PARTS = {"train": [0], "train_sizes": [1], "val": [1], "val_sizes": [1], "test": [2], "test_sizes": [1]}
+PARTS = {
+    "train": [0],
+    "train_sizes": [1],
+    "val": [1],
+    "val_sizes": [1],
+    "test": [2],
+    "test_sizes": [1],
+}
 
 
 def partition(**changes):
@@ -32,7 +39,9 @@ def partition(**changes):
 
 def given(rows, **changes):
     """Returns the call that checks rows of two clients, of twelve."""
-    return lambda: exchange.check(rows, **{"num_samples": 12, "num_clients": 2, "source": "here"} | changes)
+    return lambda: exchange.check(
+        rows, **{"num_samples": 12, "num_clients": 2, "source": "here"} | changes
+    )
 
 
 def partition_file(name, content):
@@ -92,7 +101,9 @@ def load(name, files=(), place="", **options):
                     np.savez(target, **content)
                 elif not isinstance(content, bytes):
                     np.save(target, content)
-                write(Path(folder, path), content if isinstance(content, bytes) else target.getvalue())
+                write(
+                    Path(folder, path), content if isinstance(content, bytes) else target.getvalue()
+                )
             data.load(name, Path(folder, place), **options)
 
     return call
@@ -119,7 +130,11 @@ def folders(*names, wanted="folder", **options):
     """Returns the call that reads a folder with these files, images where their names end in .png."""
     image = png(np.random.default_rng(0).integers(0, 256, (9, 20, 3), np.uint8))
     content = {".png": image, ".cut": image[: len(image) // 2], ".ps": b"%!PS-Adobe-3.0 EPSF-3.0"}
-    return load(wanted, {name.partition("#")[0]: content[name[name.rindex(".") :]] for name in names}, **options)
+    return load(
+        wanted,
+        {name.partition("#")[0]: content[name[name.rindex(".") :]] for name in names},
+        **options,
+    )
 
 
 def _deep_image():
@@ -218,7 +233,13 @@ GIVEN = [
 
 # --- validation sets
 
-_TEN = Arrays("ten", np.zeros((600, 4, 4, 3), np.uint8), np.repeat(np.arange(10, dtype=np.int32), 60), CLASS_NAMES, 600)
+_TEN = Arrays(
+    "ten",
+    np.zeros((600, 4, 4, 3), np.uint8),
+    np.repeat(np.arange(10, dtype=np.int32), 60),
+    CLASS_NAMES,
+    600,
+)
 _PARTS = draw.draw_partition(_TEN.y, num_clients=8, alpha=5.0)
 _NO_VAL = _PARTS._replace(val=[own[:0] for own in _PARTS.val])
 _ONE_VAL = _PARTS._replace(val=[np.concatenate(list(_PARTS.val))])
@@ -235,7 +256,12 @@ def outside(source, names, target=_TEN):
     def call():
         with tempfile.TemporaryDirectory() as folder:
             x = np.zeros((len(names), 32, 32, 3), np.uint8)
-            np.savez(Path(folder, f"{source}.npz"), x=x, y=np.arange(len(names)), class_names=np.array(names))
+            np.savez(
+                Path(folder, f"{source}.npz"),
+                x=x,
+                y=np.arange(len(names)),
+                class_names=np.array(names),
+            )
             validation.outside_images(source, Path(folder), target)
 
     return call
@@ -257,7 +283,9 @@ VALIDATION = [
 
 _ROWS = np.array_split(np.arange(60), 6)
 _SPLIT = ([own[:6] for own in _ROWS], [own[6:8] for own in _ROWS], [own[8:] for own in _ROWS])
-_SMALL = Arrays("small", np.zeros((60, 4, 4, 1), np.uint8), np.arange(60, dtype=np.int32) % 4, tuple("abcd"), 60)
+_SMALL = Arrays(
+    "small", np.zeros((60, 4, 4, 1), np.uint8), np.arange(60, dtype=np.int32) % 4, tuple("abcd"), 60
+)
 
 
 def populated(partition=_SPLIT, **settings):
@@ -275,8 +303,16 @@ POPULATIONS = [
     ("rows of each client, held out first", populated(_ROWS, holdout="global"), "holdout global"),
     ("a name in place of rows", populated("iid"), "Config(partition=...)"),
     ("no test row", populated((*_SPLIT[:2], [[]])), "test"),
-    ("flipped labels that are none", populated(**{"corrupt.kind": "label_flip:1e-4"}), "corrupt.kind"),
-    ("noise that changes no label", populated(**{"validation.label_noise": 1e-4}), "validation.label_noise"),
+    (
+        "flipped labels that are none",
+        populated(**{"corrupt.kind": "label_flip:1e-4"}),
+        "corrupt.kind",
+    ),
+    (
+        "noise that changes no label",
+        populated(**{"validation.label_noise": 1e-4}),
+        "validation.label_noise",
+    ),
 ]
 
 CASES = [*PARTITIONS, *DATA_SETS, *GIVEN, *VALIDATION, *POPULATIONS]

@@ -28,7 +28,9 @@ def round_of(rule="uniform", task=worlds.QUADRATIC, dtype=float, num_clients=5, 
         step = fv.make_round(task, algorithm, weighting, worlds.TWO_LANES, fv.sgd, num_clients)
         start = worlds.state(WORLD, algorithm, worlds.QUADRATIC)
         start = start._replace(variables=jax.tree.map(lambda x: x.astype(dtype), start.variables))
-        jax.eval_shape(step, start, WORLD.schedule(0, 2, block_size=size), WORLD.data(), worlds.hyper())
+        jax.eval_shape(
+            step, start, WORLD.schedule(0, 2, block_size=size), WORLD.data(), worlds.hyper()
+        )
 
     return call
 
@@ -38,7 +40,9 @@ def selection(choose, num_candidates=0):
 
 
 def send(apply, **settings):
-    own = fv.algorithms.fedavg()._replace(send=fv.Send(lambda hyper, params: (), apply, lambda params: 1))
+    own = fv.algorithms.fedavg()._replace(
+        send=fv.Send(lambda hyper, params: (), apply, lambda params: 1)
+    )
     return lambda: fv.simulation(dataclasses.replace(CONFIG, **settings), algorithm=own)
 
 
@@ -54,7 +58,9 @@ def local(*arguments):
 def devices(count, is_double=False):
     def call():
         with jax.enable_x64(is_double):
-            registry.num_devices(dataclasses.replace(CONFIG, clients=6, join_ratio=0.5, devices=count))
+            registry.num_devices(
+                dataclasses.replace(CONFIG, clients=6, join_ratio=0.5, devices=count)
+            )
 
     return call
 
@@ -64,7 +70,9 @@ def hypergradient(hyper, names, objective=sum, **options):
 
 
 def power(hyper):
-    return jax.jit(lambda n, a: local_training.counted(n, lambda i, x: x * a, jnp.float32(1)))(3, hyper["a"])
+    return jax.jit(lambda n, a: local_training.counted(n, lambda i, x: x * a, jnp.float32(1)))(
+        3, hyper["a"]
+    )
 
 
 def short_sequences():
@@ -76,14 +84,26 @@ def short_sequences():
 CASES = [
     ("a cohort of more clients than there are", round_of(num_clients=1), "make_round"),
     ("half precision in cohort blocks", round_of(dtype=jnp.bfloat16, size=2), "--hold 0"),
-    ("a rule without terms in cohort blocks", round_of(baselines.permuted(basic.samples()), size=3), "hold"),
+    (
+        "a rule without terms in cohort blocks",
+        round_of(baselines.permuted(basic.samples()), size=3),
+        "hold",
+    ),
     (
         "a key without the default None",
-        round_of(task=worlds.QUADRATIC._replace(loss=lambda params, stats, batch, mask, train, key: (0.0, stats))),
+        round_of(
+            task=worlds.QUADRATIC._replace(
+                loss=lambda params, stats, batch, mask, train, key: (0.0, stats)
+            )
+        ),
         "key=None",
     ),
     ("one client twice", selection(lambda population: np.array([0, 0])), "selection.choose"),
-    ("more losses than candidates", selection(lambda known: known.losses(np.arange(8))[:2], 3), "num_candidates"),
+    (
+        "more losses than candidates",
+        selection(lambda known: known.losses(np.arange(8))[:2], 3),
+        "num_candidates",
+    ),
     ("the name of a selection", lambda: fv.run(CONFIG, selection="size"), "selection"),  # pyright: ignore
     ("two compressions", send(None, send="topk:0.1"), "algorithm.send"),
     ("no update", send(lambda hyper, key, delta, memory: ({}, memory)), "algorithm.send"),
@@ -91,12 +111,24 @@ CASES = [
     ("all steps for the local part", local("^head", 2.0), "first"),
     ("no local tensor", local("^nothing/"), "local"),
     ("only local tensors", local("^"), "local"),
-    ("no trained tensor", lambda: fv.trained_part(worlds.TASK, worlds.variables(), "^nothing/"), "train"),
-    ("trained statistics", lambda: fv.trained_part(worlds.TASK, worlds.variables(), "/mean$"), "train"),
+    (
+        "no trained tensor",
+        lambda: fv.trained_part(worlds.TASK, worlds.variables(), "^nothing/"),
+        "train",
+    ),
+    (
+        "trained statistics",
+        lambda: fv.trained_part(worlds.TASK, worlds.variables(), "/mean$"),
+        "train",
+    ),
     ("more devices than there are", devices("5"), "devices"),
     ("more devices than clients", devices("4"), "devices 4"),
     ("float64 on two devices", devices("2", is_double=True), "--devices 1"),
     ("an unknown hyperparameter", hypergradient({"lr": 0.1}, ["mu"]), "'mu'"),
-    ("reverse mode of a loop without it", hypergradient({"a": jnp.float32(2)}, ["a"], power), "fedvg_jax.unrolled"),
+    (
+        "reverse mode of a loop without it",
+        hypergradient({"a": jnp.float32(2)}, ["a"], power),
+        "fedvg_jax.unrolled",
+    ),
     ("sequences of another length", short_sequences, "sequences of (3,)"),
 ]

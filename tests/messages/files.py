@@ -39,14 +39,22 @@ def export(make):
 
 def features(value=0.0, name="own.npz", model="linear"):
     """Returns the call that writes features of three equal rows."""
-    arrays = Arrays("table", np.full((3, 2), value, np.float32), np.arange(3, dtype=np.int32), tuple("abc"), 3)
-    return scratch(lambda path: feature_file.write(path.with_name(name), fv.Config(model=model), arrays))
+    arrays = Arrays(
+        "table", np.full((3, 2), value, np.float32), np.arange(3, dtype=np.int32), tuple("abc"), 3
+    )
+    return scratch(
+        lambda path: feature_file.write(path.with_name(name), fv.Config(model=model), arrays)
+    )
 
 
 CASES = [
     ("a list in place of an object", read(b"[1]"), "own.toml"),
     ("an object that is nested too deeply", read(b'{"a":' * 100_000), "own.toml"),
-    ("a folder in place of an object", scratch(lambda path: path.mkdir() or files.read_object(path)), "own.toml"),
+    (
+        "a folder in place of an object",
+        scratch(lambda path: path.mkdir() or files.read_object(path)),
+        "own.toml",
+    ),
     ("a file that names another file", settings('config = "base.toml"'), "config"),
     ("the file of a sweep", settings("[axes]\nseed = [0]"), "sweep"),
     ("an export to a folder", export(lambda path: path.mkdir()), "export"),
@@ -55,7 +63,9 @@ CASES = [
     ("features of characters", features(model="gru"), "gru"),
     (
         "an option of runs for features",
-        lambda: prepare.parse_features(["--dataset", "digits", "--model", "mlp", "--out", "f.npz", "--lr", "0.1"]),
+        lambda: prepare.parse_features(
+            ["--dataset", "digits", "--model", "mlp", "--out", "f.npz", "--lr", "0.1"]
+        ),
         "--lr",
     ),
 ]

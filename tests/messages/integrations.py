@@ -16,7 +16,9 @@ def gradient(arrays):
 
 
 def scheme(model=None, gradient=gradient, **settings):
-    return lambda: named_arrays.make_scheme(config.check(config.Config(**settings)), gradient, model or MODEL)
+    return lambda: named_arrays.make_scheme(
+        config.check(config.Config(**settings)), gradient, model or MODEL
+    )
 
 
 def reply(**changes):
@@ -65,8 +67,16 @@ if importlib.util.find_spec("torch"):
 
     CASES += [
         ("no gradients", lambda: of_torch.inverse_norm_weights([], {}), "gradients"),
-        ("gradients of other names", lambda: of_torch.inverse_norm_weights([ONE, {}], ONE), "client 1"),
-        ("gradients of another model", lambda: of_torch.inverse_norm_weights([{"b": ONE["a"]}], ONE), "'b'"),
+        (
+            "gradients of other names",
+            lambda: of_torch.inverse_norm_weights([ONE, {}], ONE),
+            "client 1",
+        ),
+        (
+            "gradients of another model",
+            lambda: of_torch.inverse_norm_weights([{"b": ONE["a"]}], ONE),
+            "'b'",
+        ),
         ("a negative eps", lambda: of_torch.inverse_norm_weights([ONE], ONE, eps=-1.0), "'eps'"),
         ("no clients", lambda: of_torch.aggregate(ONE, [], {"a": torch.ones(0)}), "client"),
         ("a client without an array", lambda: of_torch.aggregate(ONE, [{}], ONE), "client 0"),
@@ -86,6 +96,10 @@ if importlib.util.find_spec("flwr"):
 
     CASES += [
         ("a server that leaves clients out", strategy(server=strategies.Krum()), "Krum"),
-        ("an option of the server's", strategy(server=strategies.FedAvg(), fraction_train=1.0), "fraction_train"),
+        (
+            "an option of the server's",
+            strategy(server=strategies.FedAvg(), fraction_train=1.0),
+            "fraction_train",
+        ),
         ("an algorithm", strategy(config=config.Config(method="fedavgm+fedvg")), "fedavgm"),
     ]

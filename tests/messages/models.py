@@ -101,24 +101,52 @@ CASES = [
     # a module
     ("a class", linen(Column), "the class Column"),
     ("a module that passes on what it is called with", linen(Wrapped()), "Wrapped.__call__"),
-    ("the mask of other rows", linen(Images(4), example=np.zeros((1, 8, 8, 1), np.float32)), "mask=mask[:, None, None"),
+    (
+        "the mask of other rows",
+        linen(Images(4), example=np.zeros((1, 8, 8, 1), np.float32)),
+        "mask=mask[:, None, None",
+    ),
     ("a layer without the mask", linen(Unmasked()), "Unmasked has batch statistics"),
-    ("statistics without a mask", linen(nn.Dense(3), nn.BatchNorm(use_running_average=False)), "mask"),
+    (
+        "statistics without a mask",
+        linen(nn.Dense(3), nn.BatchNorm(use_running_average=False)),
+        "mask",
+    ),
     ("one output of all rows", linen(nn.Dense(1), lambda x: x.mean(0)), "Sequential returned"),
-    ("Dropout that is off", linen(nn.Dropout(0.5, deterministic=True), nn.Dense(1)), "Sequential has Dropout"),
-    ("NNX Dropout that is off", lambda: fv.nnx_task(NnxNet, squared, EXAMPLE), "NnxNet has Dropout"),
+    (
+        "Dropout that is off",
+        linen(nn.Dropout(0.5, deterministic=True), nn.Dense(1)),
+        "Sequential has Dropout",
+    ),
+    (
+        "NNX Dropout that is off",
+        lambda: fv.nnx_task(NnxNet, squared, EXAMPLE),
+        "NnxNet has Dropout",
+    ),
     ("an NNX module", lambda: fv.nnx_task(NnxNet(nnx.Rngs(0)), squared, EXAMPLE), "nnx_task: make"),
     ("a dict as example", linen(Column(), example={"a": EXAMPLE}), "example"),
     ("data of another width", linen(Column(), x=EXAMPLE[:, :3]), "example"),
     # a loss
-    ("a loss of batches", linen(Column(), loss=lambda out, y: jnp.mean((out - y) ** 2, axis=1)), "loss"),
+    (
+        "a loss of batches",
+        linen(Column(), loss=lambda out, y: jnp.mean((out - y) ** 2, axis=1)),
+        "loss",
+    ),
     ("a loss of one argument", linen(Column(), loss=lambda output: output), "loss"),
     ("a loss of shape [1]", linen(nn.Dense(1)), "loss"),
     ("a metric named loss", linen(Column(), metrics={"loss": squared}), "metrics"),
     ("metrics as a list", linen(Column(), metrics=[squared]), "metrics"),
     # files of weights
     ("no file", weights(), "model.safetensors"),
-    ("a pickle", weights(content=b"PK\x03\x04 a zipped pickle, as torch saves it"), "model.safetensors"),
+    (
+        "a pickle",
+        weights(content=b"PK\x03\x04 a zipped pickle, as torch saves it"),
+        "model.safetensors",
+    ),
     ("a cut tensor", weights(content=LENGTH + HEADER + 7 * b"\0"), "model.safetensors"),
-    ("a folder that is not there", saved({"a": jnp.ones(2)}, "no/such/folder.safetensors"), "folder.safetensors"),
+    (
+        "a folder that is not there",
+        saved({"a": jnp.ones(2)}, "no/such/folder.safetensors"),
+        "folder.safetensors",
+    ),
 ]

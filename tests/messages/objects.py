@@ -26,12 +26,16 @@ def task(**changes):
 
 def algorithm(**changes):
     pool = worlds.small().data().pool
-    return lambda: contracts.check_algorithm(fedavg()._replace(**changes), TASK, pool, worlds.hyper(), num_clients=7)
+    return lambda: contracts.check_algorithm(
+        fedavg()._replace(**changes), TASK, pool, worlds.hyper(), num_clients=7
+    )
 
 
 def weighting(rule=None, in_blocks=False, **changes):
     own, data = (rule or basic.uniform())._replace(**changes), worlds.uneven().data()
-    return lambda: contracts.check_weighting(own, worlds.QUADRATIC, data, worlds.hyper(), in_blocks=in_blocks)
+    return lambda: contracts.check_weighting(
+        own, worlds.QUADRATIC, data, worlds.hyper(), in_blocks=in_blocks
+    )
 
 
 def weights(of):
@@ -65,7 +69,9 @@ def gradients(client_params, val_batches):
 
 def integers(key):
     model = TASK.init(key)
-    return model._replace(params=model.params | {"fc1": model.params["fc1"] | {"bias": jnp.zeros(5, jnp.int32)}})
+    return model._replace(
+        params=model.params | {"fc1": model.params["fc1"] | {"bias": jnp.zeros(5, jnp.int32)}}
+    )
 
 
 def of_all_rows(*arguments):
@@ -79,7 +85,9 @@ def half_statistics(*arguments):
 
 
 def predicting(outputs_of):
-    return linear.TASK._replace(predict=lambda params, stats, batch: outputs_of(batch.x @ params["w"]))
+    return linear.TASK._replace(
+        predict=lambda params, stats, batch: outputs_of(batch.x @ params["w"])
+    )
 
 
 def regression():
@@ -119,11 +127,19 @@ CASES = [
         "measure",
     ),
     # an algorithm
-    ("a sum per leaf", algorithm(residual=lambda h, s, p, c: (jax.tree.map(jnp.sum, p), s)), "bn1/bias"),
+    (
+        "a sum per leaf",
+        algorithm(residual=lambda h, s, p, c: (jax.tree.map(jnp.sum, p), s)),
+        "bn1/bias",
+    ),
     ("no gradients", algorithm(correct=lambda *_: None), "algorithm.correct"),
     ("another memory", algorithm(report=lambda *_: (jnp.ones(2), (), ())), "algorithm.report"),
     ("undeclared", algorithm(residual=lambda hyper, s, p, c: (hyper["tempo"], s)), "'tempo'"),
-    ("losses of rows", algorithm(loss=lambda h, t, p, s, batch, mask, k, a: (mask.astype(float), s)), "algorithm.loss"),
+    (
+        "losses of rows",
+        algorithm(loss=lambda h, t, p, s, batch, mask, k, a: (mask.astype(float), s)),
+        "algorithm.loss",
+    ),
     ("personal gradients of nothing", algorithm(personal=lambda *_: {}), "algorithm.personal"),
     (
         "two own",
@@ -131,7 +147,11 @@ CASES = [
         "do not combine",
     ),
     ("FedNTD without labels of classes", regress(fv.algorithms.fedntd), "FedNTD needs labels"),
-    ("a task without forward", regress(fv.algorithms.fedntd, forward=lambda own: None), "task.forward"),
+    (
+        "a task without forward",
+        regress(fv.algorithms.fedntd, forward=lambda own: None),
+        "task.forward",
+    ),
     (
         "a loss alone",
         regress(fv.algorithms.moon, loss=lambda own: lambda *at: (2 * own.loss(*at)[0], {})),
@@ -139,48 +159,91 @@ CASES = [
     ),
     # a weighting
     ("weights of two clients", weights(lambda ones: ones[:2] / 2), "params/left/x"),
-    ("no statistics", weighting(weigh=lambda h, ones, view: basic.broadcast_weights(ones / 3, view).params), "left/x"),
+    (
+        "no statistics",
+        weighting(weigh=lambda h, ones, view: basic.broadcast_weights(ones / 3, view).params),
+        "left/x",
+    ),
     ("a detail of two clients", weighting(detail=lambda ones: {"own": ones[:2]}), "own"),
     ("a detail of the history's", weighting(detail=lambda ones: {"weights": ones}), "weights"),
     ("no terms", weighting(in_blocks=True, terms=()), "weighting.terms"),
-    ("weights of three of four clients", run(weighting=fv.weightings.given([1.0, 2.0, 3.0])), "given"),
+    (
+        "weights of three of four clients",
+        run(weighting=fv.weightings.given([1.0, 2.0, 3.0])),
+        "given",
+    ),
     (
         "in a mean",
         run(weighting=fv.weightings.mix(basic.uniform(), fv.weightings.given(jnp.ones(5)))),
         "weights of 5 clients",
     ),
-    ("a factory without parentheses", lambda: programs.weighting_of(basic.uniform, TASK), "weighting"),
+    (
+        "a factory without parentheses",
+        lambda: programs.weighting_of(basic.uniform, TASK),
+        "weighting",
+    ),
     # hyperparameters
     ("an unknown hyperparameter", run(algorithm=DECLARED, hyper={"tua": 1.0}), "'tau'"),
     ("a hyperparameter below float32", run(algorithm=DECLARED, hyper={"tau": 1e-60}), "1e-60"),
     ("a setting as hyperparameter", run(algorithm=DECLARED, hyper={"lr": 0.1}), "'lr'"),
     (
         "a name with two meanings",
-        run({"weighting": "fedvg"}, algorithm=fedavg()._replace(hyperparameters=(Hyperparameter("fedvg.eps", 1e-3),))),
+        run(
+            {"weighting": "fedvg"},
+            algorithm=fedavg()._replace(hyperparameters=(Hyperparameter("fedvg.eps", 1e-3),)),
+        ),
         "'fedvg.eps'",
     ),
     # settings beside a task
     ("accuracy of one logit", simulation(weighting="val_accuracy"), ONE_LOGIT),
-    ("native accuracy", simulation(algorithm_given=VAL_ACCURACY, weighting="native"), "weighting val_accuracy"),
-    ("accuracy of a dict", simulation(predicting(lambda z: {"z": z}), weighting="val_accuracy"), "a dict"),
-    ("elastic of a dict", simulation(predicting(lambda z: {"z": z}), algorithm="elastic"), "elastic"),
+    (
+        "native accuracy",
+        simulation(algorithm_given=VAL_ACCURACY, weighting="native"),
+        "weighting val_accuracy",
+    ),
+    (
+        "accuracy of a dict",
+        simulation(predicting(lambda z: {"z": z}), weighting="val_accuracy"),
+        "a dict",
+    ),
+    (
+        "elastic of a dict",
+        simulation(predicting(lambda z: {"z": z}), algorithm="elastic"),
+        "elastic",
+    ),
     ("precision beside a task", simulation(precision="bfloat16"), "precision bfloat16"),
     ("norm beside a task", simulation(model="resnet18", norm_layers="group"), "norm_layers group"),
     ("confusion of a task", simulation(record="confusion"), "record confusion"),
-    ("a robust rule beside a weighting", run({"robust": "median"}, weighting=basic.uniform()), "robust median"),
+    (
+        "a robust rule beside a weighting",
+        run({"robust": "median"}, weighting=basic.uniform()),
+        "robust median",
+    ),
     # arguments of a run
-    ("another initial tensor", initial({"w": np.ones(3, np.float32), "v": np.ones(1, np.float32)}), "'params/v'"),
+    (
+        "another initial tensor",
+        initial({"w": np.ones(3, np.float32), "v": np.ones(1, np.float32)}),
+        "'params/v'",
+    ),
     ("an initial tensor of another shape", initial({"w": np.ones(2, np.float32)}), "'params/w'"),
     ("a name as weighting", run(weighting="fedvg"), "weighting"),
     ("a callback without arguments", run(callbacks=[lambda: None]), "callback"),
     ("a callback of a record alone", run(callbacks=[lambda record: None]), "callback"),
     ("a list as on_records", run(on_records=[print]), "on_records"),
-    ("on_records of a record and a state", run(on_records=lambda record, state: None), "on_records"),
+    (
+        "on_records of a record and a state",
+        run(on_records=lambda record, state: None),
+        "on_records",
+    ),
     ("a metric of a model alone", run(metrics={"m": lambda model: 0}), "metric 'm'"),
     ("a metric of the history's", run(metrics={"weights": lambda model, data: 0}), "'weights'"),
     ("a number as tracker", run(track=3), "track"),
     ("no file to start from", run({"init": Path("nothing.safetensors")}), "nothing.safetensors"),
-    ("an export to nowhere", run({"export": Path("none") / "m.safetensors"}), "export none/m.safetensors"),
+    (
+        "an export to nowhere",
+        run({"export": Path("none") / "m.safetensors"}),
+        "export none/m.safetensors",
+    ),
     ("axes as a list", sweep(axes=["seed"]), "axes"),
     ("an axis without objects", sweep(axes={"weighting": {}}), "weighting"),
     ("values of two settings as a number", sweep(axes={("lr", "seed"): 3}), "lr, seed"),
@@ -190,20 +253,52 @@ CASES = [
     ("no rows in a batch", schedule(batch_size=0), "batch_size"),
     ("a ratio above 1", schedule(probe_ratio=1.5), "probe_ratio"),
     ("no clients", schedule([]), "client_rows"),
-    ("two cohorts", lambda: fv.stack_schedules([fv.make_schedule(0, CLIENTS * k) for k in (1, 2)]), "cohort sizes"),
+    (
+        "two cohorts",
+        lambda: fv.stack_schedules([fv.make_schedule(0, CLIENTS * k) for k in (1, 2)]),
+        "cohort sizes",
+    ),
     ("no data", lambda: fv.evaluate(linear.TASK, fv.Variables({}, {})), "data"),
     ("no folder of a history", lambda: fv.History.load(None), "History.load"),
     # functions of the method
     ("a word as gradient", lambda: fv.gradient_norms({"w": "x"}), "leaf 'w'"),
     ("a negative norm", lambda: fv.inverse_norm_weights({"w": -TWO}), "leaf 'w'"),
-    ("norms of two cohorts", lambda: fv.inverse_norm_weights({"a": THREE, "b": TWO}), "norms leaf 'b'"),
-    ("a temperature of 0", lambda: fv.generalised_weights({"a": THREE}, temperature=0.0), "'temperature'"),
-    ("layers without a matrix", lambda: fv.weightings.fedvg(TASK, "spectral", "layerwise"), "a matrix in every group"),
+    (
+        "norms of two cohorts",
+        lambda: fv.inverse_norm_weights({"a": THREE, "b": TWO}),
+        "norms leaf 'b'",
+    ),
+    (
+        "a temperature of 0",
+        lambda: fv.generalised_weights({"a": THREE}, temperature=0.0),
+        "'temperature'",
+    ),
+    (
+        "layers without a matrix",
+        lambda: fv.weightings.fedvg(TASK, "spectral", "layerwise"),
+        "a matrix in every group",
+    ),
     ("a norm that is none", lambda: fv.weightings.fedvg(TASK, "l3"), "'l3'"),
     ("numbers of two clients", lambda: fv.generalised_weights({"a": THREE}, TWO), "num_samples"),
-    ("weights of other tensors", lambda: fv.aggregate({"a": TWO}, {"a": STACK}, {"b": THREE}), "weights leaf 'a'"),
-    ("models of other shapes", lambda: fv.aggregate({"b": THREE}, {"b": STACK}, {"b": THREE}), "leaf 'b'"),
-    ("models as a list", lambda: fv.aggregate({"w": TWO}, 3 * [{"w": TWO}], {"w": THREE / 3}), "params"),
+    (
+        "weights of other tensors",
+        lambda: fv.aggregate({"a": TWO}, {"a": STACK}, {"b": THREE}),
+        "weights leaf 'a'",
+    ),
+    (
+        "models of other shapes",
+        lambda: fv.aggregate({"b": THREE}, {"b": STACK}, {"b": THREE}),
+        "leaf 'b'",
+    ),
+    (
+        "models as a list",
+        lambda: fv.aggregate({"w": TWO}, 3 * [{"w": TWO}], {"w": THREE / 3}),
+        "params",
+    ),
     ("no validation batch", gradients(THREE, np.zeros((0, 4))), "val_batches"),
-    ("two lengths", lambda: fv.joint_fisher(lambda params, x: x, {"w": TWO}, (jnp.ones((4, 2)), TWO)), "examples"),
+    (
+        "two lengths",
+        lambda: fv.joint_fisher(lambda params, x: x, {"w": TWO}, (jnp.ones((4, 2)), TWO)),
+        "examples",
+    ),
 ]

@@ -6,7 +6,9 @@ from support import worlds
 import fedvg_jax as fv
 from fedvg_jax.engine import privacy, robust
 
-CONFIG = fv.Config(clients=4, rounds=1, alpha=10.0, weighting="uniform", train="^classifier/", dp={"clip": 0.5})
+CONFIG = fv.Config(
+    clients=4, rounds=1, alpha=10.0, weighting="uniform", train="^classifier/", dp={"clip": 0.5}
+)
 TASK = fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1))
 
 
@@ -29,8 +31,16 @@ CASES = [
     ("memories of clients", simulate({"algorithm": "moon", "train": ""}), "memories"),
     ("messages of clients", simulate({"algorithm": "scaffold"}), "messages"),
     ("errors of a compression", simulate({"send": "topk"}), "topk"),
-    ("weights", simulate({}, algorithm=fv.algorithms.fedavg()._replace(residual=residual_of_weights)), "residual"),
-    ("statistics", simulate({"train": ""}, data=worlds.random_images(), task=worlds.TASK), "running statistics"),
+    (
+        "weights",
+        simulate({}, algorithm=fv.algorithms.fedavg()._replace(residual=residual_of_weights)),
+        "residual",
+    ),
+    (
+        "statistics",
+        simulate({"train": ""}, data=worlds.random_images(), task=worlds.TASK),
+        "running statistics",
+    ),
     ("own cohorts", simulate({}, selection=fv.Selection(lambda population: [0, 1])), "selection"),
     ("a robust rule", round_step(aggregate=robust.median), "private"),
     ("a local part", round_step(local=fv.local_part("left")), "private"),

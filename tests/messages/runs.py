@@ -11,7 +11,15 @@ from fedvg_jax.runs.assemble import registry
 from fedvg_jax.runs.record import digests, folder as run_folder, history
 
 BY_HAND = {"distributed": "localhost:9911", "processes": "2", "process": "1"}
-ADDRESSES = ("localhost", "a:\u0669\u0669", "localhost:99999", "::1:9911", "http://a:99", ":99", "a:0")
+ADDRESSES = (
+    "localhost",
+    "a:\u0669\u0669",
+    "localhost:99999",
+    "::1:9911",
+    "http://a:99",
+    ":99",
+    "a:0",
+)
 SMALL = fv.Config(clients=7, rounds=6)
 
 
@@ -50,7 +58,9 @@ def shared(num_devices, num_processes, **settings):
     """Returns the call that divides a run among the devices of several processes."""
 
     def call():
-        machine = hw.Hardware("gpu", "H100", num_devices, cores=16, memory_bytes=None, num_processes=num_processes)
+        machine = hw.Hardware(
+            "gpu", "H100", num_devices, cores=16, memory_bytes=None, num_processes=num_processes
+        )
         with hw.assumed(machine):
             registry.make_executor(fv.Config(**{"clients": 10, "join_ratio": 1.0} | settings))
 
@@ -59,7 +69,11 @@ def shared(num_devices, num_processes, **settings):
 
 CASES = [
     ("a process without the others", lambda: launch.read(["--process=0"]), "--distributed"),
-    ("processes without a number", lambda: launch.read(["--distributed=localhost:9911"]), "--process"),
+    (
+        "processes without a number",
+        lambda: launch.read(["--distributed=localhost:9911"]),
+        "--process",
+    ),
     *((f"the address {a}", launched(distributed=a), "HOST:PORT") for a in ADDRESSES),
     ("a process that is none of them", launched(process="2"), "process must be"),
     ("devices that processes cannot share", shared(8, 2, devices="3"), "devices"),
@@ -67,13 +81,25 @@ CASES = [
     ("all lanes in several processes", shared(8, 2, lanes="all"), "lanes all"),
     ("more processes than clients", shared(3, 3, clients=2), "3 processes"),
     ("fewer rounds than are done", resume(rounds=1), "--rounds must be 3"),
-    ("as many rounds as are done, of which the last was not evaluated", resume(rounds=2), "--rounds must be 3"),
+    (
+        "as many rounds as are done, of which the last was not evaluated",
+        resume(rounds=2),
+        "--rounds must be 3",
+    ),
     ("two folders", resume(out=Path("elsewhere")), "--out"),
     ("another setting", resume(lr=0.5), "lr"),
     ("no such folder", resume(resume="nowhere"), "is not a run folder"),
     ("damaged settings", resume(resume="bad"), "config.json"),
     ("a setting of another version", resume(resume="later"), "'newer'"),
     ("the folder of a sweep", resume(resume="sweep"), "is a sweep"),
-    ("checkpoints that cannot be read are not none", unreadable_checkpoints, "checkpoints cannot be read"),
-    ("a model of clients without a folder", lambda: history.History([], {}, None, None).client_variables(0), "out="),
+    (
+        "checkpoints that cannot be read are not none",
+        unreadable_checkpoints,
+        "checkpoints cannot be read",
+    ),
+    (
+        "a model of clients without a folder",
+        lambda: history.History([], {}, None, None).client_variables(0),
+        "out=",
+    ),
 ]

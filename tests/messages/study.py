@@ -18,7 +18,9 @@ CONFIG = fv.Config(clients=4, rounds=1, model="linear")
 def axes(**settings):
     """Returns the call that makes the points of these axes; a double underscore stands for a dot."""
     named = {name.replace("__", "."): values for name, values in settings.items()}
-    return lambda: sweep_points.make_points(Sweep(tuple(sweep_points.cross(named, "test")), (Layer({}, "test"),)))
+    return lambda: sweep_points.make_points(
+        Sweep(tuple(sweep_points.cross(named, "test")), (Layer({}, "test"),))
+    )
 
 
 def file(text):
@@ -46,7 +48,9 @@ def tune(settings, seeds=None, axes=()):
 
 def tempered(task):
     """A weighting with a hyperparameter."""
-    rule = fv.weightings.by_scalar(lambda hyper, client, data: client.num_samples.astype(float) ** hyper["T"])
+    rule = fv.weightings.by_scalar(
+        lambda hyper, client, data: client.num_samples.astype(float) ** hyper["T"]
+    )
     return rule._replace(hyperparameters=(Hyperparameter("T", 1.0, 0.0, 4.0),))
 
 
@@ -76,7 +80,11 @@ CASES = [
     ("no value", axes(alpha=[]), "alpha"),
     ("folder of a run", axes(out=["a", "b"]), "out"),
     ("unused by all", axes(fedprox__mu=[0.1, 1.0]), "fedprox.mu"),
-    ("a point that cannot work", axes(batch_size=[1, 2], departures=["single-rows"]), "point batch_size=1"),
+    (
+        "a point that cannot work",
+        axes(batch_size=[1, 2], departures=["single-rows"]),
+        "point batch_size=1",
+    ),
     ("record as an axis", axes(record=["confusion", "client_drift"]), "record"),
     ("zip that is no table", file("zip = 3"), "zip"),
     ("zip of two lengths", file("[[zip]]\nlr = [0.1]\nalpha = [1.0, 2.0]"), "alpha"),
@@ -86,7 +94,11 @@ CASES = [
     ("flag given twice", words("--seed", "0:2", "--seed", "3:5"), "--seed"),
     ("numbers with commas", words("--alpha", "0.05,0.5"), "--alpha"),
     ("tuned axis", words("--lr", "0.1", "0.2", "--tune", "lr", "0.3"), "lr"),
-    ("seeds of the points", words("--tune", "lr", "0.1", "--seed", "0:3", "--tune-seeds", "2:4"), "seed 2"),
+    (
+        "seeds of the points",
+        words("--tune", "lr", "0.1", "--seed", "0:3", "--tune-seeds", "2:4"),
+        "seed 2",
+    ),
     *((f"tuned {name}", tune({name: ["1", "2"]}), name) for name in NOT_TUNED),
     ("tuned signal", tune({"fedvg.signal": ["gradient", "delta"]}, axes=BOTH_MODES), "fedvg.mode"),
     ("hyperparameter out of range", run_sweep({"hyper.T": [1.0, 9.0]}, weighting=tempered), "'T'"),
@@ -96,11 +108,27 @@ CASES = [
         "'T'",
     ),
     ("unknown hyperparameter", run_sweep({"hyper.U": [1.0]}, weighting=tempered), "'U'"),
-    ("weighting twice", run_sweep({"weighting": ["samples", "uniform"]}, weighting=tempered), "weighting"),
-    ("setting of another weighting", run_sweep({"fedvg.norm": ["l1", "l2"]}, weighting=tempered), "fedvg.norm"),
-    ("an object without a name", run_sweep({"weighting": [functools.partial(tempered)]}), "weighting"),
+    (
+        "weighting twice",
+        run_sweep({"weighting": ["samples", "uniform"]}, weighting=tempered),
+        "weighting",
+    ),
+    (
+        "setting of another weighting",
+        run_sweep({"fedvg.norm": ["l1", "l2"]}, weighting=tempered),
+        "fedvg.norm",
+    ),
+    (
+        "an object without a name",
+        run_sweep({"weighting": [functools.partial(tempered)]}),
+        "weighting",
+    ),
     ("processes without a folder", run_sweep({"seed": [0]}, jobs=2), "out"),
-    ("an object for a process", run_sweep({"weighting": {"a": tempered}}, jobs=2, out="x"), "weighting"),
+    (
+        "an object for a process",
+        run_sweep({"weighting": {"a": tempered}}, jobs=2, out="x"),
+        "weighting",
+    ),
     (
         "a generator for a process",
         run_sweep({"seed": [0]}, jobs=2, out="x", tune={"lr": (rate for rate in (0.1, 0.2))}),
@@ -116,9 +144,17 @@ CASES = [
         "noise_seed",
     ),
     ("noise seeds as an axis", words("--dp.noise-seed", "5", "6"), "noise_seed"),
-    ("alpha of a given partition", run_sweep({"alpha": [0.1, 1.0]}, partition=np.split(np.arange(200), 4)), "alpha"),
+    (
+        "alpha of a given partition",
+        run_sweep({"alpha": [0.1, 1.0]}, partition=np.split(np.arange(200), 4)),
+        "alpha",
+    ),
     ("rows that occur twice", run_sweep({}, partition=ROWS), "row 0"),
     ("rank that no layer has", run_sweep({"lora": [0, 2, 99]}), "point lora=99"),
-    ("missing data", run_sweep({("dataset", "data_dir"): [("digits", None), ("stl10", "nowhere")]}), "nowhere"),
+    (
+        "missing data",
+        run_sweep({("dataset", "data_dir"): [("digits", None), ("stl10", "nowhere")]}),
+        "nowhere",
+    ),
     ("tracker without a folder", run_sweep({"seed": "0:2"}, track=["tensorboard"]), "track"),
 ]

@@ -58,7 +58,10 @@ def by_hand(variables: Variables, train: bool) -> tuple[np.ndarray, dict]:
     x = X[:4] @ params["first"]["kernel"] + params["first"]["bias"]
     mean, var = (x.mean(0), x.var(0)) if train else (stats["norm"]["mean"], stats["norm"]["var"])
     y = (x - mean) / np.sqrt(var + 1e-5) * params["norm"]["scale"] + params["norm"]["bias"]
-    updated = {name: 0.9 * stats["norm"][name] + 0.1 * new for name, new in (("mean", x.mean(0)), ("var", x.var(0)))}
+    updated = {
+        name: 0.9 * stats["norm"][name] + 0.1 * new
+        for name, new in (("mean", x.mean(0)), ("var", x.var(0)))
+    }
     y = np.maximum(y, 0) @ params["last"]["kernel"] + params["last"]["bias"]
     return y[:, 0], {"norm": updated if train else stats["norm"]}
 
@@ -68,7 +71,11 @@ def by_hand(variables: Variables, train: bool) -> tuple[np.ndarray, dict]:
 def test_loss_is_the_mean_over_the_real_rows(x64, library):
     task = TASKS[library]
     variables = worlds.variables(task=task)
-    run = worlds.jit(lambda variables: {train: task.loss(*variables, BATCH, MASK, train) for train in (True, False)})
+    run = worlds.jit(
+        lambda variables: {
+            train: task.loss(*variables, BATCH, MASK, train) for train in (True, False)
+        }
+    )
     with jax.numpy_dtype_promotion("standard"):  # Flax's BatchNorm promotes
         actual = run(variables)
     for train, (loss, stats) in actual.items():
@@ -80,13 +87,20 @@ def test_loss_is_the_mean_over_the_real_rows(x64, library):
 @every_library
 def test_scoring_several_groups_at_once_equals_group_by_group_where_one_is_empty(x64, library):
     """Statistics over no row, of Flax's BatchNorm, have gradients that are NaN."""
-    task, groups = TASKS[library], jnp.array([[0, 1, -1], [2, 3, 4], [-1, -1, -1], [5, -1, -1]], jnp.int32)
+    task, groups = (
+        TASKS[library],
+        jnp.array([[0, 1, -1], [2, 3, 4], [-1, -1, -1], [5, -1, -1]], jnp.int32),
+    )
     variables = worlds.variables(task=task)
     data = Data(Batch(X, Y), *3 * [groups])
     client = ClientReturn(variables, jnp.int32(1), variables.params)
-    measures = [signals.validation_gradient(task, True, groups_per_pass) for groups_per_pass in (1, 4)]
+    measures = [
+        signals.validation_gradient(task, True, groups_per_pass) for groups_per_pass in (1, 4)
+    ]
     with jax.numpy_dtype_promotion("standard"):  # Flax's BatchNorm promotes
-        apart, together = worlds.jit(lambda r, d: [measure({}, r, d) for measure in measures])(client, data)
+        apart, together = worlds.jit(lambda r, d: [measure({}, r, d) for measure in measures])(
+            client, data
+        )
     worlds.assert_close(together, apart, 1e-9)
 
 
@@ -99,7 +113,9 @@ def test_metrics_are_means_over_the_rows_of_all_batches(x64, library):
     with jax.numpy_dtype_promotion("standard"):  # of rows in float32 by a model in float64
         sums = tree.add(*(measure(*variables, BATCH, mask) for mask in masks))
     errors = np.abs(by_hand(variables, False)[0] - Y[:4])
-    assert task.metrics(sums) == pytest.approx({"loss": np.square(errors).mean(), "absolute": errors.mean()}, rel=1e-9)
+    assert task.metrics(sums) == pytest.approx(
+        {"loss": np.square(errors).mean(), "absolute": errors.mean()}, rel=1e-9
+    )
 
 
 class Echo(nn.Module):
@@ -124,7 +140,9 @@ def difference(output, y):
 
 
 ECHOES = {
-    "linen": lambda x: fedvg_jax.linen_task(Echo(), difference, x, metrics={"absolute": difference}),
+    "linen": lambda x: fedvg_jax.linen_task(
+        Echo(), difference, x, metrics={"absolute": difference}
+    ),
     "nnx": lambda x: fedvg_jax.nnx_task(NnxEcho, difference, x, metrics={"absolute": difference}),
 }
 
@@ -137,7 +155,10 @@ def test_inputs_and_targets_reach_a_module_of_half_precision_as_they_are(library
     variables = task.init(jax.random.key(0))
     with jax.numpy_dtype_promotion("standard"):
         assert fedvg_jax.evaluate(task, variables, (x, y)) == {"loss": 2, "absolute": 2}
-        assert task.loss(*variables, Batch(jnp.asarray(x), jnp.asarray(y)), jnp.ones(5, bool), True)[0] == 2
+        assert (
+            task.loss(*variables, Batch(jnp.asarray(x), jnp.asarray(y)), jnp.ones(5, bool), True)[0]
+            == 2
+        )
     assert task.predict(*variables, Batch(jnp.asarray(x), jnp.asarray(y))).dtype == dtype
 
 
@@ -154,7 +175,9 @@ class Modes(nn.Module):
     @nn.compact
     def __call__(self, x, training, deterministic=None, use_running_average=None):
         self.param("unused", nn.initializers.zeros, (1,))
-        return jnp.broadcast_to(jnp.array([training, deterministic, use_running_average]), (len(x), 3))
+        return jnp.broadcast_to(
+            jnp.array([training, deterministic, use_running_average]), (len(x), 3)
+        )
 
 
 @pytest.mark.parametrize(("train", "expected"), [(True, [1, 0, 0]), (False, [0, 1, 1])])
@@ -168,11 +191,15 @@ def test_tokens_and_labels_stay_integers():
     tokens, labels = np.array([[0, 2, 1]] * 4), np.array([1, 0, 1, 1])
     module = nn.Sequential([nn.Embed(3, 5), lambda x: x.mean(1), nn.Dense(2)])
     losses = {"accuracy": lambda logits, y: logits.argmax() == y}
-    task = fedvg_jax.linen_task(module, optax.softmax_cross_entropy_with_integer_labels, tokens[:1], metrics=losses)
+    task = fedvg_jax.linen_task(
+        module, optax.softmax_cross_entropy_with_integer_labels, tokens[:1], metrics=losses
+    )
     arrays = user_data.as_arrays((tokens, labels))
     fedvg_jax.check_task(task, Batch(arrays.x, arrays.y))
     batch = Batch(jnp.asarray(tokens), jnp.asarray(labels))
-    sums = worlds.jit(lambda key: task.measure(*task.init(key), batch, jnp.ones(4, bool)))(jax.random.key(0))
+    sums = worlds.jit(lambda key: task.measure(*task.init(key), batch, jnp.ones(4, bool)))(
+        jax.random.key(0)
+    )
     accuracy = task.metrics(sums)["accuracy"]
     assert accuracy in (0.25, 0.75), "four equal rows with labels 1, 0, 1, 1"
 
@@ -213,7 +240,9 @@ def test_dropout_draws_from_the_key_and_is_the_identity_without_one(library):
     @worlds.jit
     def losses(keys):
         drawn = jax.vmap(lambda key: task.loss(*variables, BATCH, MASK, True, key)[0])(keys)
-        return drawn, {name: other.loss(*variables, BATCH, MASK, True)[0] for name, other in tasks.items()}
+        return drawn, {
+            name: other.loss(*variables, BATCH, MASK, True)[0] for name, other in tasks.items()
+        }
 
     keys = jax.random.split(jax.random.key(1), 100)
     values, scored = losses(keys)
@@ -230,7 +259,9 @@ class Guarded(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.Dense(32)(x)
-        return nn.Dense(1)(nn.Dropout(0.5, deterministic=False)(x) if self.has_rng("dropout") else x)[:, 0]
+        return nn.Dense(1)(
+            nn.Dropout(0.5, deterministic=False)(x) if self.has_rng("dropout") else x
+        )[:, 0]
 
 
 class IsTraining(nn.Module):
@@ -239,11 +270,15 @@ class IsTraining(nn.Module):
         return nn.Dense(1)(nn.Dropout(0.5, deterministic=not is_training)(nn.Dense(32)(x)))[:, 0]
 
 
-@pytest.mark.parametrize("module", [Guarded(), IsTraining()], ids=lambda module: type(module).__name__)
+@pytest.mark.parametrize(
+    "module", [Guarded(), IsTraining()], ids=lambda module: type(module).__name__
+)
 def test_dropout_is_on_in_training_with_a_key_only(module):
     task = fedvg_jax.linen_task(module, squared, X[:1])
     variables = worlds.jit(task.init)(jax.random.key(0))
-    losses = worlds.jit(lambda key: [task.loss(*variables, BATCH, MASK, True, *keys)[0] for keys in ((key,), ())])
+    losses = worlds.jit(
+        lambda key: [task.loss(*variables, BATCH, MASK, True, *keys)[0] for keys in ((key,), ())]
+    )
     (first, scored), (second, again) = (losses(jax.random.key(i)) for i in range(2))
     assert len({float(first), float(second), float(scored)}) == 3 and scored == again
     evaluated = jax.make_jaxpr(lambda: task.predict(*variables, BATCH))()
@@ -262,9 +297,9 @@ class Spectral(nn.Module):
 def test_statistics_of_the_parameters_need_no_mask():
     task = fedvg_jax.linen_task(Spectral(), squared, X[:1])
     variables = worlds.variables(task=task)
-    (_, trained), (_, evaluated) = worlds.jit(lambda v: [task.loss(*v, BATCH, MASK, train) for train in (True, False)])(
-        variables
-    )
+    (_, trained), (_, evaluated) = worlds.jit(
+        lambda v: [task.loss(*v, BATCH, MASK, train) for train in (True, False)]
+    )(variables)
     worlds.assert_close(evaluated, variables.stats, 0)
     assert not np.array_equal(*(jax.tree.leaves(stats)[0] for stats in (trained, evaluated)))
 
@@ -273,7 +308,11 @@ class Constants(nnx.Module):
     """Arrays of both libraries as attributes."""
 
     def __init__(self, rngs):
-        self.linear, self.jax, self.numpy = nnx.Linear(3, 1, rngs=rngs), jnp.arange(3.0), np.full(3, 2, np.float32)
+        self.linear, self.jax, self.numpy = (
+            nnx.Linear(3, 1, rngs=rngs),
+            jnp.arange(3.0),
+            np.full(3, 2, np.float32),
+        )
 
     def __call__(self, x):
         return self.linear(x * self.jax[None] * self.numpy[None])[:, 0]

@@ -24,7 +24,9 @@ class Net(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        x = nn.Conv(6, (1, 1), (2, 2), padding="VALID", name="pointwise")(nn.Conv(3, (3, 3), name="spatial")(x))
+        x = nn.Conv(6, (1, 1), (2, 2), padding="VALID", name="pointwise")(
+            nn.Conv(3, (3, 3), name="spatial")(x)
+        )
         x = nn.Conv(6, (1, 1), feature_group_count=2, name="grouped")(x)
         x = nn.DenseGeneral((2, 4), axis=(-1, -3), name="mix")(nn.tanh(x))
         return nn.Dense(3, name="head")(nn.tanh(x.reshape(x.shape[0], -1)))
@@ -47,7 +49,10 @@ def make(net=Net, rank=2, **options):
     task = fv.linen_task(net(), optax.softmax_cross_entropy_with_integer_labels, x)
     variables = worlds.random_variables(task)
     adapted, start = fv.lora(task, variables, rank, **{"include": INCLUDE} | options)
-    leaves = [x + 0.3 * math.prod(x.shape) if p.endswith("lora_b") else x for p, x in tree.by_path(start).items()]
+    leaves = [
+        x + 0.3 * math.prod(x.shape) if p.endswith("lora_b") else x
+        for p, x in tree.by_path(start).items()
+    ]
     return task, adapted, start, jax.tree.structure(start).unflatten(leaves)
 
 
@@ -57,12 +62,17 @@ def test_adapters_compute_what_their_merged_kernels_do_and_at_first_nothing(x64)
     batch = fv.Batch(jnp.asarray(IMAGES), jnp.arange(40) % 3)
     with_adapters, plain = (moved, start), (adapters.merged(moved), adapters.removed(moved))
     (actual, first), (merged, base) = worlds.jit(
-        lambda: [[of.predict(*m, batch) for m in models] for of, models in ((adapted, with_adapters), (task, plain))]
+        lambda: [
+            [of.predict(*m, batch) for m in models]
+            for of, models in ((adapted, with_adapters), (task, plain))
+        ]
     )()
     worlds.assert_close(actual, merged, 1e-12)
     np.testing.assert_array_equal(first, base)
     assert np.abs(actual - base).max() > 0.1
-    names = {path.rpartition("/")[0] for path in tree.paths(start.params) if adapters.IS_ADAPTER(path)}
+    names = {
+        path.rpartition("/")[0] for path in tree.paths(start.params) if adapters.IS_ADAPTER(path)
+    }
     assert names == {"mix", "pointwise"}
 
 
@@ -92,17 +102,26 @@ def test_a_rank_of_the_full_width_reaches_every_kernel(x64):
     layer = dict(start.params["pointwise"])
     a = np.random.default_rng(1).normal(size=(3, 3))
     change = np.random.default_rng(2).normal(size=(1, 1, 3, 6))
-    layer |= {"lora_a": jnp.asarray(a), "lora_b": jnp.linalg.solve(a, change[0, 0]) * 3 / adapters.SCALE}
+    layer |= {
+        "lora_a": jnp.asarray(a),
+        "lora_b": jnp.linalg.solve(a, change[0, 0]) * 3 / adapters.SCALE,
+    }
     merged = adapters.merged(fv.Variables({"pointwise": layer}, {})).params["pointwise"]["kernel"]
     worlds.assert_close(merged, layer["kernel"] + change, 1e-12)
 
 
 def test_a_merged_kernel_of_half_precision_is_rounded_once():
     rng = np.random.default_rng(0)
-    kernel, a, b = (jnp.asarray(rng.normal(size=shape), jnp.bfloat16) for shape in ((64, 64), (64, 16), (16, 64)))
+    kernel, a, b = (
+        jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+        for shape in ((64, 64), (64, 16), (16, 64))
+    )
     layer = {"kernel": kernel, "lora_a": a, "lora_b": b}
     merged = adapters.merged(fv.Variables({"layer": layer}, {})).params["layer"]["kernel"]
-    exact = np.asarray(kernel, float) + np.asarray(a, float) @ np.asarray(b, float) * adapters.SCALE / 16
+    exact = (
+        np.asarray(kernel, float)
+        + np.asarray(a, float) @ np.asarray(b, float) * adapters.SCALE / 16
+    )
     np.testing.assert_allclose(np.asarray(merged, float), exact, rtol=2**-8, atol=1e-4)
 
 
@@ -114,7 +133,9 @@ def test_no_client_has_a_kernel_or_its_gradient(x64):
 
     gradient = jax.grad(lambda params, rows: task.loss(params, {}, *rows, True)[0])
     stacked = tree.repeat((trained.params, batch), clients)
-    shapes = [v.aval.shape for e in programs.equations(jax.vmap(gradient), *stacked) for v in e.outvars]
+    shapes = [
+        v.aval.shape for e in programs.equations(jax.vmap(gradient), *stacked) for v in e.outvars
+    ]
     for path, kernel in tree.by_path(base.params).items():
         assert not path.endswith("kernel") or (clients, *kernel.shape) not in shapes, path
 
@@ -128,11 +149,19 @@ def test_a_run_trains_adapters_and_what_is_named_beside_them():
     data = (IMAGES.astype(np.float32), np.arange(40) % 3)
     config = fv.Config(clients=2, join_ratio=1.0, rounds=2, partition="iid", lr=0.1, local_epochs=2)
     given = {"task": task, "initial": start, "data": data}
-    for train, expected in {"": {"a", "b", "head"}, "lora_b|head": {"b", "head"}, "lora": {"a", "b"}}.items():
-        trained = fv.simulation(dataclasses.replace(config, train=train), **given).state.variables.params
+    for train, expected in {
+        "": {"a", "b", "head"},
+        "lora_b|head": {"b", "head"},
+        "lora": {"a", "b"},
+    }.items():
+        trained = fv.simulation(
+            dataclasses.replace(config, train=train), **given
+        ).state.variables.params
         assert {path.rpartition("_")[2].split("/")[0] for path in tree.paths(trained)} == expected
     ended = fv.run(config, **given).variables
-    moved = tree.by_path(jax.tree.map(lambda a, b: bool((a != b).any()), ended.params, start.params))
+    moved = tree.by_path(
+        jax.tree.map(lambda a, b: bool((a != b).any()), ended.params, start.params)
+    )
     assert {path for path in moved if not moved[path]} == {"mix/bias", "mix/kernel"}
     kept = fv.simulation(dataclasses.replace(config, local="lora_b"), **given)
     assert {path.rpartition("_")[2] for path in kept.state.clients.local} == {"b"}
@@ -147,7 +176,9 @@ def test_named_models_have_adapters_beside_a_pretrained_base(tmp_path):
     pretrained.save(first, base, "mlp")
     tuned = dataclasses.replace(config, init=first, lora=2, weighting="uniform", export=second)
     sim, ended = fv.simulation(tuned), fv.run(tuned)
-    assert ended.records[-1]["bytes_up"] == 2 * 4 * (2 * (64 + 200) + 2 * (200 + 200) + 200 * 10 + 10)
+    assert ended.records[-1]["bytes_up"] == 2 * 4 * (
+        2 * (64 + 200) + 2 * (200 + 200) + 200 * 10 + 10
+    )
     worlds.assert_close(sim.base.params["fc1"]["kernel"], base.params["fc1"]["kernel"], 0)
     exported = pretrained.load(second, base, "mlp", head=True)
     assert fv.evaluate(plain, exported, sim.data)["test_loss"] == pytest.approx(
@@ -159,7 +190,10 @@ def test_named_models_have_adapters_beside_a_pretrained_base(tmp_path):
 
 class WithLora(nnx.Module):
     def __init__(self, rngs):
-        self.hidden, self.out = nnx.LoRALinear(4, 6, lora_rank=2, rngs=rngs), nnx.Linear(6, 1, rngs=rngs)
+        self.hidden, self.out = (
+            nnx.LoRALinear(4, 6, lora_rank=2, rngs=rngs),
+            nnx.Linear(6, 1, rngs=rngs),
+        )
 
     def __call__(self, x):
         return self.out(nnx.tanh(self.hidden(x)))

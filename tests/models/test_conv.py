@@ -51,7 +51,10 @@ def arrays(case):
     rng = np.random.default_rng(0)
     x, w = rng.normal(size=(2, 3, *size, 2)), rng.normal(size=(2, *kernel, 2, 4))
     conv_fn = functools.partial(
-        lax.conv_general_dilated, window_strides=stride, padding=padding, dimension_numbers=DIMENSIONS
+        lax.conv_general_dilated,
+        window_strides=stride,
+        padding=padding,
+        dimension_numbers=DIMENSIONS,
     )
     out = jax.eval_shape(conv_fn, x[0], w[0])
     return x, w, rng.normal(size=(2, *out.shape))  # NumPy, of which slices compile nothing
@@ -59,7 +62,9 @@ def arrays(case):
 
 def explicit_pads(case):
     size, kernel, stride, padding = CASES[case]
-    return tuple(lax.padtype_to_pads(size, kernel, stride, padding) if isinstance(padding, str) else padding)
+    return tuple(
+        lax.padtype_to_pads(size, kernel, stride, padding) if isinstance(padding, str) else padding
+    )
 
 
 def assert_equals_lax(case, args, transform):
@@ -67,8 +72,12 @@ def assert_equals_lax(case, args, transform):
     _, _, stride, padding = CASES[case]
     conv_fns = {
         "lax": lax.conv_general_dilated,
-        "gemm": lambda x, w, strides, padding, **_: patches.convolve(x, w, strides, explicit_pads(case)),
-        "taps": lambda x, w, strides, padding, **_: taps.convolve(x, w, strides, explicit_pads(case)),
+        "gemm": lambda x, w, strides, padding, **_: patches.convolve(
+            x, w, strides, explicit_pads(case)
+        ),
+        "taps": lambda x, w, strides, padding, **_: taps.convolve(
+            x, w, strides, explicit_pads(case)
+        ),
     }
     run = {name: transform(value_and_pullback(f, stride, padding)) for name, f in conv_fns.items()}
     actual = worlds.jit(lambda *args: {name: f(*args) for name, f in run.items()})(*args)
@@ -82,7 +91,12 @@ def test_patches_and_taps_equal_lax_in_value_and_gradients(x64, case):
 
 
 @pytest.mark.parametrize(
-    "case", ["3x3 padded, many outputs", "unequal strides and padding", "7x7 stride 2 on 2 pixels: dead taps all round"]
+    "case",
+    [
+        "3x3 padded, many outputs",
+        "unequal strides and padding",
+        "7x7 stride 2 on 2 pixels: dead taps all round",
+    ],
 )
 def test_clients_with_their_own_kernels_equal_lax_under_vmap(x64, case):
     """vmap batches each primitive by itself: these cases have every one of them (strided slices,
@@ -90,12 +104,16 @@ def test_clients_with_their_own_kernels_equal_lax_under_vmap(x64, case):
     assert_equals_lax(case, arrays(case), jax.vmap)
 
 
-@pytest.mark.parametrize(("size", "tile"), [((3, 5), 2), ((1, 4), 2), ((8, 4), 4), ((7, 3), 4)], ids=str)
+@pytest.mark.parametrize(
+    ("size", "tile"), [((3, 5), 2), ((1, 4), 2), ((8, 4), 4), ((7, 3), 4)], ids=str
+)
 def test_winograd_equals_lax_in_value_and_gradients(x64, size, tile):
     assert winograd.tile_size(size) == tile
     rng = np.random.default_rng(0)
     args = [rng.normal(size=s) for s in ((2, *size, 3), (3, 3, 3, 4), (2, *size, 4))]
-    filtered = value_and_pullback(lambda x, w, *_, **__: winograd.convolve(x, w), (1, 1), [(1, 1), (1, 1)])
+    filtered = value_and_pullback(
+        lambda x, w, *_, **__: winograd.convolve(x, w), (1, 1), [(1, 1), (1, 1)]
+    )
     expected = value_and_pullback(lax.conv_general_dilated, (1, 1), [(1, 1), (1, 1)])
     worlds.assert_close(*worlds.jit(lambda *args: (filtered(*args), expected(*args)))(*args), 1e-9)
 
@@ -139,7 +157,9 @@ def test_winograd_and_taps_are_chosen_where_they_pay_and_gemm_elsewhere(changes,
     case = {"size": (4, 4), "channels": 16, "features": 16, "kernel": 3, "stride": 1, "padding": "SAME",
             "dtype": jnp.float32} | changes  # fmt: skip
     x = jax.ShapeDtypeStruct((2, *case["size"], case["channels"]), case["dtype"])
-    w = jax.ShapeDtypeStruct((case["kernel"],) * 2 + (case["channels"], case["features"]), case["dtype"])
+    w = jax.ShapeDtypeStruct(
+        (case["kernel"],) * 2 + (case["channels"], case["features"]), case["dtype"]
+    )
     strides = (case["stride"],) * 2
     pads = lax.padtype_to_pads(case["size"], w.shape[:2], strides, case["padding"])
     conv_fn = functools.partial(rewrite._fewest_products, strides=strides, pads=pads)
@@ -186,7 +206,9 @@ def test_pooled_convolution_of_images_last_equals_lax_in_value_and_gradients(
 
     def expected(x, w):
         dims = ("NHWC", "HWIO", "NHWC")
-        return nn.max_pool(lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=dims), (2, 2), (2, 2))
+        return nn.max_pool(
+            lax.conv_general_dilated(x, w, (1, 1), padding, dimension_numbers=dims), (2, 2), (2, 2)
+        )
 
     def value_and_gradients(f):
         def both(x, w):

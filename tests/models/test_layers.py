@@ -28,7 +28,9 @@ def test_fusion_barrier_returns_its_cotangent_and_tangent_bit_for_bit():
     np.testing.assert_array_equal(jax.jvp(fusion_barrier, (x,), (g,))[1], g)
 
 
-@pytest.mark.skipif(not hardware.current().is_cpu, reason="the barrier is for CPUs; accelerators get none")
+@pytest.mark.skipif(
+    not hardware.current().is_cpu, reason="the barrier is for CPUs; accelerators get none"
+)
 def test_fusion_barrier_survives_compilation_in_both_directions():
     """A fused value takes no memory and is computed again by each of its readers; behind a barrier it is an array."""
     x = jnp.ones(4096)

@@ -25,7 +25,10 @@ def make(name, shape=CIFAR, classes=10, conv="gemm"):
 
 NARROW = {
     "resnet": (resnet.ResNet(3, (1, 1), width=4), (9, 12, 3)),
-    "resnet, group norm, cifar stem": (resnet.ResNet(3, (1,), width=48, norm="group", stem="cifar"), (9, 12, 3)),
+    "resnet, group norm, cifar stem": (
+        resnet.ResNet(3, (1,), width=48, norm="group", stem="cifar"),
+        (9, 12, 3),
+    ),
     "vit": (vit.ViT(3, patch=4, width=8, depth=1, heads=2, image_size=8), (6, 9, 3)),
 }
 """Narrower networks than those with a name, and their images."""
@@ -41,9 +44,15 @@ def task_of(name, image, conv="gemm"):
 @functools.cache
 def with_small_images(name):
     """The task on small images, of a named model the smallest it takes, and a batch of six with two rows of padding."""
-    image = NARROW[name][1] if name in NARROW else (NETWORKS[name].smallest, NETWORKS[name].smallest, 2)
+    image = (
+        NARROW[name][1] if name in NARROW else (NETWORKS[name].smallest, NETWORKS[name].smallest, 2)
+    )
     x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (6, *image), np.uint8))
-    return task_of(name, image), fv.Batch(x, jnp.array([0, 1, 2, 1, 0, 0], jnp.int32)), jnp.arange(6) < 4
+    return (
+        task_of(name, image),
+        fv.Batch(x, jnp.array([0, 1, 2, 1, 0, 0], jnp.int32)),
+        jnp.arange(6) < 4,
+    )
 
 
 @functools.cache
@@ -58,10 +67,14 @@ def train_step(name, conv):
     _, batch, _ = with_small_images(name)
     params, stats = model_variables(name)
     loss = task_of(name, batch.x.shape[1:], conv).loss
-    run = worlds.jit(lambda batch, mask: jax.value_and_grad(loss, has_aux=True)(params, stats, batch, mask, True))
+    run = worlds.jit(
+        lambda batch, mask: jax.value_and_grad(loss, has_aux=True)(params, stats, batch, mask, True)
+    )
 
     def step(*arguments):
-        with jax.numpy_dtype_promotion("standard"):  # as in a run: a ViT resizes its images in float32
+        with jax.numpy_dtype_promotion(
+            "standard"
+        ):  # as in a run: a ViT resizes its images in float32
             return jax.device_get(run(*arguments))
 
     return step
@@ -109,16 +122,22 @@ def test_every_tensor_has_a_gradient(trained):
 def test_model_has_the_same_loss_and_gradient_with_every_convolution(x64, name, conv):
     """gemm with one model: `test_conv.py` compares it with XLA's convolution in every case."""
     _, batch, mask = with_small_images(name)
-    worlds.assert_close(train_step(name, conv)(batch, mask), train_step(name, "lax")(batch, mask), 1e-9)
+    worlds.assert_close(
+        train_step(name, conv)(batch, mask), train_step(name, "lax")(batch, mask), 1e-9
+    )
 
 
 # --- metrics
 
 
-@pytest.mark.parametrize("present", [(0, 1, 2, 3), (0, 2)], ids=["all classes", "some classes never occur"])
+@pytest.mark.parametrize(
+    "present", [(0, 1, 2, 3), (0, 2)], ids=["all classes", "some classes never occur"]
+)
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true:UserWarning:sklearn")
 def test_metrics_equal_those_of_scikit_learn(present):
-    from sklearn import metrics as sklearn_metrics  # 2 s, which every worker would pay at collection
+    from sklearn import (
+        metrics as sklearn_metrics,
+    )  # 2 s, which every worker would pay at collection
 
     rng = np.random.default_rng(0)
     true, predicted = rng.choice(present, 60), rng.integers(0, 4, 60)
@@ -160,15 +179,22 @@ def test_metrics_of_many_classes_equal_those_of_their_confusion_matrix():
     arguments = *variables, fv.Batch(jnp.asarray(x), jnp.asarray(y)), mask
     sums = jax.device_get(worlds.jit(task.measure)(*arguments))
     assert sums["correct"].shape == (count,) and "confusion" not in sums
-    predicted, confusion = np.asarray(task.predict(*variables, arguments[2])).argmax(1), np.zeros((count, count), int)
+    predicted, confusion = (
+        np.asarray(task.predict(*variables, arguments[2])).argmax(1),
+        np.zeros((count, count), int),
+    )
     np.add.at(confusion, (y[:28], predicted[:28]), 1)
-    assert tasks.metrics(sums) == pytest.approx(tasks.metrics({"loss": sums["loss"], "confusion": confusion.ravel()}))
+    assert tasks.metrics(sums) == pytest.approx(
+        tasks.metrics({"loss": sums["loss"], "confusion": confusion.ravel()})
+    )
 
 
 # --- the options of a model, from its flags to its arrays
 
 
-GREY = fv.Arrays("grey", np.zeros((6, 28, 28, 1), np.uint8), np.arange(6, dtype=np.int32) % 3, ("a", "b", "c"), 6)
+GREY = fv.Arrays(
+    "grey", np.zeros((6, 28, 28, 1), np.uint8), np.arange(6, dtype=np.int32) % 3, ("a", "b", "c"), 6
+)
 COUNTS = {
     ("resnet18", 10): 11_181_642, ("resnet34", 10): 21_289_802, ("resnet50", 4): 23_516_228,
     ("vit_b16", 7): 85_804_039, ("vit_s16", 4): 21_667_204, ("lenet5", 10): 62_050, ("cnn", 10): 878_538,
@@ -199,14 +225,20 @@ def test_named_model_has_the_published_number_of_parameters(x64, model, classes)
 
 
 def test_stem_and_norm_follow_the_settings():
-    published, other = abstract(Config(model="resnet18")), abstract(Config(model="resnet18_cifar", norm_layers="group"))
+    published, other = (
+        abstract(Config(model="resnet18")),
+        abstract(Config(model="resnet18_cifar", norm_layers="group")),
+    )
     assert published.params["conv1"]["kernel"].shape == (7, 7, 3, 64) and published.stats
     assert other.params["conv1"]["kernel"].shape == (3, 3, 3, 64) and not other.stats
 
 
 def test_run_starts_from_pretrained_weights_with_a_new_head(tmp_path):
     config = Config(model="resnet18", clients=2, join_ratio=1.0, seed=3)
-    path, saved = tmp_path / "weights.safetensors", worlds.random_variables(registry.make_task(config, GREY))
+    path, saved = (
+        tmp_path / "weights.safetensors",
+        worlds.random_variables(registry.make_task(config, GREY)),
+    )
     pretrained.save(path, saved, "resnet18")
     settings = dataclasses.replace(config, init=path)
     parts = ([[0], [1]], [[2], []], [[], [3]])
@@ -214,6 +246,8 @@ def test_run_starts_from_pretrained_weights_with_a_new_head(tmp_path):
     params, stats = run.state.variables
     head = jax.jit(lambda key: run.task.init(key).params["classifier"])(jax.random.key(3))
     worlds.assert_close(params["classifier"], head, 1e-6)
-    jax.tree.map(np.testing.assert_array_equal, params, {**saved.params, "classifier": params["classifier"]})
+    jax.tree.map(
+        np.testing.assert_array_equal, params, {**saved.params, "classifier": params["classifier"]}
+    )
     jax.tree.map(np.testing.assert_array_equal, stats, saved.stats)
     assert np.abs(head["kernel"] - saved.params["classifier"]["kernel"]).max() > 0

@@ -46,10 +46,16 @@ def test_resnet18_has_six_stages_and_ten_blocks():
     task = tasks.classification(resnet.resnet18(10), 10, (32, 32, 3))
     variables = jax.eval_shape(task.init, jax.random.key(0))
     names_of_blocks = resnet.blocks_stage, resnet.blocks_residual
-    stages, blocks = ({name(path) for path in tree.paths(variables.params)} for name in names_of_blocks)
+    stages, blocks = (
+        {name(path) for path in tree.paths(variables.params)} for name in names_of_blocks
+    )
     assert stages == {"base", "layer1", "layer2", "layer3", "layer4", "classifier"}
-    assert blocks == {"stem", "classifier"} | {f"layer{s}_{i}" for s in (1, 2, 3, 4) for i in (0, 1)}
-    assert {resnet.blocks_residual(path) for path in tree.paths(variables.stats)} == blocks - {"classifier"}
+    assert blocks == {"stem", "classifier"} | {
+        f"layer{s}_{i}" for s in (1, 2, 3, 4) for i in (0, 1)
+    }
+    assert {resnet.blocks_residual(path) for path in tree.paths(variables.stats)} == blocks - {
+        "classifier"
+    }
 
 
 def test_initialisation_is_torchvision_s():
@@ -60,7 +66,9 @@ def test_initialisation_is_torchvision_s():
     for path, leaf in zip(tree.paths(params), jax.tree.leaves(params), strict=True):
         if leaf.ndim == 4:
             fan_out = leaf.shape[0] * leaf.shape[1] * leaf.shape[3]
-            assert abs(np.square(leaf).mean() * fan_out / 2 - 1) <= 6 * math.sqrt(2 / leaf.size), path
+            assert abs(np.square(leaf).mean() * fan_out / 2 - 1) <= 6 * math.sqrt(2 / leaf.size), (
+                path
+            )
         elif path.endswith("scale"):
             assert (leaf == 1).all()
         elif not path.startswith("classifier"):
@@ -73,19 +81,30 @@ def test_initialisation_is_torchvision_s():
 
 
 def test_grayscale_equals_three_equal_channels():
-    task, x = make((9, 12, 1), width=4), np.random.default_rng(0).integers(0, 256, (6, 9, 12, 1), np.uint8)
+    task, x = (
+        make((9, 12, 1), width=4),
+        np.random.default_rng(0).integers(0, 256, (6, 9, 12, 1), np.uint8),
+    )
     variables = worlds.random_variables(task)
     assert variables.params["conv1"]["kernel"].shape == (7, 7, 3, 4)
     both = [Batch(jnp.asarray(images), jnp.zeros(6, jnp.int32)) for images in (x, x.repeat(3, -1))]
-    np.testing.assert_array_equal(*worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])())
+    np.testing.assert_array_equal(
+        *worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])()
+    )
 
 
 @pytest.mark.parametrize(("channels", "groups"), [(64, 32), (6, 2)])
 def test_group_norm_equals_its_equation(x64, channels, groups):
     rng = np.random.default_rng(0)
-    x, scale, bias = rng.normal(3, 2, (2, 3, 5, channels)), rng.normal(size=channels), rng.normal(size=channels)
+    x, scale, bias = (
+        rng.normal(3, 2, (2, 3, 5, channels)),
+        rng.normal(size=channels),
+        rng.normal(size=channels),
+    )
     params = {"params": {"scale": jnp.asarray(scale), "bias": jnp.asarray(bias)}}
-    actual = worlds.jit(lambda params, x: GroupNorm().apply(params, x, jnp.ones(2, bool), True))(params, jnp.asarray(x))
+    actual = worlds.jit(lambda params, x: GroupNorm().apply(params, x, jnp.ones(2, bool), True))(
+        params, jnp.asarray(x)
+    )
     parts = np.stack(np.split(x, groups, -1))
     mean, var = parts.mean((2, 3, 4), keepdims=True), parts.var((2, 3, 4), keepdims=True)
     expected = np.concatenate((parts - mean) / np.sqrt(var + 1e-5), -1) * scale + bias
@@ -120,7 +139,9 @@ def seeded(name, shape):
         return np.zeros((), np.int64)
     if len(shape) == 1:
         is_positive = name.endswith(("running_var", "bn0.weight", "bn1.weight", "bn2.weight"))
-        return (1 + rng.uniform(0, 0.3, shape) if is_positive else rng.normal(0, 0.1, shape)).astype(np.float32)
+        return (
+            1 + rng.uniform(0, 0.3, shape) if is_positive else rng.normal(0, 0.1, shape)
+        ).astype(np.float32)
     return rng.normal(0, (2 / np.prod(shape[1:])) ** 0.5, shape).astype(np.float32)
 
 
@@ -128,12 +149,16 @@ def seeded_file(path):
     """Writes a file of the model's tensors with random weights."""
     blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes())
     pretrained.save(path, blank, MODEL)
-    pretrained.write(path, {name: seeded(name, array.shape) for name, array in pretrained.read(path).items()})
+    pretrained.write(
+        path, {name: seeded(name, array.shape) for name, array in pretrained.read(path).items()}
+    )
     return path
 
 
 def test_outputs_equal_those_recorded_from_pytorch(tmp_path):
-    variables = pretrained.load(seeded_file(tmp_path / "lite0.safetensors"), shapes(), MODEL, head=True)
+    variables = pretrained.load(
+        seeded_file(tmp_path / "lite0.safetensors"), shapes(), MODEL, head=True
+    )
     x = np.random.default_rng(32).normal(size=(2, 32, 32, 3)).astype(np.float32)
     batch, mask = fv.Batch(x, np.zeros(2, np.int32)), np.ones(2, bool)
     forward = jax.jit(lambda variables: make_task().forward(*variables, batch, mask, False))
@@ -163,21 +188,32 @@ def test_initialisation_is_that_of_its_library(scheme, deviations, zero):
     leaves = dict(zip(tree.paths(params), jax.tree.leaves(params), strict=True))
     for layer, deviation in deviations.items():
         kernel = params[layer] if layer == "patch_embed" else params["block_0"][layer]
-        assert kernel["kernel"].std() == pytest.approx(deviation, rel=6 / (2 * kernel["kernel"].size) ** 0.5), layer
-    assert params["pos_embed"].std() == pytest.approx(0.02, rel=6 / (2 * params["pos_embed"].size) ** 0.5)
+        assert kernel["kernel"].std() == pytest.approx(
+            deviation, rel=6 / (2 * kernel["kernel"].size) ** 0.5
+        ), layer
+    assert params["pos_embed"].std() == pytest.approx(
+        0.02, rel=6 / (2 * params["pos_embed"].size) ** 0.5
+    )
     norms = {path for path in leaves if "norm" in path and path.endswith("bias")}
     assert {path for path, leaf in leaves.items() if not leaf.any()} == norms | {
         path for path in leaves if any(path.endswith(name) for name in zero)
     }
     assert all((leaf == 1).all() for path, leaf in leaves.items() if path.endswith("scale"))
-    assert all(np.abs(leaf).max() < 1e-5 for path, leaf in leaves.items() if path.endswith(("fc1/bias", "cls_token")))
+    assert all(
+        np.abs(leaf).max() < 1e-5
+        for path, leaf in leaves.items()
+        if path.endswith(("fc1/bias", "cls_token"))
+    )
     assert 0.8 / 8 < np.abs(leaves["classifier/kernel"]).max() <= 1 / 8
 
 
 def test_grayscale_images_of_a_vit_equal_three_equal_channels():
     module = vit.ViT(3, patch=4, width=8, depth=1, heads=2, image_size=8)
     task = tasks.classification(module, 3, (6, 9, 1))
-    variables, x = worlds.random_variables(task), np.random.default_rng(0).integers(0, 256, (4, 6, 9, 1), np.uint8)
+    variables, x = (
+        worlds.random_variables(task),
+        np.random.default_rng(0).integers(0, 256, (4, 6, 9, 1), np.uint8),
+    )
     both = [Batch(jnp.asarray(images), jnp.zeros(4, jnp.int32)) for images in (x, x.repeat(3, -1))]
     actual, expected = worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])()
     # the compiler may round the two programs differently: by 2e-7 of the largest output with AVX2

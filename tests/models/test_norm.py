@@ -21,7 +21,9 @@ NORM, FROZEN = BatchNorm(), BatchNorm(is_frozen=True)
         ([7.0], 7, 0, 0),  # without a division by n - 1 = 0
     ],
 )
-def test_training_normalises_by_the_biased_variance_and_tracks_the_unbiased_one(x64, real, mean, biased, unbiased):
+def test_training_normalises_by_the_biased_variance_and_tracks_the_unbiased_one(
+    x64, real, mean, biased, unbiased
+):
     """torch.nn.BatchNorm1d: running = 0.9 running + 0.1 batch, eps 1e-5; here beside two padded rows."""
     x, mask = jnp.array([*real, 1e3, -1e3])[:, None], jnp.arange(len(real) + 2) < len(real)
     arrays = {

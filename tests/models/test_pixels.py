@@ -21,10 +21,14 @@ IMAGES = np.random.default_rng(0).integers(1, 256, (6, 5, 7, 2), np.uint8)  # no
 def test_inputs_of_other_dtypes_are_not_scaled():
     x = np.float32([[1.5, -2]])
     np.testing.assert_array_equal(transforms.scale(jnp.asarray(x), jnp.float32), x)
-    np.testing.assert_array_equal(transforms.scale(jnp.asarray(x.astype(int)), jnp.float32), [[1, -2]])
+    np.testing.assert_array_equal(
+        transforms.scale(jnp.asarray(x.astype(int)), jnp.float32), [[1, -2]]
+    )
 
 
-@pytest.mark.parametrize(("name", "depth"), [("none", 1), ("imagenet", 1), ("imagenet", 3), ("half", 1)])
+@pytest.mark.parametrize(
+    ("name", "depth"), [("none", 1), ("imagenet", 1), ("imagenet", 3), ("half", 1)]
+)
 def test_normalised_pixels_are_centred_and_divided_by_the_deviation(name, depth):
     """With torchvision's documented ImageNet statistics; a grayscale image counts as three equal channels."""
     x = IMAGES[..., :1].repeat(depth, 3)
@@ -34,12 +38,16 @@ def test_normalised_pixels_are_centred_and_divided_by_the_deviation(name, depth)
         "half": ([0.5], [0.5]),
     }[name]
     expected = (x / 255 - np.array(mean)) / np.array(deviation)
-    np.testing.assert_allclose(transforms.scale(jnp.asarray(x), jnp.float32, name), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        transforms.scale(jnp.asarray(x), jnp.float32, name), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_flip_mirrors_half_of_the_images_and_keeps_the_others():
     keys = jax.random.split(jax.random.key(0), 400)
-    flipped = np.asarray(worlds.jit(jax.vmap(lambda key: transforms.flip(key, jnp.asarray(IMAGES))))(keys))
+    flipped = np.asarray(
+        worlds.jit(jax.vmap(lambda key: transforms.flip(key, jnp.asarray(IMAGES))))(keys)
+    )
     mirrored = (flipped == IMAGES[:, :, ::-1]).all((2, 3, 4))
     assert (mirrored | (flipped == IMAGES).all((2, 3, 4))).all()
     # 2,400 fair coins: five standard deviations are 122
@@ -52,9 +60,15 @@ def test_crop_takes_each_of_the_81_windows_of_the_padded_image():
     keys = jax.random.split(jax.random.key(1), 300)
     taken = set()
     for image, cropped in enumerate(
-        np.asarray(worlds.jit(jax.vmap(lambda k: transforms.crop(k, jnp.asarray(IMAGES))))(keys)).swapaxes(0, 1)
+        np.asarray(
+            worlds.jit(jax.vmap(lambda k: transforms.crop(k, jnp.asarray(IMAGES))))(keys)
+        ).swapaxes(0, 1)
     ):
-        windows = {padded[image, i : i + 5, j : j + 7].tobytes(): (i, j) for i in range(9) for j in range(9)}
+        windows = {
+            padded[image, i : i + 5, j : j + 7].tobytes(): (i, j)
+            for i in range(9)
+            for j in range(9)
+        }
         assert len(windows) == 81
         taken |= {windows[c.tobytes()] for c in cropped}
     assert len(taken) == 81
@@ -74,7 +88,9 @@ def trained(train, num_lanes=1, augment=transforms.AUGMENTATIONS["flip_crop"], o
     Their minibatches begin `offset` rows into the schedule's table, as those of a later round of a chunk do.
     """
     schedule = WORLD.schedule(1, num_lanes)
-    rows = np.concatenate([np.full_like(schedule.rows[:offset], -1), schedule.rows[: len(schedule.rows) - offset]])
+    rows = np.concatenate(
+        [np.full_like(schedule.rows[:offset], -1), schedule.rows[: len(schedule.rows) - offset]]
+    )
     schedule = schedule._replace(rows=rows, start=schedule.start + np.int32(offset))
     algorithm = worlds.algorithm("fedavg")
 
@@ -90,7 +106,9 @@ def looped():
 
 
 def test_lanes_augment_as_the_python_loop(x64):
-    worlds.assert_close(trained(worlds.jit(executors.lanes(3).train, static_argnums=0), 3, offset=5), looped(), 1e-9)
+    worlds.assert_close(
+        trained(worlds.jit(executors.lanes(3).train, static_argnums=0), 3, offset=5), looped(), 1e-9
+    )
 
 
 def test_augmentation_keys_differ_by_seed_round_client_and_step():
@@ -115,7 +133,9 @@ def test_augmentation_keys_differ_by_seed_round_client_and_step():
     assert len(set(first.values())) == 3 * K and keys(num_lanes=3) == first
     for other in (keys(seed=1), keys(number=1)):
         assert not set(other.values()) & set(first.values())
-    server_keys = jax.random.split(jax.random.wrap_key_data(WORLD.schedule(0).key, impl="threefry2x32"))
+    server_keys = jax.random.split(
+        jax.random.wrap_key_data(WORLD.schedule(0).key, impl="threefry2x32")
+    )
     assert not set(first.values()) & set(map(tuple, jax.random.key_data(server_keys).tolist()))
 
 
@@ -128,18 +148,28 @@ def test_only_training_minibatches_are_augmented_once_each():
         return batch
 
     arguments = TASK, algorithm, rule, executors.lanes(1), local_training.sgd, len(WORLD.train)
-    step, start = federated_round.make_round(*arguments, augment=record), worlds.state(WORLD, algorithm, TASK)
+    step, start = (
+        federated_round.make_round(*arguments, augment=record),
+        worlds.state(WORLD, algorithm, TASK),
+    )
     jax.block_until_ready(worlds.jit(step)(start, schedule, WORLD.data(), worlds.hyper()))
     jax.effects_barrier()
     expected = tree.gather(WORLD.pool, schedule.rows[: schedules.num_minibatches(schedule)])[0].x
-    assert sorted(x.tobytes() for x in map(np.asarray, augmented)) == sorted(x.tobytes() for x in np.asarray(expected))
+    assert sorted(x.tobytes() for x in map(np.asarray, augmented)) == sorted(
+        x.tobytes() for x in np.asarray(expected)
+    )
 
 
 def test_statistics_of_the_settings_reach_the_model():
     """Under half, uint8 pixels are x / 127.5 - 1; inputs of other dtypes are taken as they are under none."""
-    plain, half = (registry.named_task(fv.Config(normalise=name), (2, 2, 1), 2) for name in ("none", "half"))
+    plain, half = (
+        registry.named_task(fv.Config(normalise=name), (2, 2, 1), 2) for name in ("none", "half")
+    )
     params, _ = worlds.random_variables(plain)
-    x, y = np.random.default_rng(0).integers(0, 256, (3, 2, 2, 1), np.uint8), jnp.zeros(3, jnp.int32)
+    x, y = (
+        np.random.default_rng(0).integers(0, 256, (3, 2, 2, 1), np.uint8),
+        jnp.zeros(3, jnp.int32),
+    )
     actual = half.predict(params, {}, fv.Batch(jnp.asarray(x), y))
     expected = plain.predict(params, {}, fv.Batch(jnp.asarray(x / 127.5 - 1, jnp.float32), y))
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)

@@ -39,7 +39,11 @@ def resnet_shapes(depths, bottleneck, width, stem, norm):
 
     def add(conv, bn, out, inner, kernel):
         shapes[f"{conv}.weight"] = (out, inner, kernel, kernel)
-        for leaf in ("weight", "bias", *(("running_mean", "running_var") if norm == "batch" else ())):
+        for leaf in (
+            "weight",
+            "bias",
+            *(("running_mean", "running_var") if norm == "batch" else ()),
+        ):
             shapes[f"{bn}.{leaf}"] = (out,)
         if norm == "batch":
             shapes[f"{bn}.num_batches_tracked"] = ()
@@ -49,7 +53,10 @@ def resnet_shapes(depths, bottleneck, width, stem, norm):
         planes = width * 2**stage
         out = 4 * planes if bottleneck else planes
         for i in range(depth):
-            at, convs = f"layer{stage + 1}.{i}", [(planes, 1), (planes, 3), (out, 1)] if bottleneck else 2 * [(out, 3)]
+            at, convs = (
+                f"layer{stage + 1}.{i}",
+                [(planes, 1), (planes, 3), (out, 1)] if bottleneck else 2 * [(out, 3)],
+            )
             inner = inputs
             for j, (features, kernel) in enumerate(convs, 1):
                 add(f"{at}.conv{j}", f"{at}.bn{j}", features, inner, kernel)
@@ -92,7 +99,11 @@ def tensors(case) -> dict[str, np.ndarray]:
     for name, shape in shapes.items():
         normal = rng.standard_normal(shape).astype(np.float32)
         one = "var" in name or (len(shape) == 1 and name.endswith("weight"))
-        values[name] = np.float32(1) + normal**2 / 4 if one else normal * np.float32(math.prod(shape[1:]) ** -0.5)
+        values[name] = (
+            np.float32(1) + normal**2 / 4
+            if one
+            else normal * np.float32(math.prod(shape[1:]) ** -0.5)
+        )
         if "num_batches" in name:
             values[name] = np.int64(7)
     return values
@@ -104,7 +115,9 @@ def images(case) -> np.ndarray:
 
 
 def write(path, values):
-    safetensors.numpy.save_file({name: np.asarray(value) for name, value in values.items()}, path, {"format": "pt"})
+    safetensors.numpy.save_file(
+        {name: np.asarray(value) for name, value in values.items()}, path, {"format": "pt"}
+    )
     return path
 
 
@@ -120,7 +133,9 @@ def module(case):
 def abstract(case) -> Variables:
     """Returns abstract variables; loading needs shapes only."""
     known = jax.eval_shape(
-        lambda: module(case).init(jax.random.key(0), jnp.zeros((1, *IMAGE)), jnp.ones(1, bool), False)
+        lambda: module(case).init(
+            jax.random.key(0), jnp.zeros((1, *IMAGE)), jnp.ones(1, bool), False
+        )
     )
     return Variables(known["params"], known.get("batch_stats", {}))
 
@@ -130,7 +145,9 @@ def loaded(case, path) -> Variables:
     values, architecture = tensors(case), {"resnet": "resnet18"}.get(CASES[case][0], "vit_s16")
     params, stats = pretrained.load(write(path, values), abstract(case), architecture)
     weight, bias = (v for name, v in values.items() if name.startswith(("fc.", "head.", "heads.")))
-    return Variables({**params, "classifier": {"kernel": jnp.array(weight.T), "bias": jnp.array(bias)}}, stats)
+    return Variables(
+        {**params, "classifier": {"kernel": jnp.array(weight.T), "bias": jnp.array(bias)}}, stats
+    )
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +163,15 @@ def our_logits(tmp_path_factory):
         @worlds.jit
         def run():
             modes = (False, True) if stats else (False,)  # otherwise both modes are the same
-            return {train: apply(arrays, x, jnp.arange(6) < 4, train, mutable=["batch_stats"]) for train in modes}
+            return {
+                train: apply(arrays, x, jnp.arange(6) < 4, train, mutable=["batch_stats"])
+                for train in modes
+            }
 
-        return {train: (logits[:4], new.get("batch_stats", {})) for train, (logits, new) in run().items()}
+        return {
+            train: (logits[:4], new.get("batch_stats", {}))
+            for train, (logits, new) in run().items()
+        }
 
     return lambda case, train: of_modes(case).get(train, of_modes(case)[False])
 
@@ -159,7 +182,10 @@ RECORDED = {
     ("basic", True): [[0.39878, 2.4492, -0.37767], [0.20216, 2.22308, -0.60508]],
     ("bottleneck", False): [[1.63302, -0.19471, 2.26892], [1.67018, -0.20512, 2.26792]],
     ("bottleneck", True): [[-0.11096, -2.36836, -0.7103], [0.47543, -1.96406, 0.39128]],
-    ("cifar stem, group norm", False): [[-3.43597, -1.84128, -2.27657], [-3.45491, -1.88919, -2.26521]],
+    ("cifar stem, group norm", False): [
+        [-3.43597, -1.84128, -2.27657],
+        [-3.45491, -1.88919, -2.26521],
+    ],
     ("timm", False): [[-1.97453, 0.1586, -1.56038], [-1.99283, 0.19783, -1.54457]],
     ("torchvision", False): [[-1.97453, 0.1586, -1.56038], [-1.99283, 0.19783, -1.54457]],
 }
@@ -167,19 +193,28 @@ RECORDED = {
 
 @pytest.mark.parametrize(("case", "train"), RECORDED)
 def test_converted_weights_give_logits_recorded_from_torch(our_logits, case, train):
-    np.testing.assert_allclose(our_logits(case, train)[0][:2], RECORDED[case, train], rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(
+        our_logits(case, train)[0][:2], RECORDED[case, train], rtol=1e-4, atol=1e-4
+    )
 
 
 # --- what is read and what is not
 
 
 @pytest.mark.parametrize("prefix", ["", "module.", "model.", "module._orig_mod."])
-def test_torchvisions_published_vit_names_are_read_also_behind_the_prefixes_of_wrappers(tmp_path, prefix):
+def test_torchvisions_published_vit_names_are_read_also_behind_the_prefixes_of_wrappers(
+    tmp_path, prefix
+):
     """vit_b_16-c867db91.pth calls `mlp.0` and `mlp.3` `mlp.linear_1` and `mlp.linear_2`."""
     values = tensors("torchvision")
-    older = {n.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v for n, v in values.items()}
+    older = {
+        n.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2."): v
+        for n, v in values.items()
+    }
     result, expected = (
-        pretrained.load(write(tmp_path / "model.safetensors", v), abstract("torchvision"), "vit_b16").params
+        pretrained.load(
+            write(tmp_path / "model.safetensors", v), abstract("torchvision"), "vit_b16"
+        ).params
         for v in ({f"{prefix}{name}": value for name, value in older.items()}, values)
     )
     del result["classifier"], expected["classifier"]
@@ -208,7 +243,9 @@ def test_first_tensor_that_is_missing_superfluous_or_of_another_shape_is_named(t
     if shape is None:
         del values[name]
     with usage_error("model.safetensors", name):
-        pretrained.load(write(tmp_path / "model.safetensors", values), abstract(case), SAVED[CASES[case][0]])
+        pretrained.load(
+            write(tmp_path / "model.safetensors", values), abstract(case), SAVED[CASES[case][0]]
+        )
 
 
 # --- and written
@@ -223,7 +260,9 @@ def test_saved_weights_have_torchs_names_and_load_bit_for_bit(tmp_path, case):
     result, expected = pretrained.read(path), tensors(case)
     assert result.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_array_equal(result[name], 0 if "num_batches" in name else value, strict=False)
+        np.testing.assert_array_equal(
+            result[name], 0 if "num_batches" in name else value, strict=False
+        )
         assert result[name].shape == np.shape(value)
     again = pretrained.load(path, abstract(case), architecture, head=True)
     assert jax.tree.structure(again) == jax.tree.structure(variables)
@@ -237,9 +276,13 @@ def test_any_model_loads_bit_for_bit(tmp_path, dtype):
     params = {"a": {"kernel": np.arange(6.0).reshape(2, 3), "bias": np.ones(3)}, "scale": np.ones(()),
               "conv": {"kernel": np.arange(24.0).reshape(1, 2, 3, 4)}, "classifier": {"kernel": np.ones((3, 2))},
               "table": {"embedding": np.arange(10.0).reshape(5, 2)}}  # fmt: skip
-    variables = jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype), Variables(params, {"bn": {"mean": np.ones(2)}}))
+    variables = jax.tree.map(
+        lambda leaf: jnp.asarray(leaf, dtype), Variables(params, {"bn": {"mean": np.ones(2)}})
+    )
     path = tmp_path / "own.safetensors"
     pretrained.save(path, variables, "own")
     result = pretrained.load(path, jax.tree.map(jnp.zeros_like, variables), "own", head=True)
     jax.tree.map(np.testing.assert_array_equal, result, variables)
-    assert pretrained.read(path)["a.weight"].shape == (3, 2) and [p.name for p in tmp_path.iterdir()] == [path.name]
+    assert pretrained.read(path)["a.weight"].shape == (3, 2) and [
+        p.name for p in tmp_path.iterdir()
+    ] == [path.name]

@@ -27,15 +27,22 @@ def drawn_convolution(seed):
     d = {name: [draw.randint(*limits) for _ in space] for name, limits in ranges.items()}
     lhs_dilation, rhs_dilation = ([draw.choice([1, 1, 2]) for _ in space] for _ in range(2))
     inputs, outputs = draw.choice([1, 2, 3]), draw.choice([1, 2])
-    lhs, rhs, out = ("".join(draw.sample(letters + space, rank + 2)) for letters in ("NC", "IO", "NC"))
+    lhs, rhs, out = (
+        "".join(draw.sample(letters + space, rank + 2)) for letters in ("NC", "IO", "NC")
+    )
     sizes = dict(zip(space, d["size"], strict=True)) | {"N": 2, "C": groups * inputs}
     taps = dict(zip(space, d["kernel"], strict=True)) | {"I": inputs, "O": groups * outputs}
-    x, w = rng.normal(size=[sizes[axis] for axis in lhs]), rng.normal(size=[taps[axis] for axis in rhs])
+    x, w = (
+        rng.normal(size=[sizes[axis] for axis in lhs]),
+        rng.normal(size=[taps[axis] for axis in rhs]),
+    )
     padding = list(zip(d["low"], d["high"], strict=True))
 
     def convolve(x, w):
         layouts = lhs, rhs, out
-        return lax.conv_general_dilated(x, w, d["stride"], padding, lhs_dilation, rhs_dilation, layouts, groups)
+        return lax.conv_general_dilated(
+            x, w, d["stride"], padding, lhs_dilation, rhs_dilation, layouts, groups
+        )
 
     return convolve, (jnp.asarray(x), jnp.asarray(w))
 
@@ -55,7 +62,9 @@ def test_drawn_convolutions_have_the_same_values_and_derivatives(x64):
     operands = [operands for _, operands in cases]
 
     def all_of(transform):
-        return jax.jit(lambda all: [derivatives(transform(f), x) for (f, _), x in zip(cases, all, strict=True)])
+        return jax.jit(
+            lambda all: [derivatives(transform(f), x) for (f, _), x in zip(cases, all, strict=True)]
+        )
 
     for actual, expected in zip(
         jax.tree.leaves(all_of(rewrite.fast_convolutions)(operands)),
@@ -75,7 +84,9 @@ def test_drawn_convolutions_have_the_same_values_and_derivatives(x64):
         ((3, 3), (3, 3), "SAME"),
     ],
 )
-def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals(x64, window, strides, padding):
+def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals(
+    x64, window, strides, padding
+):
     x = jnp.asarray(np.random.default_rng(0).integers(-3, 0, (2, 7, 8, 3)), float)  # many ties
 
     def pool(x):
@@ -102,7 +113,10 @@ def test_windows_larger_than_the_image_leave_nothing(method, channels):
         return lax.conv_general_dilated(x, w, (stride, stride), "VALID", dimension_numbers=layouts)
 
     def functions(x, w):
-        pooled = [nn.max_pool(x, (size, size), (stride, stride)) for size, stride in ((3, 2), (3, 3), (4, 1))]
+        pooled = [
+            nn.max_pool(x, (size, size), (stride, stride))
+            for size, stride in ((3, 2), (3, 3), (4, 1))
+        ]
         return [convolve(x, w, 1), convolve(x, w, 2), *pooled]
 
     expected = jax.eval_shape(functions, x, w)
@@ -124,11 +138,17 @@ def layered(x, w1, w2, scale, features_last):
     axes = (0, 1, 2) if features_last else (0, 2, 3)
 
     def convolve(x, w):
-        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=(space, kernel, space))
+        return lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=(space, kernel, space)
+        )
 
     y = convolve(x, w1)
-    y = (y - y.mean(axes, keepdims=True)) * lax.rsqrt(y.var(axes, keepdims=True) + 1e-3) + scale.reshape(vector)
-    y = jnp.where(jnp.arange(y.size).reshape(y.shape) % 3 > 0, nn.relu(y), nn.gelu(y))  # a mask in the order of axes
+    y = (y - y.mean(axes, keepdims=True)) * lax.rsqrt(
+        y.var(axes, keepdims=True) + 1e-3
+    ) + scale.reshape(vector)
+    y = jnp.where(
+        jnp.arange(y.size).reshape(y.shape) % 3 > 0, nn.relu(y), nn.gelu(y)
+    )  # a mask in the order of axes
     z = convolve(y, w2)
     residual = jnp.maximum(z, 0.1) + y  # tiles of 4 x 4 and of 2 x 2, for some sizes
     pooled = lax.reduce_window(nn.silu(residual), -jnp.inf, lax.max, window, window, "VALID")
@@ -139,16 +159,22 @@ def layered(x, w1, w2, scale, features_last):
     ("conv", "size", "side", "features_last"),
     [("auto", (10, 8), 5, True), ("winograd", (12, 8), 3, False), ("planes", (5, 7), 5, True)],
 )
-def test_layers_between_convolutions_have_the_same_values_and_derivatives(x64, conv, size, side, features_last):
+def test_layers_between_convolutions_have_the_same_values_and_derivatives(
+    x64, conv, size, side, features_last
+):
     rng = np.random.default_rng(0)
-    x, w1, w2 = (rng.normal(size=shape) for shape in ((2, *size, 3), (side, side, 3, 32), (3, 3, 32, 32)))
+    x, w1, w2 = (
+        rng.normal(size=shape) for shape in ((2, *size, 3), (side, side, 3, 32), (3, 3, 32, 32))
+    )
     if not features_last:
         x, w1, w2 = x.transpose(0, 3, 1, 2), w1.transpose(3, 2, 0, 1), w2.transpose(3, 2, 0, 1)
     function = functools.partial(layered, features_last=features_last)
     operands = tuple(map(jnp.asarray, (x, 0.1 * w1, 0.1 * w2, rng.normal(size=32))))
     fast = rewrite.fast_convolutions(function, conv)
     assert "conv_general_dilated" not in str(jax.make_jaxpr(fast)(*operands))
-    actual, original = (worlds.jit(functools.partial(derivatives, f))(operands) for f in (fast, function))
+    actual, original = (
+        worlds.jit(functools.partial(derivatives, f))(operands) for f in (fast, function)
+    )
     for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(original), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12 * np.abs(b).max())
 
@@ -158,11 +184,15 @@ def test_hardware_decides_what_auto_replaces():
     w = jnp.ones((3, 3, 2, 2))
 
     def convolve(x):
-        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     for size, is_left in ((64, False), (65, True)):
         with hw.assumed(gpu):
-            traced = jax.make_jaxpr(rewrite.fast_convolutions(convolve))(jnp.ones((1, size, size, 2)))
+            traced = jax.make_jaxpr(rewrite.fast_convolutions(convolve))(
+                jnp.ones((1, size, size, 2))
+            )
         assert rewrite._has_rule(traced.jaxpr) == is_left
 
 
@@ -172,11 +202,17 @@ def test_nested_functions_are_evaluated_by_the_rules(x64):
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5, 5, 2)))
 
     def convolve(x):
-        return nn.relu(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")))
+        return nn.relu(
+            lax.conv_general_dilated(
+                x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+            )
+        )
 
     def nested(x):
         y = jax.jit(convolve)(jax.checkpoint(convolve)(x))
-        y, sums = lax.scan(lambda y, scale: (convolve(y) * scale, y.sum()), y, jnp.array([0.1, 0.2]), reverse=True)
+        y, sums = lax.scan(
+            lambda y, scale: (convolve(y) * scale, y.sum()), y, jnp.array([0.1, 0.2]), reverse=True
+        )
         y = lax.cond(sums[0] > 0, convolve, lambda y: 2 * y, y)
         return lax.while_loop(
             lambda carry: carry[0] < 2, lambda carry: (carry[0] + 1, convolve(carry[1])), (0, y)
@@ -187,8 +223,12 @@ def test_nested_functions_are_evaluated_by_the_rules(x64):
     assert "conv_general_dilated" in str(jax.make_jaxpr(nested)(x))
     assert "conv_general_dilated" not in text and "custom_jvp" in text
     assert all(name in text for name in ("scan", "cond", "while", "remat"))
-    for actual, expected in zip(jax.jit(jax.vmap(fast))(x[None]), jax.jit(jax.vmap(nested))(x[None]), strict=True):
-        jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), actual, expected)
+    for actual, expected in zip(
+        jax.jit(jax.vmap(fast))(x[None]), jax.jit(jax.vmap(nested))(x[None]), strict=True
+    ):
+        jax.tree.map(
+            functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-12), actual, expected
+        )
 
 
 @pytest.mark.parametrize("conv", ["auto", "planes", "lax"])
@@ -199,7 +239,9 @@ def test_every_rule_returns_arrays_or_laid_arrays_of_the_shapes_of_its_operation
         def evaluate(operation, operands):
             results = rule(operation, operands)
             for result, variable in zip(results, operation.eqn.outvars, strict=True):
-                assert (result.shape, result.dtype) == (variable.aval.shape, variable.aval.dtype), name
+                assert (result.shape, result.dtype) == (variable.aval.shape, variable.aval.dtype), (
+                    name
+                )
             used.add(name)
             return results
 
@@ -226,5 +268,7 @@ def test_a_run_rewrites_an_own_network():
     config = fv.Config(clients=2, rounds=2, batch_size=4, devices="1")
     sim = fv.simulation(config, data=(x, y), partition=np.array_split(np.arange(40), 2), task=task)
     arguments = *sim.state.variables, fv.Batch(x[:4], y[:4].astype(np.int32)), np.ones(4, bool)
-    own, of_run = (primitives(functools.partial(t.loss, train=True), *arguments) for t in (task, sim.task))
+    own, of_run = (
+        primitives(functools.partial(t.loss, train=True), *arguments) for t in (task, sim.task)
+    )
     assert "conv_general_dilated" in own - of_run

@@ -37,8 +37,12 @@ def by_microbatches(max_rows):
 def test_loss_and_gradient_equal_those_of_the_whole_minibatch(model, max_rows, real):
     """4 does not divide 6, so microbatches have 3 rows; with 3 real rows some are partly or wholly padding."""
     mask = jnp.arange(6) < real
-    actual, expected = (value_and_grad(task)(*model, BATCH, mask) for task in (by_microbatches(max_rows), WHOLE))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15), actual, expected)
+    actual, expected = (
+        value_and_grad(task)(*model, BATCH, mask) for task in (by_microbatches(max_rows), WHOLE)
+    )
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15), actual, expected
+    )
 
 
 def test_the_rule_closes_over_no_frozen_tensor(model):
@@ -56,7 +60,9 @@ def test_the_rule_closes_over_no_frozen_tensor(model):
 
     mesh = Mesh(jax.devices()[:2], ("devices",))
     part, base = jax.device_put((part, base), NamedSharding(mesh, P()))
-    of_whole = worlds.jit(jax.grad(lambda params: WHOLE.loss(params, {}, BATCH, jnp.arange(6) < 5, True)[0]))
+    of_whole = worlds.jit(
+        jax.grad(lambda params: WHOLE.loss(params, {}, BATCH, jnp.arange(6) < 5, True)[0])
+    )
     expected = of_whole(model.params)["classifier"]
     worlds.assert_close(worlds.jit(gradient)(part.params, base)["classifier"], expected, 1e-12)
 
@@ -65,7 +71,9 @@ def test_microbatch_of_padding_is_skipped():
     """This mean is 0 / 0 without real rows; for rows 3, 1 and padding, d/dw mean(w x) = 2."""
 
     def loss(params, stats, x, mask, train):
-        return jnp.where(mask, params["w"] * x.astype(float), 0).sum() / mask.sum().astype(float), stats
+        return jnp.where(mask, params["w"] * x.astype(float), 0).sum() / mask.sum().astype(
+            float
+        ), stats
 
     task = transforms.accumulate_gradients(WHOLE._replace(loss=loss), 2)
     x, mask = jnp.array([3, 1, 0, 0, 0, 0]), jnp.arange(6) < 2
@@ -84,7 +92,9 @@ def projected(loss, params):
 DERIVED = {
     "Hessian product, forward": lambda f, p: jax.jvp(jax.grad(f), (p,), (along(p),)),
     "Hessian product, reverse": lambda f, p: jax.grad(lambda p: projected(f, p))(p),
-    "gradients of clients": lambda f, p: jax.vmap(jax.grad(f))(jax.tree.map(lambda x: jnp.stack([x, 2 * x]), p)),
+    "gradients of clients": lambda f, p: jax.vmap(jax.grad(f))(
+        jax.tree.map(lambda x: jnp.stack([x, 2 * x]), p)
+    ),
 }
 
 
@@ -93,17 +103,27 @@ def test_derivatives_equal_those_of_the_whole_minibatch(model, name):
     def of(task, params):
         return DERIVED[name](lambda p: task.loss(p, {}, BATCH, jnp.arange(6) < 5, True)[0], params)
 
-    actual, expected = worlds.jit(lambda params: [of(task, params) for task in (by_microbatches(2), WHOLE)])(
-        model.params
+    actual, expected = worlds.jit(
+        lambda params: [of(task, params) for task in (by_microbatches(2), WHOLE)]
+    )(model.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), actual, expected
     )
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), actual, expected)
 
 
 def test_groups_that_are_scored_as_one_batch_pass_through_microbatches(model):
     groups = jnp.array([[0, 1, 2], [3, 4, -1], [-1, -1, -1]], jnp.int32)
-    client, data = ClientReturn(model, jnp.int32(1), model.params), Data(BATCH, groups, groups, groups)
-    measures = [signals.validation_gradient(by_microbatches(2), True, groups_per_pass) for groups_per_pass in (1, 3)]
-    single, wide = worlds.jit(lambda *given: [measure({}, *given) for measure in measures])(client, data)
+    client, data = (
+        ClientReturn(model, jnp.int32(1), model.params),
+        Data(BATCH, groups, groups, groups),
+    )
+    measures = [
+        signals.validation_gradient(by_microbatches(2), True, groups_per_pass)
+        for groups_per_pass in (1, 3)
+    ]
+    single, wide = worlds.jit(lambda *given: [measure({}, *given) for measure in measures])(
+        client, data
+    )
     worlds.assert_close(wide, single, 1e-12)
 
 
@@ -111,7 +131,9 @@ def test_float_images_keep_their_gradient(model):
     """uint8 images have no gradient, but that of float images must not become 0."""
     x = jnp.asarray(X, jnp.float64) / 255
     task = by_microbatches(2)
-    gradient = worlds.jit(jax.grad(lambda x: task.loss(*model, Batch(x, BATCH.y), jnp.ones(6, bool), True)[0]))(x)
+    gradient = worlds.jit(
+        jax.grad(lambda x: task.loss(*model, Batch(x, BATCH.y), jnp.ones(6, bool), True)[0])
+    )(x)
     assert jnp.abs(gradient).reshape(6, -1).max(1).min() > 0
 
 
@@ -130,7 +152,9 @@ def functions(name):
     batch = jax.tree.map(lambda x: jnp.asarray(x[:12]), WORLD.pool)
     mask = jnp.arange(12) < 10
     return {
-        "gradient": lambda params: jax.value_and_grad(task.loss, has_aux=True)(params, stats, batch, mask, True),
+        "gradient": lambda params: jax.value_and_grad(task.loss, has_aux=True)(
+            params, stats, batch, mask, True
+        ),
         "predict": lambda params: task.predict(params, stats, batch),
         "measure": lambda params: task.measure(params, stats, batch, mask),
     }
@@ -141,7 +165,9 @@ def results():
     params, _ = worlds.variables()
 
     def results_of(name):
-        return worlds.jit(lambda params: {part: f(params) for part, f in functions(name).items()})(params)
+        return worlds.jit(lambda params: {part: f(params) for part, f in functions(name).items()})(
+            params
+        )
 
     return {name: jax.tree.map(np.asarray, results_of(name)) for name in transforms.NAMES}
 
@@ -150,15 +176,25 @@ def results():
 def test_highest_asks_for_full_precision_in_every_product(part):
     """A CPU computes the same either way."""
     found = programs.equations(functions("highest")[part], worlds.variables().params)
-    precisions = [equation.params["precision"] for equation in found if equation.primitive.name == "dot_general"]
-    assert len(precisions) >= 2 and {*precisions} == {(jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)}
+    precisions = [
+        equation.params["precision"]
+        for equation in found
+        if equation.primitive.name == "dot_general"
+    ]
+    assert len(precisions) >= 2 and {*precisions} == {
+        (jax.lax.Precision.HIGHEST, jax.lax.Precision.HIGHEST)
+    }
 
 
 def test_bfloat16_changes_results_within_its_rounding(results):
     """A number is rounded by 2^-9 of itself; a few operations in a row stay within 2^-4 of the largest entry."""
-    for exact, rough in zip(jax.tree.leaves(results["default"]), jax.tree.leaves(results["bfloat16"]), strict=True):
+    for exact, rough in zip(
+        jax.tree.leaves(results["default"]), jax.tree.leaves(results["bfloat16"]), strict=True
+    ):
         if exact.dtype == np.float32:
             assert np.abs(exact - rough).max() <= 2**-4 * max(1, np.abs(exact).max())
-    differ = jax.tree.map(lambda a, b: bool((a != b).any()), results["default"], results["bfloat16"])
+    differ = jax.tree.map(
+        lambda a, b: bool((a != b).any()), results["default"], results["bfloat16"]
+    )
     (_, gradients), sums = differ["gradient"], differ["measure"]
     assert all(jax.tree.leaves(gradients)) and differ["predict"] and sums["loss"]

@@ -61,7 +61,9 @@ def rounds_of(config, executor, image):
     options = {"probe_ratio": 0.5, "lanes_together": executor.lanes_together}
     if config.hold:
         options["block_size"] = configs.block_size(config)
-    rounds = [world(image).schedule(number, executor.num_lanes, **options) for number in range(ROUNDS)]
+    rounds = [
+        world(image).schedule(number, executor.num_lanes, **options) for number in range(ROUNDS)
+    ]
     rounds[1] = rounds[1]._replace(heard=rounds[1].clients != 0)
     return schedule.stack(rounds, ROUNDS)
 
@@ -72,20 +74,34 @@ def play(config, image, hardware, program_of, rules=(0,)):
     Args:
         program_of: (config, image) -> (task, algorithm, executor, jitted chunk).
     """
-    made, hyper = world(image), worlds.hyper(lr=0.05, **{"feddecorr.beta": 0.01})  # FedDecorr divides rounding by 1e-4
+    made, hyper = (
+        world(image),
+        worlds.hyper(lr=0.05, **{"feddecorr.beta": 0.01}),
+    )  # FedDecorr divides rounding by 1e-4
     with jax.numpy_dtype_promotion("standard"), hw.assumed(hardware):
         task, algorithm, executor, chunk = program_of(config, image)
         start = worlds.random_variables(task)
         state = federated_round.init_state(task, algorithm, len(SIZES), hyper, variables=start)
         planned = rounds_of(config, executor, image)
         cases = [
-            (made._replace(scoring=schedule.table(made.val[:count], BATCH, 5), val=made.val[:count]).data(), rule)
+            (
+                made._replace(
+                    scoring=schedule.table(made.val[:count], BATCH, 5), val=made.val[:count]
+                ).data(),
+                rule,
+            )
             for count in (7, 10)
             for rule in rules
         ]
 
         def arguments(data, rule):
-            return tree.copies(state), np.int32(ROUNDS), planned, data, hyper | {"rule": jnp.int32(rule)}
+            return (
+                tree.copies(state),
+                np.int32(ROUNDS),
+                planned,
+                data,
+                hyper | {"rule": jnp.int32(rule)},
+            )
 
         run = chunk.lower(*arguments(*cases[0])).compile(compiler_options=worlds.HASTE)
         return [jax.device_get(run(*arguments(*case))) for case in cases]
@@ -100,7 +116,13 @@ def accelerator(monkeypatch, case):
 
 
 def settings(**changes):
-    size = {"clients": len(SIZES), "join_ratio": 0.85, "batch_size": BATCH, "local_epochs": 2, "min_samples": 1}
+    size = {
+        "clients": len(SIZES),
+        "join_ratio": 0.85,
+        "batch_size": BATCH,
+        "local_epochs": 2,
+        "min_samples": 1,
+    }
     return replace(configs.Config(**size), **changes)
 
 
@@ -128,9 +150,12 @@ NORMS = ("l1", "l2")
 
 def menu(task):
     """FedVG by the L1 norm, modelwise, and by L2, layerwise, of one gradient."""
-    gradient = signals.validation_gradient(task, True, functools.partial(hw.groups_per_scoring_pass, BATCH, 0))
+    gradient = signals.validation_gradient(
+        task, True, functools.partial(hw.groups_per_scoring_pass, BATCH, 0)
+    )
     rules = [
-        inverse_norms(NormParts(gradient, grouping, task.block_of)) for grouping in (groups.modelwise, groups.layerwise)
+        inverse_norms(NormParts(gradient, grouping, task.block_of))
+        for grouping in (groups.modelwise, groups.layerwise)
     ]
 
     def signal(*report):
@@ -143,9 +168,13 @@ def menu(task):
 def small_program(config, image):
     """The round of every part of an algorithm, with `menu`."""
     written = tasks.classification(ConvNet(), worlds.CLASSES, image)
-    task, scored = (fast_task(written, conv or "auto") for conv in (None, hw.choices().scoring_conv))
+    task, scored = (
+        fast_task(written, conv or "auto") for conv in (None, hw.choices().scoring_conv)
+    )
     algorithm, executor = worlds.full_algorithm(), registry.make_executor(config)
-    step = federated_round.make_round(task, algorithm, menu(scored), executor, local_training.sgd, len(SIZES))
+    step = federated_round.make_round(
+        task, algorithm, menu(scored), executor, local_training.sgd, len(SIZES)
+    )
     return task, algorithm, executor, jax.jit(federated_round.make_chunk(step), donate_argnums=0)
 
 
@@ -174,7 +203,13 @@ NARROW = {
 }
 """Narrower networks under the names of the package's, whose choices they take."""
 
-IMAGES = {"resnet18": (9, 12, 3), "vit_s16": (6, 9, 3), "tinycnn": (6, 4, 2), "lenet5": (16, 16, 1), "cnn": (16, 16, 1)}
+IMAGES = {
+    "resnet18": (9, 12, 3),
+    "vit_s16": (6, 9, 3),
+    "tinycnn": (6, 4, 2),
+    "lenet5": (16, 16, 1),
+    "cnn": (16, 16, 1),
+}
 IMAGES |= {"efficientnet_lite0": (9, 8, 3), "mlp": (2, 3, 1), "linear": (2, 3, 1)}
 
 CAMPAIGN = {
@@ -190,7 +225,9 @@ def config_of(case):
     """The settings of a case of the campaign."""
     values = {name: level for name, level in case.items() if name != "scoring"}
     of_fedvg = {name: values.pop(name) for name in ("norm", "granularity", "mode")}
-    return settings(**values, **{"fedvg": dict(**of_fedvg)} if "fedvg" in values["weighting"] else {})
+    return settings(
+        **values, **{"fedvg": dict(**of_fedvg)} if "fedvg" in values["weighting"] else {}
+    )
 
 
 @functools.cache
@@ -199,7 +236,10 @@ def is_allowed(config):
         configs.check(config)
     except UsageError:
         return False
-    return (config.fedvg.norm, config.fedvg.granularity) != ("spectral", "layerwise")  # normalisations have no matrix
+    return (config.fedvg.norm, config.fedvg.granularity) != (
+        "spectral",
+        "layerwise",
+    )  # normalisations have no matrix
 
 
 def program_of_run(config, image):

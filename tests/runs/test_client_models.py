@@ -19,9 +19,19 @@ from fedvg_jax.runs import client_models
 from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.views import display
 
-SMALL = {"clients": 4, "rounds": 2, "local_epochs": 1, "lanes": "1", "eval_every": 1, "weighting": "samples"}
+SMALL = {
+    "clients": 4,
+    "rounds": 2,
+    "local_epochs": 1,
+    "lanes": "1",
+    "eval_every": 1,
+    "weighting": "samples",
+}
 SMALL |= {"min_samples": 8, "alpha": 0.5, "lr": 0.1}
-OWN = {"data": worlds.images(300), "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1))}
+OWN = {
+    "data": worlds.images(300),
+    "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1)),
+}
 NAMES = ("personal_accuracy", "finetuned_accuracy", "accuracy_by_client")
 
 
@@ -29,7 +39,9 @@ NAMES = ("personal_accuracy", "finetuned_accuracy", "accuracy_by_client")
 def run(**settings):
     """(settings, history, states) of a run."""
     made, states = config.Config(**SMALL | {"record": ",".join(NAMES)} | settings), []
-    history = fv.run(made, **OWN, callbacks=[lambda record, state: states.append(jax.tree.map(jnp.copy, state))])
+    history = fv.run(
+        made, **OWN, callbacks=[lambda record, state: states.append(jax.tree.map(jnp.copy, state))]
+    )
     return made, history, states
 
 
@@ -37,7 +49,10 @@ def accuracies(sim, models):
     """Accuracy of one model for each client on its own test rows; None without any."""
     pairs = zip(models, sim.partition.test, strict=True)
     data = sim.arrays
-    return [fv.evaluate(sim.task, m, (data.x[own], data.y[own]))["accuracy"] if len(own) else None for m, own in pairs]
+    return [
+        fv.evaluate(sim.task, m, (data.x[own], data.y[own]))["accuracy"] if len(own) else None
+        for m, own in pairs
+    ]
 
 
 def test_personal_accuracies_are_those_of_ditto_s_personal_models():
@@ -51,7 +66,9 @@ def test_personal_accuracies_are_those_of_ditto_s_personal_models():
     values = np.array([value for value in expected if value is not None])
     assert record["personal_accuracy_mean"] == pytest.approx(values.mean())
     assert record["personal_spread"] == pytest.approx(values.std())
-    assert record["worst_decile"] == pytest.approx(min(value for value in of_global if value is not None))
+    assert record["worst_decile"] == pytest.approx(
+        min(value for value in of_global if value is not None)
+    )
     assert record["personal_accuracy_mean"] > record["accuracy_by_client_mean"]
     names = ("personal_accuracy_mean", "finetuned_worst_decile", "spread", "finetuned_spread")
     assert [history.summary[name] for name in names] == [record[name] for name in names]
@@ -64,11 +81,18 @@ def test_finetuned_accuracies_are_those_of_the_models_that_all_clients_train_nex
     """Half of the clients have flipped labels. MOON's memory is the model that the client has trained; without its
     loss, it trains as FedAvg does."""
     algorithm, states = fv.algorithms.moon()._replace(loss=None), []
-    made = config.Config(**SMALL | {"record": "finetuned_accuracy", "join_ratio": 1.0, "local_epochs": 2})
-    made = config.apply(made, {"finetune_epochs": 2, "corrupt.kind": "label_flip", "corrupt.clients": 0.5}, "test")
+    made = config.Config(
+        **SMALL | {"record": "finetuned_accuracy", "join_ratio": 1.0, "local_epochs": 2}
+    )
+    made = config.apply(
+        made, {"finetune_epochs": 2, "corrupt.kind": "label_flip", "corrupt.clients": 0.5}, "test"
+    )
     sim = simulation.simulation(made, **OWN, algorithm=algorithm)
     history = fv.run(
-        made, **OWN, algorithm=algorithm, callbacks=[lambda record, state: states.append(tree.copies(state))]
+        made,
+        **OWN,
+        algorithm=algorithm,
+        callbacks=[lambda record, state: states.append(tree.copies(state))],
     )
     next_models = [fv.Variables(tree.take(states[1].clients, client), {}) for client in range(4)]
     assert history.records[0]["finetuned_accuracy"] == pytest.approx(accuracies(sim, next_models))
@@ -76,13 +100,19 @@ def test_finetuned_accuracies_are_those_of_the_models_that_all_clients_train_nex
 
 def test_finetuning_after_the_last_round_has_its_learning_rate():
     """A cosine schedule would give 0 to one more round."""
-    record = run(record="finetuned_accuracy,accuracy_by_client", lr_schedule="cosine")[1].records[-1]
+    record = run(record="finetuned_accuracy,accuracy_by_client", lr_schedule="cosine")[1].records[
+        -1
+    ]
     assert record["finetuned_accuracy"] != record["accuracy_by_client"]
 
 
 def test_finetuned_accuracies_of_a_round_do_not_depend_on_how_many_follow():
     """So that a run resumed with more rounds equals one without a break."""
-    settings = {"record": "finetuned_accuracy", "lr_schedule": "exponential:0.5", "finetune_epochs": 3}
+    settings = {
+        "record": "finetuned_accuracy",
+        "lr_schedule": "exponential:0.5",
+        "finetune_epochs": 3,
+    }
     shorter, longer = (run(rounds=rounds, **settings)[1].records[1] for rounds in (2, 3))
     assert shorter["finetuned_accuracy"] == longer["finetuned_accuracy"]
 
@@ -101,7 +131,10 @@ def test_accuracies_do_not_depend_on_where_rows_and_memories_lie():
 def test_accuracies_do_not_depend_on_the_pieces(monkeypatch):
     """Of three clients, of which the second repeats two."""
     sim = simulation.simulation(run(method="ditto")[0], **OWN)
-    most = max(len(test) + len(train) for test, train in zip(sim.partition.test, sim.partition.train, strict=True))
+    most = max(
+        len(test) + len(train)
+        for test, train in zip(sim.partition.test, sim.partition.train, strict=True)
+    )
     client_bytes = 3 * tree.num_bytes(sim.state.variables) + most * sum(
         leaf[:1].nbytes for leaf in (sim.arrays.x, sim.arrays.y)
     )
@@ -130,7 +163,9 @@ def test_kept_models_are_those_that_were_averaged_and_no_round_changes(tmp_path)
         for k, s in zip(last["clients"], last["weights"], strict=True)
     ]
     mean = jax.tree.map(lambda *xs: sum(xs), *parts)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), mean, history.variables.params)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=2e-6), mean, history.variables.params
+    )
     with pytest.raises(fv.UsageError, match=r"\A[^\n]*there is no client 6[^\n]*\Z"):
         history.client_variables(6)
 
@@ -139,12 +174,15 @@ def test_kept_models_are_those_that_were_averaged_and_no_round_changes(tmp_path)
 def test_models_of_clients_are_their_personal_ones_or_have_their_own_tensors(tmp_path, settings):
     states = []
     history = run_small(
-        [lambda record, state: states.append(jax.tree.map(jnp.copy, state))], out=tmp_path / "run", **settings
+        [lambda record, state: states.append(jax.tree.map(jnp.copy, state))],
+        out=tmp_path / "run",
+        **settings,
     )
     state = states[-1]
     for k in range(4):
         own = {
-            path.removeprefix("params/"): leaf for path, leaf in tree.by_path(tree.take(state.clients.local, k)).items()
+            path.removeprefix("params/"): leaf
+            for path, leaf in tree.by_path(tree.take(state.clients.local, k)).items()
         }
         expected = {**tree.by_path(state.variables.params), **own}
         got = tree.by_path(history.client_variables(k).params)

@@ -11,7 +11,14 @@ from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs.assemble import tables
 
 CONFIG = fv.Config(
-    clients=4, rounds=8, local_epochs=1, lr=0.5, seed=10, model="linear", weighting="uniform", eval_every=1
+    clients=4,
+    rounds=8,
+    local_epochs=1,
+    lr=0.5,
+    seed=10,
+    model="linear",
+    weighting="uniform",
+    eval_every=1,
 )
 
 
@@ -36,7 +43,8 @@ def test_val_and_test_are_measured_on_the_rows_of_their_names(evaluated):
     if sim.config.best_on == "held_out":
         assert sim.data.selection is not None
         selecting, scoring = (
-            np.unique(table[np.asarray(table) >= 0]) for table in (sim.data.selection, sim.data.scoring)
+            np.unique(table[np.asarray(table) >= 0])
+            for table in (sim.data.selection, sim.data.scoring)
         )
         assert {*selecting} | {*scoring} == {*val} and not {*selecting} & {*scoring}
         val = selecting
@@ -49,7 +57,9 @@ def test_val_and_test_are_measured_on_the_rows_of_their_names(evaluated):
 def test_the_best_round_and_its_model_are_chosen_on_validation_rows(evaluated):
     """In this run, the test rows would choose another one."""
     _, history, models = evaluated
-    val, test = ([record[f"{part}_accuracy"] for record in history.records] for part in ("val", "test"))
+    val, test = (
+        [record[f"{part}_accuracy"] for record in history.records] for part in ("val", "test")
+    )
     best = int(np.argmax(val))
     assert np.argmax(test) != best
     assert history.summary["best_val_round"] == best + 1
@@ -61,7 +71,9 @@ def test_the_best_round_and_its_model_are_chosen_on_validation_rows(evaluated):
 def test_every_round_is_drawn_once_and_a_chunk_leaves_what_it_cannot_hold_to_the_next():
     sim = fv.simulation(dataclasses.replace(CONFIG, rounds=1000))
     numbers, drawn, held = [], [], []
-    watched = sim._replace(schedule=lambda number, *rest: numbers.append(number) or sim.schedule(number, *rest))
+    watched = sim._replace(
+        schedule=lambda number, *rest: numbers.append(number) or sim.schedule(number, *rest)
+    )
     while len(held) < 2 * tables.MAX_ROUNDS:
         chunk = chunks.plan_chunk(watched, drawn, len(held), tables.MAX_ROUNDS + 7, sim.state)
         assert chunk is not None and len(chunk.planned) == tables.MAX_ROUNDS

@@ -22,7 +22,11 @@ NAMES = ("ant", "bee", "cat")
 @pytest.fixture
 def images(tmp_path):
     """(file, x, y) of 120 images to train and 30 to test."""
-    path, x, y = tmp_path / "images.npz", RNG.integers(0, 256, (150, 8, 8, 1), np.uint8), np.arange(150) % len(NAMES)
+    path, x, y = (
+        tmp_path / "images.npz",
+        RNG.integers(0, 256, (150, 8, 8, 1), np.uint8),
+        np.arange(150) % len(NAMES),
+    )
     parts = {"x_train": x[:120], "y_train": y[:120], "x_test": x[120:], "y_test": y[120:]}
     np.savez(path, class_names=np.array(NAMES), **parts)
     return path, x, y
@@ -39,12 +43,23 @@ def test_file_holds_the_inputs_of_the_last_layer_of_the_weights_in_the_file(imag
     task = registry.named_task(config, (8, 8, 1), 3)
     variables = worlds.random_variables(task)
     pretrained.save(tmp_path / "weights.safetensors", variables, "tinycnn")
-    assert call(source, tmp_path / "f.npz", "--init", str(tmp_path / "weights.safetensors"), "--float32") == 0
-    forward = jax.jit(lambda x: task.forward(*variables, Batch(x, y.astype(np.int32)), np.ones(len(x), bool), False)[0])
+    assert (
+        call(
+            source, tmp_path / "f.npz", "--init", str(tmp_path / "weights.safetensors"), "--float32"
+        )
+        == 0
+    )
+    forward = jax.jit(
+        lambda x: task.forward(
+            *variables, Batch(x, y.astype(np.int32)), np.ones(len(x), bool), False
+        )[0]
+    )
     expected = np.asarray(forward(x).features).reshape(len(x), -1)
     with np.load(tmp_path / "f.npz") as file:
         assert file["x_train"].shape[0] == 120 and file["x_test"].shape[0] == 30
-        np.testing.assert_allclose(np.concatenate([file["x_train"], file["x_test"]]), expected, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            np.concatenate([file["x_train"], file["x_test"]]), expected, rtol=1e-5, atol=1e-6
+        )
         manifest = json.loads(str(file["manifest"]))
     names = [manifest[name] for name in ("model", "pretrained", "dtype")]
     assert names == ["tinycnn", "weights.safetensors", "float32"]
@@ -59,7 +74,9 @@ def test_digests_name_the_weights_and_the_rows(images, tmp_path):
     given = [(0, arrays), (0, arrays), (1, arrays), (0, arrays._replace(x=255 - arrays.x))]
     for i, (seed, rows) in enumerate(given):
         feature_file.write(tmp_path / f"{i}.npz", Config(model="mlp", seed=seed), rows)
-    manifests = [json.loads(str(np.load(tmp_path / f"{i}.npz")["manifest"])) for i in range(len(given))]
+    manifests = [
+        json.loads(str(np.load(tmp_path / f"{i}.npz")["manifest"])) for i in range(len(given))
+    ]
     again = data.load("npz", tmp_path / "0.npz")
     assert again.groups.tolist() == arrays.groups.tolist() and again.x.dtype == np.float16
     first, same, other_weights, other_rows = ((m["weights"], m["source"]) for m in manifests)
@@ -71,7 +88,11 @@ def test_digests_name_the_weights_and_the_rows(images, tmp_path):
 def test_resized_images_have_the_features_of_images_enlarged_before(tmp_path):
     x = RNG.integers(0, 256, (70, 4, 4, 3), np.uint8)
     y = np.arange(70, dtype=np.int32) % 3
-    enlarged = np.asarray(jax.image.resize(x.astype(np.float32), (70, 12, 8, 3), "bilinear")).round().astype(np.uint8)
+    enlarged = (
+        np.asarray(jax.image.resize(x.astype(np.float32), (70, 12, 8, 3), "bilinear"))
+        .round()
+        .astype(np.uint8)
+    )
     small, large = (Arrays("made", images, y, NAMES, 70) for images in (x, enlarged))
     config = Config(model="tinycnn")
     feature_file.write(tmp_path / "small.npz", config, small, (12, 8), np.float32)
@@ -97,8 +118,17 @@ def test_features_of_another_network_are_no_validation_set(features, tmp_path):
     first, second, third = (tmp_path / f"{name}.npz" for name in ("first", "second", "third"))
     members = dict(np.load(features))
     for file, weights in ((first, "aa"), (second, "aa"), (third, "bb")):
-        np.savez(file, manifest=np.array(json.dumps({"model": "tinycnn", "weights": weights})), **members)
-    settings = {"dataset": "npz", "data_dir": first, "model": "linear", "clients": 3, "val_ratio": 0.0, "alpha": 10.0}
+        np.savez(
+            file, manifest=np.array(json.dumps({"model": "tinycnn", "weights": weights})), **members
+        )
+    settings = {
+        "dataset": "npz",
+        "data_dir": first,
+        "model": "linear",
+        "clients": 3,
+        "val_ratio": 0.0,
+        "alpha": 10.0,
+    }
     np.savez(foreign := tmp_path / "foreign.npz", manifest=np.arange(3), **members)
     for file in (features, second, foreign):
         simulation.simulation(Config(**settings, validation={"source": "npz", "data_dir": file}))

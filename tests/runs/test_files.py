@@ -54,8 +54,12 @@ def test_runs_that_start_at_once_get_folders_of_their_own(stopped_clock):
     assert list(Path("runs").iterdir()) == [folders[0]]
 
 
-@pytest.mark.parametrize(("error", "code"), [(ValueError(), 2), (KeyboardInterrupt(), 130)], ids=["damaged", "Ctrl-C"])
-def test_run_that_writes_nothing_leaves_no_folder_that_it_chose(stopped_clock, monkeypatch, capsys, error, code):
+@pytest.mark.parametrize(
+    ("error", "code"), [(ValueError(), 2), (KeyboardInterrupt(), 130)], ids=["damaged", "Ctrl-C"]
+)
+def test_run_that_writes_nothing_leaves_no_folder_that_it_chose(
+    stopped_clock, monkeypatch, capsys, error, code
+):
     """It ends while its data are read."""
 
     def load(*file, **options):

@@ -10,7 +10,11 @@ CONFIG = fv.Config(rounds=1, clients=4, join_ratio=0.5, local_epochs=1, alpha=10
 
 
 def threads() -> set[int]:
-    return {pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"}
+    return {
+        pool["num_threads"]
+        for pool in threadpoolctl.threadpool_info()
+        if pool["user_api"] == "blas"
+    }
 
 
 def test_lapack_has_one_thread_while_rounds_are_computed():

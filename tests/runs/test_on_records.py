@@ -33,7 +33,10 @@ def stop_at(number):
 
 def chunk_lengths(records):
     """The rounds of each chunk; its rounds have the same seconds."""
-    return [len(list(chunk)) for _, chunk in itertools.groupby(records, key=lambda record: record["seconds"])]
+    return [
+        len(list(chunk))
+        for _, chunk in itertools.groupby(records, key=lambda record: record["seconds"])
+    ]
 
 
 def test_on_records_gets_copies_of_the_records_of_the_history():
@@ -54,14 +57,22 @@ def test_on_records_is_called_once_for_a_chunk_and_shortens_none():
     received = []
     finished, alone = run(SETTINGS, on_records=received.append), run(SETTINGS)
     lengths = [len(records) for records in received]
-    assert lengths == chunk_lengths(finished.records) == chunk_lengths(alone.records) == [1, 1, 2, 4, 1]
+    assert (
+        lengths
+        == chunk_lengths(finished.records)
+        == chunk_lengths(alone.records)
+        == [1, 1, 2, 4, 1]
+    )
 
 
 def test_on_records_ends_a_run_after_its_chunk_which_is_then_evaluated(tmp_path):
     settings = replace(SETTINGS, out=tmp_path / "run")
     first = run(settings, on_records=stop_at(1))
     assert len(first.records) == 1 and "test_loss" in first.records[0]
-    assert (first.summary["stopped_early"], first.summary["stopped_by"]) == ("callback: enough", None)
+    assert (first.summary["stopped_early"], first.summary["stopped_by"]) == (
+        "callback: enough",
+        None,
+    )
     again = run(replace(settings, resume=str(settings.out)), on_records=stop_at(1))
     assert again.records == first.records == history.read(tmp_path / "run")
 
@@ -92,5 +103,9 @@ def test_on_records_gets_no_round_after_the_one_that_diverged():
 
 def test_callbacks_and_on_records_are_called_in_the_same_run():
     received, rounds = [], []
-    run(SETTINGS, on_records=received.append, callbacks=[lambda record, state: rounds.append(int(state.round))])
+    run(
+        SETTINGS,
+        on_records=received.append,
+        callbacks=[lambda record, state: rounds.append(int(state.round))],
+    )
     assert [len(records) for records in received] == [1] * 9 and rounds == list(range(1, 10))

@@ -75,7 +75,9 @@ def test_an_evaluation_computes_with_the_values_of_its_call(jit, monkeypatch):
 
 
 def test_a_first_state_is_drawn_with_the_values_of_its_call(monkeypatch):
-    task = linear.TASK._replace(init=lambda key: fv.Variables({"w": np.full(3, RATE, np.float32)}, {}))
+    task = linear.TASK._replace(
+        init=lambda key: fv.Variables({"w": np.full(3, RATE, np.float32)}, {})
+    )
 
     def first(rate: float) -> np.ndarray:
         monkeypatch.setitem(globals(), "RATE", rate)
@@ -85,10 +87,15 @@ def test_a_first_state_is_drawn_with_the_values_of_its_call(monkeypatch):
 
 
 def test_a_simulation_computes_with_the_values_that_it_was_first_used_with(monkeypatch):
-    sim = fv.simulation(SETTINGS_OF_RUN, **GIVEN, task=linear.TASK._replace(measure=rated_measure, loss=rated_loss))
+    sim = fv.simulation(
+        SETTINGS_OF_RUN, **GIVEN, task=linear.TASK._replace(measure=rated_measure, loss=rated_loss)
+    )
 
     def losses() -> list[float]:
-        return [*fv.evaluate(sim, sim.state.variables).values(), float(sim.validation_loss(sim.state))]
+        return [
+            *fv.evaluate(sim, sim.state.variables).values(),
+            float(sim.validation_loss(sim.state)),
+        ]
 
     first = losses()
     monkeypatch.setitem(globals(), "RATE", 3 * RATE)

@@ -9,7 +9,14 @@ import fedvg_jax as fv
 
 def test_a_loop_over_steps_equals_a_run():
     """The validation loss is of the rows that `best_on` holds out."""
-    config = fv.Config(algorithm="scaffold", rounds=3, clients=4, eval_every=1, weighting="samples", best_on="held_out")
+    config = fv.Config(
+        algorithm="scaffold",
+        rounds=3,
+        clients=4,
+        eval_every=1,
+        weighting="samples",
+        best_on="held_out",
+    )
     run, sim = fv.run(config, **linear.GIVEN), fv.simulation(config, **linear.GIVEN)
     state = sim.state
     for record in run.records:
@@ -31,7 +38,9 @@ def test_the_validation_loss_has_the_gradient_of_a_mean_over_rows():
     expected = jax.grad(lambda p: sim.task.loss(p, {}, batch, mask, False)[0])(params)
     for one, other in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-6)
-    np.testing.assert_allclose(ahead, sum(float((s * s).sum()) for s in jax.tree.leaves(gradient)), rtol=1e-4)
+    np.testing.assert_allclose(
+        ahead, sum(float((s * s).sum()) for s in jax.tree.leaves(gradient)), rtol=1e-4
+    )
 
 
 # --- runs that start from given variables
@@ -45,7 +54,10 @@ def variables(seed=3):
 
 def test_a_run_starts_from_the_given_variables_which_stay_valid():
     start = variables()
-    given, own = fv.simulation(CONFIG, initial=start).state.variables, fv.simulation(CONFIG).state.variables
+    given, own = (
+        fv.simulation(CONFIG, initial=start).state.variables,
+        fv.simulation(CONFIG).state.variables,
+    )
     worlds.assert_close(given, start, 0)
     assert np.abs(given.params["fc1"]["kernel"] - own.params["fc1"]["kernel"]).max() > 1e-3
     fv.run(CONFIG, initial=start)

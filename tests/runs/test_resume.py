@@ -29,7 +29,16 @@ from fedvg_jax.runs.assemble import registry, simulation
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, history, recorder
 from fedvg_jax.study import sweep_points
 
-SMALL = Config(clients=7, alpha=1.0, min_samples=8, batch_size=4, local_epochs=1, lr=0.1, eval_every=2, rounds=6)
+SMALL = Config(
+    clients=7,
+    alpha=1.0,
+    min_samples=8,
+    batch_size=4,
+    local_epochs=1,
+    lr=0.1,
+    eval_every=2,
+    rounds=6,
+)
 
 
 @functools.cache
@@ -39,9 +48,19 @@ def tiny() -> simulation.Simulation:
     What a checkpoint holds depends on the memories of server, clients and model, and neither on the algorithm
     otherwise nor on the weighting, which has none.
     """
-    arrays, weighting = Arrays("random", *worlds.random_images(), tuple("abc"), 200), fedvg_jax.weightings.fedvg
-    given = {"data": arrays, "task": worlds.TASK, "algorithm": worlds.full_algorithm(), "weighting": weighting}
-    return simulation.simulation(replace(SMALL, algorithm="elastic"), **given)  # elastic's schedules have probes
+    arrays, weighting = (
+        Arrays("random", *worlds.random_images(), tuple("abc"), 200),
+        fedvg_jax.weightings.fedvg,
+    )
+    given = {
+        "data": arrays,
+        "task": worlds.TASK,
+        "algorithm": worlds.full_algorithm(),
+        "weighting": weighting,
+    }
+    return simulation.simulation(
+        replace(SMALL, algorithm="elastic"), **given
+    )  # elastic's schedules have probes
 
 
 def simulate(out, callbacks=(), log=pytest.fail, **changes):
@@ -90,7 +109,11 @@ def numbers(run):
 
 def contents(run):
     """Returns the bytes of all files of a folder, without its lock."""
-    return {path: path.read_bytes() for path in run.rglob("*") if path.is_file() and path.name != ".lock"}
+    return {
+        path: path.read_bytes()
+        for path in run.rglob("*")
+        if path.is_file() and path.name != ".lock"
+    }
 
 
 def assert_same(one, other):
@@ -115,8 +138,14 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
     assert first.summary["stopped_by"] == "SIGINT" and first.summary["rounds"] == 3
     result = simulate(stopped, resume=str(stopped))
     assert_same(stopped, straight)
-    assert (result.summary["resumed_from"], result.summary["parts"], result.summary["rounds"]) == (3, 2, 6)
-    assert min(part.summary["run_seconds"] for part in (first, result)) > 0.5  # both have the first part
+    assert (result.summary["resumed_from"], result.summary["parts"], result.summary["rounds"]) == (
+        3,
+        2,
+        6,
+    )
+    assert (
+        min(part.summary["run_seconds"] for part in (first, result)) > 0.5
+    )  # both have the first part
     paths = " ".join(leaves(straight))
     for part in ("state.server", "state.clients", "state.variables.stats", "best.params"):
         assert part in paths
@@ -172,7 +201,9 @@ def assert_refused(run, *parts, **changes):
 def flip(path):
     """Changes one bit in the middle of a file."""
     data = path.read_bytes()
-    path.write_bytes(data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :])
+    path.write_bytes(
+        data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
+    )
 
 
 @pytest.mark.parametrize(
@@ -195,7 +226,8 @@ def test_a_changed_file_is_found_and_the_finished_run_is_refused(run, name, dama
 
 
 @pytest.mark.parametrize(
-    ("name", "damage"), [("history.jsonl", flip), ("partition.json", flip), ("manifest.json", Path.unlink)]
+    ("name", "damage"),
+    [("history.jsonl", flip), ("partition.json", flip), ("manifest.json", Path.unlink)],
 )
 def test_a_changed_file_of_a_run_that_was_killed_is_found(run, name, damage):
     damage(left_at(run, 4) / name)
@@ -262,7 +294,8 @@ def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(run):
         message = "holds no global model (checkpoint 000004: other shapes: "
         with usage_error(message, "use the settings of the model that it holds"):
             registry.make_variables(
-                replace(settings, init=path), lambda key: init(key)._replace(params={"w": np.zeros(3)})
+                replace(settings, init=path),
+                lambda key: init(key)._replace(params={"w": np.zeros(3)}),
             )
 
 
@@ -284,7 +317,9 @@ def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(run)
 def test_best_model_in_the_folder_is_that_of_the_history(whole, tmp_path):
     result = simulate(tmp_path / "run", keep=1)
     kept = checkpoint.best_variables(tmp_path / "run", result.variables)
-    for one, other in zip(jax.tree.leaves(result.best_variables), jax.tree.leaves(kept), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(result.best_variables), jax.tree.leaves(kept), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
     assert checkpoint.best_variables(whole).params.keys() == result.variables.params.keys()
     resumed = simulate(left_at(tmp_path / "run", 6), resume=str(tmp_path / "run"), rounds=7)
@@ -294,7 +329,9 @@ def test_best_model_in_the_folder_is_that_of_the_history(whole, tmp_path):
 def test_best_model_of_a_task_without_accuracy_has_the_least_loss():
     best, models = None, [{"w": np.full(1, i)} for i in range(5)]
     for i, loss in enumerate([3.0, None, 1.0, 2.0, 1.0]):
-        best = recorder.update_best(best, {"round": i, "test_loss": 0.0, "val_loss": loss}, models[i])
+        best = recorder.update_best(
+            best, {"round": i, "test_loss": 0.0, "val_loss": loss}, models[i]
+        )
     assert (best.quality, best.variables["w"][0]) == (-1.0, 2)
 
 
@@ -327,8 +364,12 @@ def test_full_disk_is_one_line_and_the_run_resumes_when_there_is_room(whole, tmp
     """After round 3 only a part of a file can be written."""
     out = tmp_path / "run"
     with contextlib.ExitStack() as stack:
-        stack.enter_context(pytest.raises(UsageError, match=r"\A[^\n]*run folder [^\n]*--resume [^\n]*\Z"))
-        simulate(out, callbacks=[at(3, lambda: stack.enter_context(disk_of(3000)))], checkpoint_every=1)
+        stack.enter_context(
+            pytest.raises(UsageError, match=r"\A[^\n]*run folder [^\n]*--resume [^\n]*\Z")
+        )
+        simulate(
+            out, callbacks=[at(3, lambda: stack.enter_context(disk_of(3000)))], checkpoint_every=1
+        )
     assert len(history.read(out)) in (3, 4)  # the checkpoint of round 3 is written beside round 4
     simulate(out, resume=str(out), log=print)
     assert_same(out, whole)
@@ -341,12 +382,24 @@ def test_a_callback_ends_a_run_that_is_then_finished(tmp_path):
 
     first = simulate(tmp_path / "run", callbacks=[stop], eval_every=2)
     assert len(first.records) == 3 and first.best_variables is not None
-    assert ["test_loss" in record for record in first.records] == [False, True, True]  # the last round is evaluated
-    assert (first.summary["stopped_early"], first.summary["stopped_by"]) == ("callback: enough", None)
+    assert ["test_loss" in record for record in first.records] == [
+        False,
+        True,
+        True,
+    ]  # the last round is evaluated
+    assert (first.summary["stopped_early"], first.summary["stopped_by"]) == (
+        "callback: enough",
+        None,
+    )
     before = contents(tmp_path / "run")
     again = simulate(tmp_path / "run", resume=tmp_path / "run", eval_every=2)
     assert contents(tmp_path / "run") == before and again.records == history.read(tmp_path / "run")
-    assert len(simulate(tmp_path / "run", resume=str(tmp_path / "run"), eval_every=2, rounds=7).records) == 7
+    assert (
+        len(
+            simulate(tmp_path / "run", resume=str(tmp_path / "run"), eval_every=2, rounds=7).records
+        )
+        == 7
+    )
 
 
 def test_ctrl_c_raises_from_run_after_a_checkpoint(tmp_path):
@@ -382,13 +435,17 @@ def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(unfinished)
     run_folder.write_json(Path("runs/b/config.json"), config.to_json(replace(SMALL, lr=0.9)))
     assert run_folder.settings_to_resume(auto).out == Path("runs/a")
     assert run_folder.settings_to_resume(replace(auto, lr=0.5)) == replace(SMALL, lr=0.5)
-    assert run_folder.settings_to_resume(replace(auto, rounds=1)) == replace(SMALL, rounds=1)  # both are further
+    assert run_folder.settings_to_resume(replace(auto, rounds=1)) == replace(
+        SMALL, rounds=1
+    )  # both are further
     elsewhere = replace(SMALL, data_dir=Path("elsewhere"))
     assert run_folder.settings_to_resume(replace(elsewhere, resume="auto")) == elsewhere
     with pytest.raises(UsageError, match="resume auto finds no run below runs/"):
         fedvg_jax.run(replace(auto, lr=0.5))
     assert run_folder.settings_to_resume(replace(auto, out=Path("runs/a"))).out == Path("runs/a")
-    assert run_folder.settings_to_resume(replace(auto, out=Path("runs/c"))) == replace(SMALL, out=Path("runs/c"))
+    assert run_folder.settings_to_resume(replace(auto, out=Path("runs/c"))) == replace(
+        SMALL, out=Path("runs/c")
+    )
     with pytest.raises(UsageError, match=r"lr 0\.9 -> 0\.1"):
         run_folder.settings_to_resume(replace(auto, out=Path("runs/b")))
 
@@ -403,7 +460,10 @@ def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(unfinished)
     ],
 )
 def test_settings_that_are_spelt_otherwise_are_the_same_run_and_point(name, texts):
-    configs = [config.check(replace(SMALL, **{name: text}, weighting="uniform", join_ratio=1.0)) for text in texts]
+    configs = [
+        config.check(replace(SMALL, **{name: text}, weighting="uniform", join_ratio=1.0))
+        for text in texts
+    ]
     assert not [d for other in configs for d in run_folder.differences(configs[0], other)]
     axes = sweep_points.parse_axes({name: texts})
     assert len(sweep_points.make_points(sweep_points.Sweep(axes, start=configs[0]))) == 1

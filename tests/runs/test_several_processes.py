@@ -25,7 +25,10 @@ def test_several_processes_are_given_by_flags_or_the_environment(monkeypatch):
     monkeypatch.delenv("JAX_PROCESS_ID", raising=False)
     by_hand = ["--distributed", "localhost:9911", "--processes", "2", "--process", "1"]
     assert launch.read(by_hand) == (launch.Launch("localhost:9911", 2, 1), [])
-    assert launch.read(["--distributed=auto"])[0] == launch.Launch("auto") and launch.read([])[0] is None
+    assert (
+        launch.read(["--distributed=auto"])[0] == launch.Launch("auto")
+        and launch.read([])[0] is None
+    )
     monkeypatch.setenv("JAX_NUM_PROCESSES", "4")
     monkeypatch.setenv("JAX_PROCESS_ID", "3")
     assert launch.read(["--distributed=localhost:9911"])[0] == launch.Launch("localhost:9911", 4, 3)
@@ -45,7 +48,9 @@ sim.main(["--out", sys.argv[1]])
 
 def test_single_process_has_its_cores_as_devices(tmp_path):
     """The number of cores is read before jax starts, without importing jax."""
-    environment = {name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "JAX_NUM_CPU_DEVICES"
+    }
     command = [sys.executable, "-c", CORES, str(tmp_path / "run")]
     assert subprocess.run(command, env=environment, check=False).returncode == 3
 
@@ -58,17 +63,24 @@ def test_a_signal_of_one_process_stops_all():
         return lambda values: [max(pair) for pair in zip(values, other, strict=True)]
 
     assert endings.agree([], largest_with([signal.SIGTERM])) == "SIGTERM"
-    assert endings.agree(["SIGINT"], processes.largest) == "SIGINT" and endings.agree([], processes.largest) is None
+    assert (
+        endings.agree(["SIGINT"], processes.largest) == "SIGINT"
+        and endings.agree([], processes.largest) is None
+    )
 
 
 def test_processes_of_different_environments_are_refused(monkeypatch):
     own = {"version of jax": "0.10.2", "lr": "0.1" + 100 * "x"}
     for name, value in {"version of jax": "0.11.0", "lr": own["lr"] + "y"}.items():
         sent = []
-        monkeypatch.setattr(processes, "exchange", lambda text, sent=sent: sent.append(text) or [text])
+        monkeypatch.setattr(
+            processes, "exchange", lambda text, sent=sent: sent.append(text) or [text]
+        )
         starts.refuse_different(own | {name: value}, "")
         monkeypatch.setattr(processes, "exchange", lambda text, sent=sent: [text, *sent])
-        with pytest.raises(UsageError, match=rf"\Aprocess 1 has {name} [^\n]*, process 0 [^\n]*; remedy\Z"):
+        with pytest.raises(
+            UsageError, match=rf"\Aprocess 1 has {name} [^\n]*, process 0 [^\n]*; remedy\Z"
+        ):
             starts.refuse_different(own, "remedy")
     monkeypatch.setattr(processes, "exchange", lambda text: [text, text])
     starts.refuse_different(own, "remedy")
@@ -77,7 +89,18 @@ def test_processes_of_different_environments_are_refused(monkeypatch):
 # --- whole runs
 
 
-RUN = ["--clients", "7", "--alpha", "1.0", "--model", "mlp", "--rounds", "100", "--eval-every", "20"]
+RUN = [
+    "--clients",
+    "7",
+    "--alpha",
+    "1.0",
+    "--model",
+    "mlp",
+    "--rounds",
+    "100",
+    "--eval-every",
+    "20",
+]
 RUN += ["--checkpoint-every", "4", "--algorithm", "scaffold", "--weighting", "samples"]
 
 
@@ -95,12 +118,16 @@ def history_of(folder):
 def wait_for_rounds(folder, least, started):
     """Waits until the history has this many lines, or a process has ended."""
     path = folder / "run" / "history.jsonl"
-    while all(p.poll() is None for p in started) and (not path.exists() or path.read_bytes().count(b"\n") < least):
+    while all(p.poll() is None for p in started) and (
+        not path.exists() or path.read_bytes().count(b"\n") < least
+    ):
         time.sleep(0.02)
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_survives_the_loss_of_either_at_10_instants(tmp_path, tmp_path_factory):
+def test_a_run_of_two_processes_survives_the_loss_of_either_at_10_instants(
+    tmp_path, tmp_path_factory
+):
     """Killed, or stopped like a process of a frozen host. The other ends within 60 seconds, by itself or by jax."""
     stream = random.Random(0)
     for number in range(10):
@@ -114,8 +141,14 @@ def test_a_run_of_two_processes_survives_the_loss_of_either_at_10_instants(tmp_p
             code = started[1 - victim].wait(60)
             text = (tmp_path / f"process{1 - victim}.log").read_text()
             waited = time.monotonic() - start
-            print(f"{number}: process {victim} lost, the other ended with {code} in {waited:.1f} s", flush=True)
-            said = {launch.LOST: "another process of the run was lost", -signal.SIGABRT: "detected fatal errors"}
+            print(
+                f"{number}: process {victim} lost, the other ended with {code} in {waited:.1f} s",
+                flush=True,
+            )
+            said = {
+                launch.LOST: "another process of the run was lost",
+                -signal.SIGABRT: "detected fatal errors",
+            }
             assert said[code] in text, logs(tmp_path)
     with together(tmp_path, "--resume", "auto") as started:
         assert [process.wait(1000) for process in started] == [0, 0], logs(tmp_path)
@@ -127,7 +160,8 @@ def test_a_run_of_two_processes_survives_the_loss_of_either_at_10_instants(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("flags", "message"), [((), "is taken"), (("--export-partition", "/proc/p.npz"), "cannot write /proc/p.npz")]
+    ("flags", "message"),
+    [((), "is taken"), (("--export-partition", "/proc/p.npz"), "cannot write /proc/p.npz")],
 )
 def test_a_mistake_is_reported_once_and_ends_all_processes(tmp_path, flags, message):
     """One of process 0 alone, too, which writes for all."""

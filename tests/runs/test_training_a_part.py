@@ -16,9 +16,19 @@ import fedvg_jax as fv
 from fedvg_jax.core import tree
 from fedvg_jax.views import display
 
-GIVEN = {"data": worlds.images(120), "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1))}
+GIVEN = {
+    "data": worlds.images(120),
+    "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1)),
+}
 CONFIG = fv.Config(
-    clients=4, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, eval_every=1, lr=1.0, weighting="uniform"
+    clients=4,
+    join_ratio=1.0,
+    rounds=2,
+    local_epochs=1,
+    alpha=10.0,
+    eval_every=1,
+    lr=1.0,
+    weighting="uniform",
 )
 HEAD = dataclasses.replace(CONFIG, train="^classifier/")
 
@@ -39,7 +49,9 @@ def test_a_frozen_tensor_never_changes():
         is_equal = bool((tree.by_path(ended.variables.params)[path] == initial).all())
         assert is_equal is path.startswith("fc1/"), path
     worlds.assert_close(ended.variables, run(**scaffold).variables, 1e-5)
-    assert ended.records[-1]["bytes_up"] == 4 * 2 * 4 * (4 * 3 + 3), "four clients' heads and changes of c"
+    assert ended.records[-1]["bytes_up"] == 4 * 2 * 4 * (4 * 3 + 3), (
+        "four clients' heads and changes of c"
+    )
 
 
 def test_a_resumed_run_goes_on_with_its_base_and_refuses_another(tmp_path):
@@ -48,7 +60,11 @@ def test_a_resumed_run_goes_on_with_its_base_and_refuses_another(tmp_path):
     kept = fv.History.load(out).variables
     assert tree.paths(kept) == ["params/classifier/bias", "params/classifier/kernel"]
     with pytest.raises(fv.UsageError, match=r"ran on another frozen base"):
-        fv.run(dataclasses.replace(HEAD, resume=str(out)), initial=jax.tree.map(lambda x: x + 1, start()), **GIVEN)
+        fv.run(
+            dataclasses.replace(HEAD, resume=str(out)),
+            initial=jax.tree.map(lambda x: x + 1, start()),
+            **GIVEN,
+        )
     resumed = run(resume=str(out))
     assert timeless(resumed.records) == timeless(whole.records)
     worlds.assert_close(resumed.variables, whole.variables, 0)
@@ -92,8 +108,12 @@ def test_another_base_compiles_nothing():
 
 def test_metrics_and_accuracies_by_client_are_of_the_whole_model():
     """A head that did not move has the accuracy of the initial model; local tensors are of the trained part."""
-    config = dataclasses.replace(HEAD, lr=1e-30, local="/bias$", record="accuracy_by_client,personal_accuracy")
-    config = dataclasses.replace(config, record=f"{config.record},finetuned_accuracy", weighting="uniform")
+    config = dataclasses.replace(
+        HEAD, lr=1e-30, local="/bias$", record="accuracy_by_client,personal_accuracy"
+    )
+    config = dataclasses.replace(
+        config, record=f"{config.record},finetuned_accuracy", weighting="uniform"
+    )
     norm = {"norm": lambda model, data: jnp.abs(model.params["fc1"]["kernel"]).sum()}
     last = fv.run(config, metrics=norm, **GIVEN).records[-1]
     sim = fv.simulation(config, **GIVEN)
@@ -105,8 +125,12 @@ def test_metrics_and_accuracies_by_client_are_of_the_whole_model():
     for name in ("accuracy_by_client", "personal_accuracy", "finetuned_accuracy"):
         assert last[name] == last["accuracy_by_client"]
     worlds.assert_close(sim.validation_loss(sim.state), expected["val_loss"], 1e-6)
-    assert "31 % are trained" not in display.start_text(sim) and "of which 43 % are trained" in display.start_text(sim)
-    with pytest.raises(fv.UsageError, match="local fc1 matches no tensor; there are classifier/bias"):
+    assert "31 % are trained" not in display.start_text(
+        sim
+    ) and "of which 43 % are trained" in display.start_text(sim)
+    with pytest.raises(
+        fv.UsageError, match="local fc1 matches no tensor; there are classifier/bias"
+    ):
         run(local="fc1")
 
 
@@ -122,13 +146,20 @@ class Linen(nn.Module):
     @nn.compact
     def __call__(self, x):
         offsets = self.variable("offsets", "table", lambda: jnp.arange(4))
-        features = self.variable("features", "kernel", lambda: jax.random.normal(self.make_rng("params"), (4, 6)))
-        return nn.Dense(1, name="out")(jnp.tanh((x + offsets.value.astype(x.dtype)[None]) @ features.value))
+        features = self.variable(
+            "features", "kernel", lambda: jax.random.normal(self.make_rng("params"), (4, 6))
+        )
+        return nn.Dense(1, name="out")(
+            jnp.tanh((x + offsets.value.astype(x.dtype)[None]) @ features.value)
+        )
 
 
 class Nnx(nnx.Module):
     def __init__(self, rngs):
-        self.table, self.features = nnx.Variable(jnp.arange(4)), nnx.Variable(rngs.params.normal((4, 6)))
+        self.table, self.features = (
+            nnx.Variable(jnp.arange(4)),
+            nnx.Variable(rngs.params.normal((4, 6))),
+        )
         self.out = nnx.Linear(6, 1, rngs=rngs)
 
     def __call__(self, x):
@@ -142,14 +173,20 @@ def squared(output, y):
     return (output[0] - y) ** 2
 
 
-@pytest.mark.parametrize(("make", "net"), [(fv.linen_task, Linen()), (fv.nnx_task, Nnx)], ids=("linen", "nnx"))
+@pytest.mark.parametrize(
+    ("make", "net"), [(fv.linen_task, Linen()), (fv.nnx_task, Nnx)], ids=("linen", "nnx")
+)
 def test_constants_of_a_module_are_frozen(make, net):
     task, data = make(net, squared, ROWS[:1]), (ROWS, ROWS.sum(1))
     ended = fv.run(dataclasses.replace(CONFIG, partition="iid", lr=0.01), task=task, data=data)
     assert ended.records[-1]["bytes_up"] == 4 * 4 * 7
     initial = fv.simulation(dataclasses.replace(CONFIG, partition="iid"), task=task, data=data)
     initial = tree.by_path(initial.whole(initial.state.variables).params)
-    moved = [path for path, leaf in tree.by_path(ended.variables.params).items() if bool((leaf != initial[path]).any())]
+    moved = [
+        path
+        for path, leaf in tree.by_path(ended.variables.params).items()
+        if bool((leaf != initial[path]).any())
+    ]
     assert moved == ["out/bias", "out/kernel"] and len(initial) == 4
     assert fv.evaluate(task, ended.variables, data)["loss"] > 0
 
@@ -158,7 +195,9 @@ def test_published_behaviours_apply_to_the_trained_part():
     """Everything trained equals no setting, bit for bit; a frozen BatchNorm keeps its statistics, which the server has
     not."""
     given = {"data": worlds.random_images(), "task": worlds.TASK}
-    official = fv.Config(fidelity="official", clients=4, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0)
+    official = fv.Config(
+        fidelity="official", clients=4, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0
+    )
     official = dataclasses.replace(official, weighting="uniform")
     whole, part = fv.run(official, **given), fv.run(official, train=".", **given)
     assert timeless(whole.records) == timeless(part.records)

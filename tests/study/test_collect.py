@@ -5,7 +5,14 @@ import json
 
 import pytest
 from support.files import one_line
-from support.run_folders import settings_of, write_digests, write_document, write_json, write_run, write_sweep
+from support.run_folders import (
+    settings_of,
+    write_digests,
+    write_document,
+    write_json,
+    write_run,
+    write_sweep,
+)
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study.collect import collect
@@ -16,14 +23,23 @@ LOW, HIGH = (("alpha", 0.05),), (("alpha", 0.5),)
 
 def accuracies(values):
     """Final accuracy 0.6 + 0.1 for FedVG + 0.2 at alpha 0.5 + 0.01 per seed."""
-    final = 0.6 + 0.1 * (values["method"] == "fedvg") + 0.2 * (values.get("alpha") == 0.5) + 0.01 * values["seed"]
+    final = (
+        0.6
+        + 0.1 * (values["method"] == "fedvg")
+        + 0.2 * (values.get("alpha") == 0.5)
+        + 0.01 * values["seed"]
+    )
     return (0.5, final)
 
 
 def test_sweep_has_a_cell_per_method_and_scenario_and_a_run_per_seed(tmp_path):
     sweep = write_sweep(tmp_path / "s", AXES, accuracies)
     study = collect([sweep])
-    assert study.title == "a sweep" and study.methods == ("fedavg", "fedvg") and study.scenarios == (LOW, HIGH)
+    assert (
+        study.title == "a sweep"
+        and study.methods == ("fedavg", "fedvg")
+        and study.scenarios == (LOW, HIGH)
+    )
     assert study.cell("fedvg", HIGH).results() == pytest.approx({(s, s): 90 + s for s in range(3)})
     assert study.settings["rounds"] == 2 and "alpha" not in study.settings
     of_folders = collect([sweep / "points"])
@@ -34,7 +50,10 @@ def test_sweep_has_a_cell_per_method_and_scenario_and_a_run_per_seed(tmp_path):
 
 def test_missing_and_unfinished_points_are_listed(tmp_path):
     sweep = write_sweep(
-        tmp_path / "s", AXES, lambda v: None if v["seed"] == 2 and v["alpha"] == 0.5 else accuracies(v), rounds=2
+        tmp_path / "s",
+        AXES,
+        lambda v: None if v["seed"] == 2 and v["alpha"] == 0.5 else accuracies(v),
+        rounds=2,
     )
     stopped = sweep / "points" / "method=fedavg,alpha=0.05,seed=0"
     lines = (stopped / "history.jsonl").read_text().splitlines(keepends=True)
@@ -44,12 +63,19 @@ def test_missing_and_unfinished_points_are_listed(tmp_path):
         collect([sweep])
     message = str(error.value)
     assert "\n" not in message and "--partial" in message
-    for name in ("method=fedavg,alpha=0.5,seed=2: no run folder yet", "method=fedvg,alpha=0.5,seed=2"):
+    for name in (
+        "method=fedavg,alpha=0.5,seed=2: no run folder yet",
+        "method=fedvg,alpha=0.5,seed=2",
+    ):
         assert name in message
     assert "method=fedavg,alpha=0.05,seed=0: 1 of 2 rounds" in message
     study = collect([sweep], partial=True)
     assert sorted(study.cell("fedavg", HIGH).runs) == [(0, 0), (1, 1)]
-    assert len(study.cell("fedavg", LOW).lines("missing")) == len(study.cell("fedvg", HIGH).lines("missing")) == 1
+    assert (
+        len(study.cell("fedavg", LOW).lines("missing"))
+        == len(study.cell("fedvg", HIGH).lines("missing"))
+        == 1
+    )
     assert not study.cell("fedvg", LOW).lines("missing")
 
 
@@ -58,10 +84,15 @@ def test_failed_point_is_a_footnote_and_not_missing(tmp_path):
     failed = sweep / "points" / "method=fedvg,alpha=0.05,seed=1"
     for name in ("summary.json", "digests.json"):
         (failed / name).unlink()
-    write_json(failed / "failure.json", {"kind": "diverged", "round": 2, "reason": "client 3\nis not finite"})
+    write_json(
+        failed / "failure.json",
+        {"kind": "diverged", "round": 2, "reason": "client 3\nis not finite"},
+    )
     cell = collect([sweep]).cell("fedvg", LOW)
     assert sorted(cell.runs) == [(0, 0), (2, 2)] and not cell.lines("missing")
-    assert cell.lines("failure") == ["method=fedvg,alpha=0.05,seed=1: diverged in round 2: client 3\\nis not finite"]
+    assert cell.lines("failure") == [
+        "method=fedvg,alpha=0.05,seed=1: diverged in round 2: client 3\\nis not finite"
+    ]
 
 
 def test_seed_that_only_some_methods_have_is_missing_without_a_sweep(tmp_path):
@@ -77,7 +108,10 @@ def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path):
     for seed in (0, 1):
         write_run(tmp_path / f"a{seed}", method="fedavg", seed=seed)
         write_run(tmp_path / f"v{seed}", method="fedvg", seed=seed, init="w.safetensors")
-    with pytest.raises(UsageError, match=r"fedavg, init w\.safetensors: no run with seed 0.*fedvg, init None: no run"):
+    with pytest.raises(
+        UsageError,
+        match=r"fedavg, init w\.safetensors: no run with seed 0.*fedvg, init None: no run",
+    ):
         collect([tmp_path])
     assert len(collect([tmp_path], partial=True).scenarios) == 2
 
@@ -89,31 +123,45 @@ def test_runs_that_differ_in_their_implementation_are_compared(tmp_path):
     assert collect([tmp_path]).scenarios == ((),)
 
 
-def test_settings_that_were_tuned_are_in_no_name_and_others_than_those_of_the_sweep_are_refused(tmp_path):
+def test_settings_that_were_tuned_are_in_no_name_and_others_than_those_of_the_sweep_are_refused(
+    tmp_path,
+):
     sweep, points = tmp_path / "s", {}
     for method, lr in {"fedavg": 0.3, "fedvg": 0.1}.items():
         write_run(sweep / "points" / method, (0.5, 0.6), method=method, lr=lr)
         points[method] = {"method": method, "seed": 0}, settings_of(rounds=2, method=method, lr=lr)
     write_document(sweep, [{"method": ["fedavg", "fedvg"]}, {"seed": [0]}], points)
-    chosen = {f"method={name}": {"values": {"lr": config.lr}} for name, (_, config) in points.items()}
+    chosen = {
+        f"method={name}": {"values": {"lr": config.lr}} for name, (_, config) in points.items()
+    }
     edit(sweep / "sweep.json", tuning={"settings": {"lr": [0.03, 0.1, 0.3]}, "chosen": chosen})
     study = collect([sweep])
     assert study.scenarios == ((),) and "lr" not in study.settings
     at_end = "lr 0.3 (the largest of its grid)"
-    assert {row["cell"]: row["values"] for row in study.tuned} == {"method=fedavg": at_end, "method=fedvg": "lr 0.1"}
+    assert {row["cell"]: row["values"] for row in study.tuned} == {
+        "method=fedavg": at_end,
+        "method=fedvg": "lr 0.1",
+    }
     assert not study.notes
     write_run(tmp_path / "untuned", (0.5, 0.6), method="fedprox", lr=0.2)
     with pytest.raises(UsageError, match=r"fedavg, lr 0\.1: no run.*fedprox, lr 0\.1: no run"):
         collect([sweep, tmp_path / "untuned"])
     edit(sweep / "points" / "fedavg" / "config.json", lr=0.2)
-    with pytest.raises(UsageError, match=r"fedavg: other settings than those of the sweep: lr 0\.3 -> 0\.2"):
+    with pytest.raises(
+        UsageError, match=r"fedavg: other settings than those of the sweep: lr 0\.3 -> 0\.2"
+    ):
         collect([sweep])
 
 
 def test_sweeps_that_are_tuned_to_different_values_are_different_settings(tmp_path):
     """Seeds of two sweeps would be one cell of two learning rates."""
     for seed, lr in ((0, 0.1), (1, 0.3)):
-        sweep = write_sweep(tmp_path / f"s{seed}", {"method": ["fedavg"], "seed": [seed]}, lambda v: (0.5, 0.6), lr=lr)
+        sweep = write_sweep(
+            tmp_path / f"s{seed}",
+            {"method": ["fedavg"], "seed": [seed]},
+            lambda v: (0.5, 0.6),
+            lr=lr,
+        )
         chosen = {"method=fedavg": {"values": {"lr": lr}}}
         edit(sweep / "sweep.json", tuning={"settings": {"lr": [0.1, 0.3]}, "chosen": chosen})
     assert collect([tmp_path / "s0", tmp_path / "s1"]).scenarios == ((("lr", 0.1),), (("lr", 0.3),))
@@ -130,12 +178,18 @@ def test_settings_that_follow_from_others_are_in_no_scenario(tmp_path, in_sweep)
         points[name] = values, settings_of(rounds=1, local_epochs=epochs, **values)
         if name != "fedvg,digits,1":
             write_run(tmp_path / "s" / "points" / name, (0.5,), local_epochs=epochs, **values)
-    axes = [{"method": ["fedavg", "fedvg"]}, {"dataset": [*of_set], "model": ["mlp", "gru"]}, {"seed": [0, 1]}]
+    axes = [
+        {"method": ["fedavg", "fedvg"]},
+        {"dataset": [*of_set], "model": ["mlp", "gru"]},
+        {"seed": [0, 1]},
+    ]
     write_document(tmp_path / "s", axes, points)
     study = collect([tmp_path / "s" if in_sweep else tmp_path / "s" / "points"], partial=True)
     assert study.methods == ("fedavg", "fedvg")
     assert study.scenarios == ((("dataset", "digits"),), (("dataset", "literature"),))
-    assert [len(study.cell("fedvg", scenario).lines("missing")) for scenario in study.scenarios] == [1, 0]
+    assert [
+        len(study.cell("fedvg", scenario).lines("missing")) for scenario in study.scenarios
+    ] == [1, 0]
     assert not any("mixed" in note for note in study.notes)
 
 
@@ -144,7 +198,12 @@ def test_a_missing_run_is_named_by_the_settings_that_its_method_uses(tmp_path):
     axes = {"method": ["fedavg", "fedprox"], "seed": [0, 1]}
     lost = {"method": "fedavg", "seed": 1}
     write_sweep(tmp_path / "a", axes, lambda v: None if v == lost else (0.5,), fedprox={"mu": 0.1})
-    write_sweep(tmp_path / "b", {"method": ["fedprox"], "seed": [0, 1]}, lambda v: (0.5,), fedprox={"mu": 0.2})
+    write_sweep(
+        tmp_path / "b",
+        {"method": ["fedprox"], "seed": [0, 1]},
+        lambda v: (0.5,),
+        fedprox={"mu": 0.2},
+    )
     study = collect([tmp_path / "a", tmp_path / "b"], partial=True)
     assert study.methods == ("fedavg", "fedprox, mu 0.1", "fedprox, mu 0.2")
     assert [len(study.cell(method, ()).lines("missing")) for method in study.methods] == [1, 0, 0]
@@ -156,7 +215,10 @@ PERSONAL = ("fedavg", "fedvg", "fedper", "fedrep+fedvg", "fedbn")
 @pytest.mark.parametrize(
     ("axes", "methods"),
     [
-        ({"method": ["fedvg"], "fedvg": [{"norm": "l1"}, {"norm": "l2"}]}, ("fedvg, norm l1", "fedvg, norm l2")),
+        (
+            {"method": ["fedvg"], "fedvg": [{"norm": "l1"}, {"norm": "l2"}]},
+            ("fedvg, norm l1", "fedvg, norm l2"),
+        ),
         ({"method": PERSONAL}, PERSONAL),
         ({"method": ["fedprox"], "local": ["", "^fc/"]}, ("fedprox", "fedprox, local ^fc/")),
         (
@@ -184,7 +246,10 @@ def test_what_varies_between_methods_is_part_of_their_names(tmp_path, axes, meth
 )
 def test_no_mean_is_made_of_runs_of_different_data(tmp_path, name, digest, others, partial):
     """Not over seeds, not over methods, and not of equal settings."""
-    a, b = write_run(tmp_path / "a", method="fedavg"), write_run(tmp_path / "b", **{"method": "fedavg", **others})
+    a, b = (
+        write_run(tmp_path / "a", method="fedavg"),
+        write_run(tmp_path / "b", **{"method": "fedavg", **others}),
+    )
     edit(b / "manifest.json", **{name: "another"})
     with pytest.raises(UsageError, match=f"mixed {name}: {digest} in {a}, another in {b}"):
         collect([tmp_path], partial)
@@ -192,7 +257,9 @@ def test_no_mean_is_made_of_runs_of_different_data(tmp_path, name, digest, other
 
 def test_a_folder_of_data_is_a_scenario_where_a_sweep_varies_it(tmp_path):
     folders = ["one", "two"]
-    sweep = write_sweep(tmp_path / "s", {"data_dir": folders, "seed": [0, 1]}, lambda v: (0.5,), dataset="npz")
+    sweep = write_sweep(
+        tmp_path / "s", {"data_dir": folders, "seed": [0, 1]}, lambda v: (0.5,), dataset="npz"
+    )
     for folder in (sweep / "points").iterdir():
         edit(folder / "manifest.json", data=folder.name.partition(",")[0])
     study = collect([sweep])
@@ -204,26 +271,34 @@ def test_a_folder_of_data_is_a_scenario_where_a_sweep_varies_it(tmp_path):
 def test_a_report_whose_seeds_share_one_partition_says_so_first(tmp_path, partitions):
     for method in ("fedavg", "fedvg"):
         for seed, partition in enumerate(partitions):
-            write_run(tmp_path / f"{method}{seed}", method=method, seed=seed, partition_seed=partition)
+            write_run(
+                tmp_path / f"{method}{seed}", method=method, seed=seed, partition_seed=partition
+            )
     write_run(tmp_path / "twin", method="fedavg", seed=0, partition_seed=partitions[0])
     notes = collect([tmp_path]).notes
     shared = ["seeds share a partition" in note for note in notes]
     assert shared == ([True, False] if 42 in partitions else [False])
     for seed in (0, 1):
-        write_run(tmp_path / f"fixed{seed}", method="fedavg", seed=seed, partition_seed=7, alpha=0.5)
+        write_run(
+            tmp_path / f"fixed{seed}", method="fedavg", seed=seed, partition_seed=7, alpha=0.5
+        )
     note = collect([tmp_path], partial=True).notes[0]
     assert note.startswith("seeds share" if 42 in partitions else "seeds at alpha 0.5 share")
 
 
 def test_a_report_whose_seeds_are_crossed_with_partitions_says_so(tmp_path):
     for seed, partition in itertools.product((0, 1), (5, 6)):
-        write_run(tmp_path / f"{seed}{partition}", method="fedvg", seed=seed, partition_seed=partition)
+        write_run(
+            tmp_path / f"{seed}{partition}", method="fedvg", seed=seed, partition_seed=partition
+        )
     (note,) = collect([tmp_path]).notes
     assert note.startswith("seeds share a partition")
 
 
 def test_a_lost_run_folder_is_no_method_of_its_own(tmp_path):
-    sweep = write_sweep(tmp_path / "s", {"alpha": [0.05, 0.5], "seed": [0, 1]}, lambda v: (0.5,), method="fedvg")
+    sweep = write_sweep(
+        tmp_path / "s", {"alpha": [0.05, 0.5], "seed": [0, 1]}, lambda v: (0.5,), method="fedvg"
+    )
     (sweep / "points" / "alpha=0.5,seed=1" / "config.json").unlink()
     with pytest.raises(UsageError, match=r"config\.json is missing") as error:
         collect([sweep / "points"])
@@ -287,7 +362,11 @@ def test_runs_with_and_without_accuracy_are_compared_by_loss(tmp_path):
     write_run(tmp_path / "numbers", (None, None), method="fedavg", dataset="wine", fields=fields)
     study = collect([tmp_path], partial=True)
     assert study.outcome.metric == "loss"
-    for choice, expected in {"final": [0.3, 0.5], "at_best_val": [0.1, 0.5], "max": [0.1, 0.5]}.items():
+    for choice, expected in {
+        "final": [0.3, 0.5],
+        "at_best_val": [0.1, 0.5],
+        "max": [0.1, 0.5],
+    }.items():
         losses = [value for cell in study.cells.values() for value in cell.results(choice).values()]
         assert sorted(losses) == pytest.approx(expected)
 
@@ -303,7 +382,10 @@ def test_methods_of_which_no_run_has_begun_are_missing_under_their_own_names(tmp
     )
     study = collect([sweep], partial=True)
     assert study.methods == tuple(methods) and study.scenarios == ((),)
-    assert [len(study.cell(method, ()).lines("missing")) for method in methods] == [1, *[2] * (len(methods) - 1)]
+    assert [len(study.cell(method, ()).lines("missing")) for method in methods] == [
+        1,
+        *[2] * (len(methods) - 1),
+    ]
 
 
 def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path):
@@ -318,9 +400,13 @@ def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path)
 
 def test_objects_in_place_of_data_and_model_are_settings(tmp_path):
     names = {"data": "dataset", "partition": "partition", "task": "model"}
-    edit(write_run(tmp_path / "a", method="fedavg") / "manifest.json", given=dict.fromkeys(names, ""))
+    edit(
+        write_run(tmp_path / "a", method="fedavg") / "manifest.json", given=dict.fromkeys(names, "")
+    )
     settings = collect([tmp_path]).settings
-    assert {name: settings[setting] for name, setting in names.items()} == {name: f"own {name}" for name in names}
+    assert {name: settings[setting] for name, setting in names.items()} == {
+        name: f"own {name}" for name in names
+    }
 
 
 def test_run_without_a_finite_final_loss_is_a_failure_of_its_cell(tmp_path):
@@ -329,7 +415,11 @@ def test_run_without_a_finite_final_loss_is_a_failure_of_its_cell(tmp_path):
         write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields)
     study = collect([tmp_path])
     cell = study.cell("fedavg", ())
-    assert cell.not_finite("final") == ["1"] and cell.losses("final") == ["not finite"] and not cell.lines("missing")
+    assert (
+        cell.not_finite("final") == ["1"]
+        and cell.losses("final") == ["not finite"]
+        and not cell.lines("missing")
+    )
     assert sorted(cell.results()) == [(0, 0), (2, 2)]
 
 

@@ -68,8 +68,14 @@ def test_methods_of_sixty_characters_that_differ_in_the_last_stay_distinct(study
 def test_learning_curves_are_means_with_bands_of_one_deviation(study):
     """Final accuracies of FedAvg at 0.05: 60 and 61; their sample deviation is the root of 1/2."""
     (drawing,) = draw(study, "curves")
-    last = next(r for r in rows(drawing) if (r["setting"], r["method"], r["round"]) == ("alpha 0.05", "fedavg", "3"))
-    assert float(last["mean"]) == pytest.approx(60.5) and float(last["std"]) == pytest.approx(0.5**0.5)
+    last = next(
+        r
+        for r in rows(drawing)
+        if (r["setting"], r["method"], r["round"]) == ("alpha 0.05", "fedavg", "3")
+    )
+    assert float(last["mean"]) == pytest.approx(60.5) and float(last["std"]) == pytest.approx(
+        0.5**0.5
+    )
 
 
 def test_drawn_lines_and_bands_are_those_of_the_file(study):
@@ -79,8 +85,12 @@ def test_drawn_lines_and_bands_are_those_of_the_file(study):
         looks = base.line_styles(study.methods)
         for method, line, band in zip(study.methods, axes.lines, axes.collections, strict=False):
             stored = [r for r in rows(drawing) if (r["setting"], r["method"]) == (setting, method)]
-            rounds, mean, std = (np.array([float(r[name]) for r in stored]) for name in ("round", "mean", "std"))
-            assert line.get_color() == looks[method]["color"] and list(line.get_xdata()) == list(rounds)
+            rounds, mean, std = (
+                np.array([float(r[name]) for r in stored]) for name in ("round", "mean", "std")
+            )
+            assert line.get_color() == looks[method]["color"] and list(line.get_xdata()) == list(
+                rounds
+            )
             assert np.asarray(line.get_ydata()) == pytest.approx(mean) and (np.diff(mean) > 0).all()
             corners = {tuple(corner) for corner in band.get_paths()[0].vertices.round(6).tolist()}
             edges = [*zip(rounds, mean - std, strict=True), *zip(rounds, mean + std, strict=True)]
@@ -93,7 +103,9 @@ def test_legend_names_every_method_once_and_covers_no_panel(study, tmp_path):
     (legend,) = figure.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == [*map(method_title, study.methods)]
     box = legend.get_window_extent()
-    assert figure.figure.bbox.y0 <= box.y0 and all(box.y1 < axes.bbox.y0 for axes in figure.figure.axes)
+    assert figure.figure.bbox.y0 <= box.y0 and all(
+        box.y1 < axes.bbox.y0 for axes in figure.figure.axes
+    )
 
 
 def test_a_method_whose_name_begins_with_an_underscore_is_in_the_legend(study, tmp_path):
@@ -117,8 +129,19 @@ def test_twenty_methods_differ_in_grey():
 
 
 def test_weights_are_those_of_the_records_and_absent_clients_have_none():
-    first = {"round": 1, "clients": [3, 1, 2], "weights": [0.0, 0.5, 0.5], "num_samples": [4, 9, 1], "dropped": [3]}
-    second = {"round": 2, "clients": [2, 3, 1], "weights": [0.25, 0.75, 0.0], "num_samples": [1, 4, 9]}
+    first = {
+        "round": 1,
+        "clients": [3, 1, 2],
+        "weights": [0.0, 0.5, 0.5],
+        "num_samples": [4, 9, 1],
+        "dropped": [3],
+    }
+    second = {
+        "round": 2,
+        "clients": [2, 3, 1],
+        "weights": [0.25, 0.75, 0.0],
+        "num_samples": [1, 4, 9],
+    }
     table = clients.weight_shares([first, second])
     shares = table.pivot(index=["rows", "client"], columns="round", values="weight_times_cohort")
     assert [*shares.index] == [(1, 2), (4, 3), (9, 1)]
@@ -127,7 +150,11 @@ def test_weights_are_those_of_the_records_and_absent_clients_have_none():
 
 @pytest.mark.parametrize("largest", [1.1, 3.7, 40.0])
 def test_ticks_of_the_colour_bar_are_its_ends_and_an_equal_weight_in_two_digits(study, largest):
-    shares = np.array([largest, 2 - largest]) / 2 if largest < 2 else np.array([largest, 1]) / (largest + 1)
+    shares = (
+        np.array([largest, 2 - largest]) / 2
+        if largest < 2
+        else np.array([largest, 1]) / (largest + 1)
+    )
     record = {"round": 1, "clients": [0, 1], "weights": shares.tolist(), "num_samples": [5, 5]}
     figure = clients._weights_of_runs(["FedVG"], [clients.weight_shares([record])])
     texts(figure)
@@ -151,9 +178,13 @@ def test_every_figure_is_drawn_whole_and_has_the_rows_of_its_file(study, tmp_pat
 
 def test_pictures_of_a_run_name_its_own_weighting(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", method="fedvg")
-    write_manifest(run, json.loads((run / "manifest.json").read_text()) | {"given": {"weighting": "root"}})
+    write_manifest(
+        run, json.loads((run / "manifest.json").read_text()) | {"given": {"weighting": "root"}}
+    )
     shown = []
-    monkeypatch.setattr(Figure, "savefig", lambda figure, *file, **options: shown.append(texts(figure)))
+    monkeypatch.setattr(
+        Figure, "savefig", lambda figure, *file, **options: shown.append(texts(figure))
+    )
     draw_run(run, History.load(run))
     assert len(shown) == 2 and all(any("root" in text for text in each) for each in shown)
     assert not any("FedVG" in text for each in shown for text in each)
@@ -162,13 +193,26 @@ def test_pictures_of_a_run_name_its_own_weighting(tmp_path, monkeypatch):
 def test_partition_has_a_panel_per_alpha_with_a_cell_for_every_client_and_class(tmp_path):
     """Whatever else varies: each alpha has three values of rho."""
     for alpha, rho in itertools.product((0.05, 0.5), (0.0, 0.5, 1.0)):
-        write_run(tmp_path / f"{alpha}-{rho}", method="fedvg", seed=0, alpha=alpha, validation={"rho": rho})
+        write_run(
+            tmp_path / f"{alpha}-{rho}",
+            method="fedvg",
+            seed=0,
+            alpha=alpha,
+            validation={"rho": rho},
+        )
     (drawing,) = draw(collect([tmp_path]), "partitions")
-    panels, table = {axes.get_title(): axes for axes in drawing.figure.axes if axes.get_title()}, rows(drawing)
-    names = {f"dirichlet, alpha {alpha}": np.array(partition(alpha)["counts"]) for alpha in (0.05, 0.5)}
+    panels, table = (
+        {axes.get_title(): axes for axes in drawing.figure.axes if axes.get_title()},
+        rows(drawing),
+    )
+    names = {
+        f"dirichlet, alpha {alpha}": np.array(partition(alpha)["counts"]) for alpha in (0.05, 0.5)
+    }
     assert list(panels) == list(dict.fromkeys(r["setting"] for r in table)) == list(names)
     for name, counts in names.items():
-        mine = [(int(r["client"]), r["class"], int(r["rows"])) for r in table if r["setting"] == name]
+        mine = [
+            (int(r["client"]), r["class"], int(r["rows"])) for r in table if r["setting"] == name
+        ]
         assert mine == [(k, "abc"[c], counts[k, c]) for k, c in np.ndindex(*counts.shape)]
         (image,) = panels[name].images
         np.testing.assert_array_equal(np.nan_to_num(image.get_array().filled(0)), counts.T)
@@ -183,7 +227,9 @@ def test_cell_without_a_common_evaluated_round_has_no_curve(tmp_path):
         ("fedvg", 1, {2: 1.0}),
     ):
         fields = {i: {"test_loss": loss, "val_loss": loss} for i, loss in losses.items()}
-        write_run(tmp_path / f"{method}{seed}", (None, None), method=method, seed=seed, fields=fields)
+        write_run(
+            tmp_path / f"{method}{seed}", (None, None), method=method, seed=seed, fields=fields
+        )
     study = collect([tmp_path])
     drawn = rows(draw(study, "curves")[0])
     assert [(row["method"], row["round"], row["mean"], row["n"]) for row in drawn] == [
@@ -195,20 +241,33 @@ def test_curves_start_on_their_axis(study):
     for axes in draw(study, "curves")[0].figure.axes:
         for line in axes.lines:
             (left, _), (low, high) = axes.get_xlim(), axes.get_ylim()
-            assert line.get_xdata()[0] == left and low <= min(line.get_ydata()) and max(line.get_ydata()) <= high
+            assert (
+                line.get_xdata()[0] == left
+                and low <= min(line.get_ydata())
+                and max(line.get_ydata()) <= high
+            )
 
 
 @pytest.mark.parametrize("name", ["partitions", "one"])
 def test_pictures_of_rows_by_client_and_class_have_a_key(study, name):
     counts = np.array([[4, 0], [0, 1200]])
-    figure = clients.one_partition(counts, ["a", "b"], "t") if name == "one" else draw(study, name)[0].figure
+    figure = (
+        clients.one_partition(counts, ["a", "b"], "t")
+        if name == "one"
+        else draw(study, name)[0].figure
+    )
     labels = texts(figure)
-    assert any(text.startswith("rows") for text in labels) and {"1", "1,200" if name == "one" else "10"} <= labels
+    assert (
+        any(text.startswith("rows") for text in labels)
+        and {"1", "1,200" if name == "one" else "10"} <= labels
+    )
 
 
 def test_no_title_breaks_a_word(study):
     word = "aMethodOfOnesOwnWithOneLongWord-thatNoLineOfATitleHolds"
-    drawing, *_ = FIGURES["weights"](renamed(study, {method: f"{word}{method}" for method in study.methods}))
+    drawing, *_ = FIGURES["weights"](
+        renamed(study, {method: f"{word}{method}" for method in study.methods})
+    )
     drawing.figure.canvas.draw()
     titles = [axes.get_title() for axes in drawing.figure.axes if axes.get_title()]
     assert len(titles) == 4 and all(word in title for title in titles)
@@ -216,7 +275,9 @@ def test_no_title_breaks_a_word(study):
         assert axes.title.get_window_extent().width < 1.3 * axes.bbox.width
 
 
-@pytest.mark.parametrize("partitions", [(42, 42), (0, 1), (5, 6)], ids=["shared", "the seed's", "crossed"])
+@pytest.mark.parametrize(
+    "partitions", [(42, 42), (0, 1), (5, 6)], ids=["shared", "the seed's", "crossed"]
+)
 def test_the_partition_s_seed_is_in_a_title_only_where_it_differs(tmp_path, partitions):
     seeds = (0, 0) if partitions == (5, 6) else (0, 1)
     for i, (seed, partition_seed) in enumerate(zip(seeds, partitions, strict=True)):
@@ -247,13 +308,20 @@ NAMES = ["\u65b9\u6cd5", "\u53e6\u4e00", "\U0001f95d", "plain"]
 
 def test_names_that_no_font_has_are_spelled_beside_a_number(study, tmp_path, caplog, monkeypatch):
     fonts = [font for font in font_manager.fontManager.ttflist if font.name.startswith("DejaVu")]
-    monkeypatch.setattr(font_manager.fontManager, "ttflist", fonts)  # as on a machine without others
+    monkeypatch.setattr(
+        font_manager.fontManager, "ttflist", fonts
+    )  # as on a machine without others
     other = renamed(study, dict(zip(study.methods, NAMES, strict=True)))
     with base.drawing(NAMES):
         drawing, *_ = FIGURES["curves"](other)
         base.save(drawing, tmp_path, ("png",))
     labels = [text.get_text() for text in drawing.figure.legends[0].get_texts()]
-    assert [label.partition(" ")[0] for label in labels] == ["1", "2", "3", "plain"] and "U+65B9" in labels[0]
+    assert [label.partition(" ")[0] for label in labels] == [
+        "1",
+        "2",
+        "3",
+        "plain",
+    ] and "U+65B9" in labels[0]
     (line,) = caplog.messages
     assert all(name in line for name in NAMES[:3]) and "\n" not in line
 
@@ -261,12 +329,15 @@ def test_names_that_no_font_has_are_spelled_beside_a_number(study, tmp_path, cap
 def test_a_font_that_has_the_letters_of_a_name_draws_them(study, tmp_path, caplog):
     """A letter of another font that Matplotlib has."""
     default, other = (
-        set(FT2Font(font_manager.findfont(name)).get_charmap()) for name in ("DejaVu Sans", "STIXGeneral")
+        set(FT2Font(font_manager.findfont(name)).get_charmap())
+        for name in ("DejaVu Sans", "STIXGeneral")
     )
     name = next(chr(letter) for letter in sorted(other - default) if chr(letter).isprintable())
     with base.drawing([name]), warnings.catch_warnings():
         warnings.simplefilter("error")  # of a glyph that is missing
-        drawing, *_ = FIGURES["curves"](renamed(study, dict(zip(study.methods, [name, *"abc"], strict=True))))
+        drawing, *_ = FIGURES["curves"](
+            renamed(study, dict(zip(study.methods, [name, *"abc"], strict=True)))
+        )
         base.save(drawing, tmp_path)
     assert drawing.figure.legends[0].get_texts()[0].get_text() == name and not caplog.messages
 

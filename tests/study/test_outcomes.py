@@ -31,17 +31,29 @@ def folder(tmp_path_factory):
     """Runs of three methods; the later ones have smaller errors and better models of their clients."""
     folder = tmp_path_factory.mktemp("outcomes")
     for method, seed in itertools.product(METHODS, SEEDS):
-        own = {"personal_accuracy_mean": OWN[method][seed], "personal_worst_decile": OWN[method][seed] / 2}
+        own = {
+            "personal_accuracy_mean": OWN[method][seed],
+            "personal_worst_decile": OWN[method][seed] / 2,
+        }
         last = {"mae": ERRORS[method][seed], **own}
         first = {name: 2 * value if name == "mae" else value / 2 for name, value in last.items()}
-        write_run(folder / f"{method}{seed}", (0.5, 0.6), method=method, seed=seed, fields={1: first, 2: last})
+        write_run(
+            folder / f"{method}{seed}",
+            (0.5, 0.6),
+            method=method,
+            seed=seed,
+            fields={1: first, 2: last},
+        )
     return folder
 
 
 def corrected(p_values):
     """Returns Holm's correction by its definition: max over smaller p of p times the number of tests left."""
     ordered = sorted(p_values)
-    return [max(min(1, p * (len(ordered) - i)) for i, p in enumerate(ordered) if p <= own) for own in p_values]
+    return [
+        max(min(1, p * (len(ordered) - i)) for i, p in enumerate(ordered) if p <= own)
+        for own in p_values
+    ]
 
 
 @pytest.mark.parametrize("metric", ["mae", "personal_accuracy_mean", "personal_worst_decile"])
@@ -52,11 +64,19 @@ def test_scipy_recomputes_the_effects_of_any_metric(folder, metric):
     rows = {r["method"]: r for r in csv_rows(tables.effects(study, tables.options(study)))}
     p_values = [stats.ttest_rel(values[m], values["fedavg"]).pvalue for m in METHODS[1:]]
     for method, p, holm in zip(METHODS[1:], p_values, corrected(p_values), strict=True):
-        assert float(rows[method]["difference"]) == pytest.approx(np.mean(values[method] - values["fedavg"]))
-        assert float(rows[method]["t_p"]) == pytest.approx(p) and float(rows[method]["t_p_holm"]) == pytest.approx(holm)
-    assert report.findings(study, tables.options(study))[0].startswith("Ditto is ahead of FedAvg by ")
+        assert float(rows[method]["difference"]) == pytest.approx(
+            np.mean(values[method] - values["fedavg"])
+        )
+        assert float(rows[method]["t_p"]) == pytest.approx(p) and float(
+            rows[method]["t_p_holm"]
+        ) == pytest.approx(holm)
+    assert report.findings(study, tables.options(study))[0].startswith(
+        "Ditto is ahead of FedAvg by "
+    )
     row = next(r for r in csv_rows(tables.choices(study)) if r["method"] == "ditto")
-    assert float(row["max mean"]) == pytest.approx(np.mean(values["ditto"]))  # the better of two rounds is the last
+    assert float(row["max mean"]) == pytest.approx(
+        np.mean(values["ditto"])
+    )  # the better of two rounds is the last
 
 
 def test_scipy_recomputes_the_triangle_with_one_correction_over_all_pairs(folder):
@@ -73,17 +93,25 @@ def test_scipy_recomputes_the_triangle_with_one_correction_over_all_pairs(folder
     assert "the 3 comparisons" in tables.pairs(study, tables.options(study, "all")).notes[0]
 
 
-def test_own_models_are_the_default_where_a_method_is_for_them_and_the_global_number_stands_beside(folder):
+def test_own_models_are_the_default_where_a_method_is_for_them_and_the_global_number_stands_beside(
+    folder,
+):
     study = collect([folder])
     assert study.outcome.metric == "personal_accuracy_mean"
     row = next(r for r in csv_rows(tables.clients(study)) if r["method"] == "ditto")
     assert float(row["test_accuracy"]) == pytest.approx(60)
     assert float(row["personal_accuracy_mean"]) == pytest.approx(100 * OWN["ditto"].mean())
-    assert collect([folder / f"{m}{s}" for m in METHODS[:2] for s in SEEDS]).outcome.metric == "accuracy"
+    assert (
+        collect([folder / f"{m}{s}" for m in METHODS[:2] for s in SEEDS]).outcome.metric
+        == "accuracy"
+    )
 
 
 def test_a_declared_direction_replaces_that_of_the_name(folder):
-    for metric, text in {"min:mae": "Ditto is ahead of FedAvg", "max:mae": "FedProx is behind FedAvg"}.items():
+    for metric, text in {
+        "min:mae": "Ditto is ahead of FedAvg",
+        "max:mae": "FedProx is behind FedAvg",
+    }.items():
         study = collect([folder], metric=metric)
         assert report.findings(study, tables.options(study))[0].startswith(text)
 
@@ -104,12 +132,16 @@ def test_a_metric_that_some_run_lacks_is_refused_with_those_that_all_have(folder
 
 def root(task):
     """Weights by the square root of the rows."""
-    return fv.weightings.by_scalar(lambda hyper, client, data: client.num_samples.astype(float) ** 0.5)
+    return fv.weightings.by_scalar(
+        lambda hyper, client, data: client.num_samples.astype(float) ** 0.5
+    )
 
 
 def equal(task):
     """Equal weights."""
-    return fv.weightings.by_scalar(lambda hyper, client, data: 1.0 + 0 * client.num_samples.astype(float))
+    return fv.weightings.by_scalar(
+        lambda hyper, client, data: 1.0 + 0 * client.num_samples.astype(float)
+    )
 
 
 def largest(model, data):
@@ -128,10 +160,14 @@ UNKNOWN = ["brier_score", "MAE", "RMSE", "crps", "loss_p90", "error_rate", "bid_
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_no_direction_is_guessed_from_the_name_of_a_metric(tmp_path, name):
     for method in ("fedavg", "fedvg"):
-        write_run(tmp_path / method, method=method, fields={3: {name: 2.0 if method == "fedvg" else 3.0}})
+        write_run(
+            tmp_path / method, method=method, fields={3: {name: 2.0 if method == "fedvg" else 3.0}}
+        )
     with one_line(f"min:{name}"):
         collect([tmp_path], metric=name)
-    signs = {word: collect([tmp_path], metric=f"{word}:{name}").outcome.sign for word in ("min", "max")}
+    signs = {
+        word: collect([tmp_path], metric=f"{word}:{name}").outcome.sign for word in ("min", "max")
+    }
     assert signs == {"min": -1, "max": 1}
     rows = csv_rows(tables.choices(collect([tmp_path], metric=f"min:{name}")))
     assert [float(row["final mean"]) for row in rows] == [3, 2]  # of no own metric percent
@@ -174,7 +210,9 @@ def far(output, y):
 def test_a_metric_of_a_task_says_its_direction():
     found = {}
     for metric in (fv.Metric(far, better="lower"), fv.Metric(far, better="higher"), far):
-        task = fv.linen_task(nn.Dense(1), lambda out, y: (out[0] - y) ** 2, X[:1], metrics={"far": metric})
+        task = fv.linen_task(
+            nn.Dense(1), lambda out, y: (out[0] - y) ** 2, X[:1], metrics={"far": metric}
+        )
         config = fv.Config(clients=2, rounds=1, partition="iid", join_ratio=1.0)
         found[metric] = fv.run_sweep(config, {"seed": "0:2"}, data=(X, X[:, 0]), task=task)
     lower, higher, unknown = found.values()
@@ -218,7 +256,9 @@ CALLS = []
 def test_failed_runs_that_a_caller_left_out_are_missing(tmp_path):
     """Three of four runs of FedVG fail; the fourth alone says nothing."""
     CALLS.clear()
-    results = fv.run_sweep(CONFIG, {"method": ["fedavg", "fedvg"], "seed": "0:4"}, metrics={"own": failing})
+    results = fv.run_sweep(
+        CONFIG, {"method": ["fedavg", "fedvg"], "seed": "0:4"}, metrics={"own": failing}
+    )
     assert sum(isinstance(r.result, fv.Failure) for r in results) == 3
     assert "failed in 3 of 4 runs" in fv.compare(results).finding
     with one_line("no run with seed"):
@@ -234,15 +274,23 @@ def test_a_name_that_a_caller_gave_stays_in_memory_in_folders_and_as_the_baselin
             assert [*found.tables["effects"]["method"].unique()] == ["mine", "FedAvg"]
             assert "against baseline" in found.finding
     assert set(collect([tmp_path / "s" / "points"]).methods) == {"mine", "baseline", "FedAvg"}
-    assert {r.result.config.weighting for r in results if r.values["weighting"] == "baseline"} == {"samples"}
+    assert {r.result.config.weighting for r in results if r.values["weighting"] == "baseline"} == {
+        "samples"
+    }
 
 
 def test_results_in_memory_of_other_data_or_other_code_are_noticed_as_in_folders():
     x, y = np.random.default_rng(0).normal(size=(2, 40, 3)).astype("float32"), np.arange(40) % 2
-    on_data = [fv.run_sweep(CONFIG, {"method": [m], "seed": "0:2"}, data=(x[i], y)) for i, m in enumerate(METHODS[:2])]
+    on_data = [
+        fv.run_sweep(CONFIG, {"method": [m], "seed": "0:2"}, data=(x[i], y))
+        for i, m in enumerate(METHODS[:2])
+    ]
     with one_line("mixed data"):
         fv.compare([*on_data[0], *on_data[1]])
-    of_code = [fv.run_sweep(CONFIG, {"weighting": {"mine": f}, "seed": [s]}) for s, f in enumerate((root, equal))]
+    of_code = [
+        fv.run_sweep(CONFIG, {"weighting": {"mine": f}, "seed": [s]})
+        for s, f in enumerate((root, equal))
+    ]
     with one_line("weighting mine"):
         fv.compare([*of_code[0], *of_code[1]])
 
@@ -261,34 +309,57 @@ def halved():
     return fv.algorithms.fedavg()._replace(residual=residual)
 
 
-def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_however_they_are_compared(tmp_path):
+def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_however_they_are_compared(
+    tmp_path,
+):
     """From folders, from memory, by the report and, of named methods, by the command line."""
     weightings = {"root": root, "equal": equal, "fedvg": "fedvg"}
-    results = fv.run_sweep(CONFIG, {"weighting": weightings, "seed": "0:2"}, tmp_path / "s", **TUNED)
-    results += fv.run_sweep(CONFIG, {"algorithm": {"half": halved()}, "seed": "0:2"}, tmp_path / "half", **TUNED)
+    results = fv.run_sweep(
+        CONFIG, {"weighting": weightings, "seed": "0:2"}, tmp_path / "s", **TUNED
+    )
+    results += fv.run_sweep(
+        CONFIG, {"algorithm": {"half": halved()}, "seed": "0:2"}, tmp_path / "half", **TUNED
+    )
     assert {result.result.config.lr for result in results} == {0.1}
     folders = [tmp_path / "s", tmp_path / "half"]
     found = fv.compare(folders, metric="min:size", baseline="fedvg")
     chosen = {row["cell"]: row["values"] for row in collect(folders).tuned}
     assert chosen["weighting=root"] == "lr 0.1 (the largest of its grid)"
-    own = {m: [r.result.records[-1]["size"] for r in results[2 * i :][:2]] for i, m in enumerate((*weightings, "half"))}
+    own = {
+        m: [r.result.records[-1]["size"] for r in results[2 * i :][:2]]
+        for i, m in enumerate((*weightings, "half"))
+    }
     rows = found.tables["effects"].set_index("method")
     for method in {*own} - {"fedvg"}:
         (name,) = (name for name in rows.index if name.startswith(method))
-        assert rows.loc[name, "difference"] == pytest.approx(np.mean(np.subtract(own[method], own["fedvg"])))
+        assert rows.loc[name, "difference"] == pytest.approx(
+            np.mean(np.subtract(own[method], own["fedvg"]))
+        )
         p = stats.ttest_rel(own[method], own["fedvg"]).pvalue
-        assert rows.loc[name, "t_p"] == pytest.approx(p, rel=1e-4)  # differences of records with nine digits
-    written = report.write(folders, tmp_path / "report", baseline="fedvg", metric="min:size", figures=[])
-    assert "\n".join(written.findings) == found.finding == fv.compare(results, "fedvg", "min:size").finding
+        assert rows.loc[name, "t_p"] == pytest.approx(
+            p, rel=1e-4
+        )  # differences of records with nine digits
+    written = report.write(
+        folders, tmp_path / "report", baseline="fedvg", metric="min:size", figures=[]
+    )
+    assert (
+        "\n".join(written.findings)
+        == found.finding
+        == fv.compare(results, "fedvg", "min:size").finding
+    )
 
     words = "--clients 4 --rounds 1 --model linear --keep 0 --weighting fedvg --seed 0:2 --tune lr 1e-9 0.1"
-    assert sweep.main([*words.split(), "--tune-seeds", "7:8", "--out", str(tmp_path / "words")]) == 0
+    assert (
+        sweep.main([*words.split(), "--tune-seeds", "7:8", "--out", str(tmp_path / "words")]) == 0
+    )
     named = fv.compare(tmp_path / "words", metric="macro_f1").tables["runs"]["final"]
     mine = fv.compare(results, metric="macro_f1").tables["runs"].query("method == 'fedvg'")["final"]
     assert [*named] == [*mine] and len(mine) == 2
 
 
-def test_results_in_memory_are_compared_as_those_of_a_folder_and_other_code_of_one_name_is_refused(tmp_path):
+def test_results_in_memory_are_compared_as_those_of_a_folder_and_other_code_of_one_name_is_refused(
+    tmp_path,
+):
     axes = {"weighting": {"root": root, "fedvg": "fedvg"}, "seed": "0:2"}
     stored, in_memory = (fv.run_sweep(CONFIG, axes, out) for out in (tmp_path / "s", None))
     pairs = [fv.compare(results, baseline="all").tables["pairs"] for results in (stored, in_memory)]
@@ -302,5 +373,7 @@ def test_results_in_memory_are_compared_as_those_of_a_folder_and_other_code_of_o
 
 def test_fedavg_records_the_global_model_as_its_clients_own():
     record = "accuracy_by_client,personal_accuracy"
-    (last,) = fv.run(fv.Config(clients=4, rounds=1, model="linear", method="fedavg", record=record)).records
+    (last,) = fv.run(
+        fv.Config(clients=4, rounds=1, model="linear", method="fedavg", record=record)
+    ).records
     assert last["personal_accuracy"] == last["accuracy_by_client"]

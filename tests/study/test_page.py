@@ -18,8 +18,15 @@ HOSTILE = '</script><script>alert(1)</script> & "x" <b>\n'
 def written(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     axes = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1]}
-    sweep = write_sweep(folder / "s", axes, lambda v: (0.3, 0.5, 0.6 + 0.1 * v["seed"]), title=HOSTILE)
-    part = {"versions": {"jax": "9"}, "git": {"commit": "a" * 40, "changed": True}, "device": HOSTILE, "devices": 1}
+    sweep = write_sweep(
+        folder / "s", axes, lambda v: (0.3, 0.5, 0.6 + 0.1 * v["seed"]), title=HOSTILE
+    )
+    part = {
+        "versions": {"jax": "9"},
+        "git": {"commit": "a" * 40, "changed": True},
+        "device": HOSTILE,
+        "devices": 1,
+    }
     for run in (sweep / "points").iterdir():
         manifest = json.loads((run / "manifest.json").read_text())
         write_manifest(run, manifest | {"runs": [part]})
@@ -37,8 +44,17 @@ def test_page_holds_tables_curves_figures_settings_and_provenance(written, text)
     for table in written.tables:
         assert f'id="{table.name}">' in text
     assert text.count('src="data:image/png;base64,') == 1
-    assert all(line in html.unescape(text.partition("<table")[0]) for line in written.findings) and written.findings
-    for part in ("rounds", "jax 9", "aaaaaaaaaaaa with changes", "failed: ", "python -m fedvg_jax.report"):
+    assert (
+        all(line in html.unescape(text.partition("<table")[0]) for line in written.findings)
+        and written.findings
+    )
+    for part in (
+        "rounds",
+        "jax 9",
+        "aaaaaaaaaaaa with changes",
+        "failed: ",
+        "python -m fedvg_jax.report",
+    ):
         assert part in text
 
 

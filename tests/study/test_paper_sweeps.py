@@ -35,8 +35,12 @@ def points_of(name):
 def test_every_point_of_the_papers_figures_can_be_built(name):
     plan = points_of(name)
     assert len(plan.points) == RUNS[name]
-    assert {(p.config.rounds, p.config.eval_every, p.config.local_epochs) for p in plan.points} == {(200, 20, 5)}
-    assert {p.config.partition_seed for p in plan.points} == {42}  # the published one, not the seed's
+    assert {(p.config.rounds, p.config.eval_every, p.config.local_epochs) for p in plan.points} == {
+        (200, 20, 5)
+    }
+    assert {p.config.partition_seed for p in plan.points} == {
+        42
+    }  # the published one, not the seed's
 
 
 def test_folders_of_data_are_not_in_the_names_of_points():

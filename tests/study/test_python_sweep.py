@@ -31,7 +31,9 @@ CONFIG = fv.Config(clients=4, rounds=1, model="linear")
 
 def tempered(task):
     """Weights n_k^T, normalised."""
-    rule = fv.weightings.by_scalar(lambda hyper, client, data: client.num_samples.astype(float) ** hyper["T"])
+    rule = fv.weightings.by_scalar(
+        lambda hyper, client, data: client.num_samples.astype(float) ** hyper["T"]
+    )
     return rule._replace(hyperparameters=(Hyperparameter("T", 1.0, 0.0, 4.0),))
 
 
@@ -40,7 +42,9 @@ def test_processes_of_a_call_compute_the_results_of_runs_alone(tmp_path):
     given = {"tune": {"lr": [0.1, 0.2]}, "tune_seeds": [7], "data": arrays()}
     results = fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "s", jobs=2, **given)
     alone = fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "alone", **given)
-    assert [timeless(r.result.records) for r in results] == [timeless(r.result.records) for r in alone]
+    assert [timeless(r.result.records) for r in results] == [
+        timeless(r.result.records) for r in alone
+    ]
 
 
 def test_processes_are_started_for_unfinished_points_only(tmp_path, monkeypatch):
@@ -65,7 +69,9 @@ def arrays(factor=1):
 
 
 def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_path):
-    results = fv.run_sweep(CONFIG, {"seed": [0], "hyper.T": [0.5, 2.0]}, tmp_path / "s", weighting=tempered)
+    results = fv.run_sweep(
+        CONFIG, {"seed": [0], "hyper.T": [0.5, 2.0]}, tmp_path / "s", weighting=tempered
+    )
     assert [(r.name, r.values) for r in results] == [
         ("seed=0,hyper.T=0.5", {"seed": 0, "hyper.T": 0.5}),
         ("seed=0,hyper.T=2", {"seed": 0, "hyper.T": 2.0}),
@@ -86,7 +92,9 @@ def test_axis_of_one_value_is_extended_by_more_and_refused_without_it(tmp_path):
     for axes in ({"hyper.T": [4.0]}, {}):
         with pytest.raises(fv.UsageError, match=r"holds another sweep: it has seed=0,hyper\.T=0"):
             fv.run_sweep(CONFIG, {"seed": [0], **axes}, tmp_path / "s", weighting=tempered)
-    more = fv.run_sweep(CONFIG, {"seed": [0, 1], "hyper.T": [4.0, 0.0]}, tmp_path / "s", weighting=tempered)
+    more = fv.run_sweep(
+        CONFIG, {"seed": [0, 1], "hyper.T": [4.0, 0.0]}, tmp_path / "s", weighting=tempered
+    )
     assert len(more) == 4 and all(result.result.summary["parts"] == 1 for result in more)
 
 
@@ -117,12 +125,16 @@ ONE_SEED = {"seed": [0]}
 )
 def test_results_of_a_changed_object_are_refused_computed_again_or_kept(tmp_path, first, second):
     def run(weighting, axes=ONE_SEED, **arguments):
-        return fv.run_sweep(CONFIG, {"weighting": {"mine": weighting}, **axes}, tmp_path / "s", **arguments)
+        return fv.run_sweep(
+            CONFIG, {"weighting": {"mine": weighting}, **axes}, tmp_path / "s", **arguments
+        )
 
     before, alone = run(first), fv.run_sweep(CONFIG, {"weighting": {"mine": second}, **ONE_SEED})
     assert timeless(run(first)[0].result.records) == timeless(before[0].result.records)
     for axes in (ONE_SEED, {"seed": [0, 1]}):
-        with pytest.raises(fv.UsageError, match=r"^weighting mine has changed[^\n]*changed=[^\n]*$"):
+        with pytest.raises(
+            fv.UsageError, match=r"^weighting mine has changed[^\n]*changed=[^\n]*$"
+        ):
             run(second, axes)
     kept = run(second, changed="keep")
     assert timeless(kept[0].result.records) == timeless(before[0].result.records)
@@ -130,7 +142,9 @@ def test_results_of_a_changed_object_are_refused_computed_again_or_kept(tmp_path
     run(second, {"seed": [0, 1]})
     assert len(collect([tmp_path / "s"]).frame) == 2  # the caller has said that they are the same
     fv.run_sweep(CONFIG, {"weighting": {"mine": first}, **ONE_SEED}, tmp_path / "t")
-    new = fv.run_sweep(CONFIG, {"weighting": {"mine": second}, **ONE_SEED}, tmp_path / "t", changed="recompute")
+    new = fv.run_sweep(
+        CONFIG, {"weighting": {"mine": second}, **ONE_SEED}, tmp_path / "t", changed="recompute"
+    )
     assert timeless(new[0].result.records) == timeless(alone[0].result.records)
     with pytest.raises(fv.UsageError, match="weighting mine has changed"):
         fv.run_sweep(CONFIG, {"weighting": {"mine": first}, **ONE_SEED}, tmp_path / "t")
@@ -142,16 +156,24 @@ def test_keep_keeps_finished_points_and_computes_others_with_the_object_of_the_c
         return [r.result for r in fv.run_sweep(CONFIG, axes, **arguments)]
 
     first, alone = run(power(0.5), out=tmp_path), run(power(2.0))
-    for name in ("digests.json", "summary.json"):  # as a kill after the last checkpoint leaves a point
+    for name in (
+        "digests.json",
+        "summary.json",
+    ):  # as a kill after the last checkpoint leaves a point
         (first[1].folder / name).unlink()
     kept = run(power(2.0), out=tmp_path, changed="keep")
-    assert [timeless(r.records) for r in kept] == [timeless(first[0].records), timeless(alone[1].records)]
+    assert [timeless(r.records) for r in kept] == [
+        timeless(first[0].records),
+        timeless(alone[1].records),
+    ]
     assert timeless(first[1].records) != timeless(alone[1].records)
 
 
 def test_recompute_clears_no_point_that_another_process_computes(tmp_path):
     def run(weighting, **arguments):
-        return fv.run_sweep(CONFIG, {"weighting": {"mine": weighting}, **ONE_SEED}, tmp_path, **arguments)
+        return fv.run_sweep(
+            CONFIG, {"weighting": {"mine": weighting}, **ONE_SEED}, tmp_path, **arguments
+        )
 
     (first,) = run(power(0.5))
     with contextlib.ExitStack() as other:
@@ -169,12 +191,16 @@ def test_objects_beside_those_of_an_axis_extend_a_sweep(tmp_path):
         objects = {"a": power(0.5), "b": power(2.0), "fedvg": "fedvg"}
         axes = {"weighting": {name: objects[name] for name in names}, **ONE_SEED}
         results = fv.run_sweep(CONFIG, axes, tmp_path / "s")
-        assert len(results) == len(names) and all(result.result.summary["parts"] == 1 for result in results)
+        assert len(results) == len(names) and all(
+            result.result.summary["parts"] == 1 for result in results
+        )
 
 
 def test_metrics_of_finished_points_are_those_of_the_call(tmp_path):
     def run(changed=None, **metrics):
-        return fv.run_sweep(CONFIG, ONE_SEED, tmp_path / "s", metrics=metrics, changed=changed)[0].result.records[-1]
+        return fv.run_sweep(CONFIG, ONE_SEED, tmp_path / "s", metrics=metrics, changed=changed)[
+            0
+        ].result.records[-1]
 
     def one(model, data):
         return 1.0
@@ -197,7 +223,9 @@ def test_results_before_the_first_point_are_none_of_a_changed_object(tmp_path):
     axes = {"weighting": {"mine": broken}, **ONE_SEED}
     with pytest.raises(ValueError, match="not yet"):
         fv.run_sweep(CONFIG, axes, tmp_path / "s")
-    assert fv.run_sweep(CONFIG, {**axes, "weighting": {"mine": power(1.0)}}, tmp_path / "s")[0].result.records
+    assert fv.run_sweep(CONFIG, {**axes, "weighting": {"mine": power(1.0)}}, tmp_path / "s")[
+        0
+    ].result.records
 
 
 def test_resumed_run_names_what_cannot_be_compared(tmp_path):
@@ -224,7 +252,12 @@ def test_resumed_run_has_the_functions_that_it_began_with(tmp_path, argument):
 
 
 def test_values_on_axes_of_hyperparameters_are_those_of_a_list_of_python_numbers():
-    for values in ([np.float32(0.5), np.float64(2)], np.array([0.5, 2]), jnp.array([0.5, 2]), [0.5, 2, 2.0]):
+    for values in (
+        [np.float32(0.5), np.float64(2)],
+        np.array([0.5, 2]),
+        jnp.array([0.5, 2]),
+        [0.5, 2, 2.0],
+    ):
         (axis,) = sweep_points.parse_axes({"hyper.T": values})
         assert json.dumps(axis.as_json()) in ('{"hyper.T": [0.5, 2.0]}', '{"hyper.T": [0.5, 2]}')
 
@@ -232,7 +265,9 @@ def test_values_on_axes_of_hyperparameters_are_those_of_a_list_of_python_numbers
 def test_other_objects_have_another_identity():
     rows = [np.arange(50), np.arange(50, 100)]
     base = Given(data=arrays(), partition=rows, weighting=tempered, hyper={"T": 1.0})
-    others = Given(data=arrays(2), partition=rows[::-1], weighting=fv.weightings.uniform(), hyper={"T": 2.0})
+    others = Given(
+        data=arrays(2), partition=rows[::-1], weighting=fv.weightings.uniform(), hyper={"T": 2.0}
+    )
     assert identities(base, {}) == identities(base._replace(hyper={"T": np.float32(1)}), {})
     known = user_data.as_arrays(arrays())
     assert identities(Given(data=known), {}) == identities(Given(data=arrays()), {})
@@ -243,10 +278,14 @@ def test_other_objects_have_another_identity():
         assert identities(Given(data=changed), {}) != identities(Given(data=known), {})
     for name in ("data", "partition", "weighting", "hyper"):
         replaced = identities(base._replace(**{name: getattr(others, name)}), {})
-        assert {n for n, identity in replaced.items() if identity != identities(base, {})[n]} == {name}
+        assert {n for n, identity in replaced.items() if identity != identities(base, {})[n]} == {
+            name
+        }
 
 
-TRACKED = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1")
+TRACKED = fv.Config(
+    clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1"
+)
 
 
 def sweep(axes, config=TRACKED, **arguments):
@@ -275,38 +314,69 @@ def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):
 
 def root(task):
     """Weights proportional to the roots of the sample counts."""
-    return fv.weightings.by_scalar(lambda hyper, client, data: client.num_samples.astype(float) ** 0.5)
+    return fv.weightings.by_scalar(
+        lambda hyper, client, data: client.num_samples.astype(float) ** 0.5
+    )
 
 
 def square(task):
     """Weights proportional to the squares of the sample counts."""
-    return fv.weightings.by_scalar(lambda hyper, client, data: client.num_samples.astype(float) ** 2)
+    return fv.weightings.by_scalar(
+        lambda hyper, client, data: client.num_samples.astype(float) ** 2
+    )
 
 
-def test_own_weightings_by_name_are_an_axis_whose_points_equal_runs_alone_and_methods_of_one_report(tmp_path):
+def test_own_weightings_by_name_are_an_axis_whose_points_equal_runs_alone_and_methods_of_one_report(
+    tmp_path,
+):
     """Settings that only a named weighting uses multiply its points alone. Names stand as they are written."""
     pytest.importorskip("scipy", reason="reports need the report extra")
-    axes = {"weighting": {"Root": root, "by square": square, "x": "FedVG"}, "fedvg.norm": ["l1", "l2"], "seed": [0]}
+    axes = {
+        "weighting": {"Root": root, "by square": square, "x": "FedVG"},
+        "fedvg.norm": ["l1", "l2"],
+        "seed": [0],
+    }
     config = dataclasses.replace(CONFIG, eval_every=1)
     results = {r.name: r.result for r in fv.run_sweep(config, axes, tmp_path / "s")}
     assert list(results) == [
-        f"weighting={name},seed=0" for name in ("Root", "by%20square", "x,fedvg.norm=l1", "x,fedvg.norm=l2")
+        f"weighting={name},seed=0"
+        for name in ("Root", "by%20square", "x,fedvg.norm=l1", "x,fedvg.norm=l2")
     ]
     for name, weighting in {"Root": root, "by%20square": square}.items():
         alone = fv.run(dataclasses.replace(config, out=tmp_path / name), weighting=weighting)
-        assert results[f"weighting={name},seed=0"].records[0]["weights"] == alone.records[0]["weights"]
-    assert collect([tmp_path / "s"]).methods == ("Root", "by square", "x, fedvg.norm l1", "x, fedvg.norm l2")
-    assert {"Root", "by square", "x, fedvg.norm l1"} < {*collect([tmp_path / "s" / "points"]).methods}
-    assert set(collect([tmp_path / name for name in ("Root", "by%20square")]).methods) == {"root", "square"}
+        assert (
+            results[f"weighting={name},seed=0"].records[0]["weights"] == alone.records[0]["weights"]
+        )
+    assert collect([tmp_path / "s"]).methods == (
+        "Root",
+        "by square",
+        "x, fedvg.norm l1",
+        "x, fedvg.norm l2",
+    )
+    assert {"Root", "by square", "x, fedvg.norm l1"} < {
+        *collect([tmp_path / "s" / "points"]).methods
+    }
+    assert set(collect([tmp_path / name for name in ("Root", "by%20square")]).methods) == {
+        "root",
+        "square",
+    }
     (tmp_path / "s" / "points" / "weighting=Root,seed=0" / "config.json").unlink()
     assert collect([tmp_path / "s"], partial=True).cell("Root", ()).lines("missing")
     changed = {**axes["weighting"], "Root": square}
-    with pytest.raises(fv.UsageError, match=r"weighting Root has changed since .*weighting=Root,seed=0 "):
-        fv.run_sweep(dataclasses.replace(CONFIG, eval_every=1), {**axes, "weighting": changed}, tmp_path / "s")
+    with pytest.raises(
+        fv.UsageError, match=r"weighting Root has changed since .*weighting=Root,seed=0 "
+    ):
+        fv.run_sweep(
+            dataclasses.replace(CONFIG, eval_every=1),
+            {**axes, "weighting": changed},
+            tmp_path / "s",
+        )
 
 
 def test_functions_of_a_list_have_their_own_names_on_the_axis():
-    axes, objects, _ = sweep_points.named_objects({"weighting": [root, "fedvg", square], "seed": "0:2"})
+    axes, objects, _ = sweep_points.named_objects(
+        {"weighting": [root, "fedvg", square], "seed": "0:2"}
+    )
     assert axes == {"weighting": ["root", "fedvg", "square"], "seed": "0:2"}
     assert objects == {"weighting": {"root": root, "square": square}}
     assert sweep_points.named_objects({"weighting": root})[1] == {"weighting": {"root": root}}

@@ -17,8 +17,12 @@ def test_exact_test_enumerates_all_signs_with_and_without_ties():
     """p is the share of the 2^n sign patterns whose rank sum is at least as large; tied ranks are means."""
     for differences in ([3.0, -1.0, 2.0, 5.0], [2.0, -2.0, 2.0, 4.0, 0.0], [1.0, 1.0, 1.0]):
         values = np.array([d for d in differences if d])
-        ranks = np.array([1 + (abs(values) < v).sum() + ((abs(values) == v).sum() - 1) / 2 for v in abs(values)])
-        patterns = [ranks @ np.array(signs) for signs in itertools.product((0, 1), repeat=len(values))]
+        ranks = np.array(
+            [1 + (abs(values) < v).sum() + ((abs(values) == v).sum() - 1) / 2 for v in abs(values)]
+        )
+        patterns = [
+            ranks @ np.array(signs) for signs in itertools.product((0, 1), repeat=len(values))
+        ]
         observed = ranks[values > 0].sum()
         expected = np.mean([pattern >= observed for pattern in patterns])
         assert statistics.wilcoxon(np.array(differences), "greater") == pytest.approx(expected)

@@ -17,7 +17,9 @@ from fedvg_jax.study.sweep_points import Layer, Sweep, cross, make_points, name_
 
 def crossed(**settings):
     """A sweep over the given axes; a double underscore stands for a dot."""
-    return Sweep(tuple(cross({name.replace("__", "."): values for name, values in settings.items()}, "test")))
+    return Sweep(
+        tuple(cross({name.replace("__", "."): values for name, values in settings.items()}, "test"))
+    )
 
 
 def names(sweep):
@@ -41,14 +43,18 @@ def test_names_of_different_values_differ_and_are_safe_for_folders(one, data):
     kinds = [(type(a), type(b)) for a, b in zip(one.values(), other.values(), strict=True)]
     if all(a is b for a, b in kinds):  # a setting has one type
         assert (name_of(one) == name_of(other)) == is_same
-    assert set(name_of(one)) <= set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+()-=,%~")
+    assert set(name_of(one)) <= set(
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+()-=,%~"
+    )
     assert len(name_of(one)) <= sweep_points.MAX_NAME and name_of(one)[0] not in ".-"
 
 
 def test_name_of_a_point_does_not_change_with_more_values_on_an_axis():
     """However often a value is given, and however its number is written."""
     assert names(crossed(alpha=[0.5], seed="0:2")) == ["alpha=0.5,seed=0", "alpha=0.5,seed=1"]
-    assert {*names(crossed(alpha=[0.5], seed="0:2"))} < {*names(crossed(alpha=[0.5, 5], seed="0:3"))}
+    assert {*names(crossed(alpha=[0.5], seed="0:2"))} < {
+        *names(crossed(alpha=[0.5, 5], seed="0:3"))
+    }
     assert names(crossed(lr=[1, 0.5])) == names(crossed(lr=[1.0, 0.5])) == ["lr=1", "lr=0.5"]
     assert names(crossed(seed=[0, 1, 0], lr=[1, 1.0])) == ["seed=0,lr=1", "seed=1,lr=1"]
     assert names(crossed()) == [sweep_points.ONLY]
@@ -72,7 +78,9 @@ def test_settings_of_a_file_win_beside_its_own_methods(tmp_path, where):
     path.write_text(tables.format(*(("", given) if where == "axis" else (given, ""))))
     of_file = sweep_command.read_command_line(["--config", str(path), "--out", "out"]).plan.points
     words = ["--method", *methods, "--weighting", "uniform", "--fedprox.mu", "0.5", "--out", "out"]
-    assert [p.config for p in of_file] == [p.config for p in sweep_command.read_command_line(words).plan.points]
+    assert [p.config for p in of_file] == [
+        p.config for p in sweep_command.read_command_line(words).plan.points
+    ]
     assert (of_file[0].config.weighting, of_file[0].config.fedprox.mu) == ("uniform", 0.5)
     words = ["--config", str(path), "--method", "fedprox", "--fedprox.mu", "0.3", "--out", "out"]
     (point,) = sweep_command.read_command_line(words).plan.points
@@ -84,9 +92,15 @@ def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_
     path.write_text('method = "fedvg"\n')
     both.write_text('method = "fedvg"\nweighting = "native"\n')
     axis.write_text('method = "fedvg"\n[axes]\nweighting = ["native", "uniform"]\n')
-    for words in ([str(path), "--weighting", "native"], [str(both)], [str(both), "--weighting", "native"]):
+    for words in (
+        [str(path), "--weighting", "native"],
+        [str(both)],
+        [str(both), "--weighting", "native"],
+    ):
         points = sweep_command.read_command_line(["--config", *words, "--out", "out"]).plan.points
-        assert commands.parse(["--config", *words]).weighting == points[0].config.weighting == "fedvg"
+        assert (
+            commands.parse(["--config", *words]).weighting == points[0].config.weighting == "fedvg"
+        )
     points = sweep_command.read_command_line(["--config", str(axis), "--out", "out"]).plan.points
     assert [point.config.weighting for point in points] == ["fedvg", "uniform"]
     assert Config(method="fedvg", weighting="native").weighting == "fedvg"
@@ -116,7 +130,16 @@ def test_every_seed_of_a_sweep_draws_its_partition_unless_it_has_a_seed(settings
     "words",
     [
         ["--method", "fedprox+fedvg", "--alpha", "0.5"],
-        ["--method", "feddyn", "--fidelity", "official", "--weighting", "uniform", "--feddyn.alpha", "0.01"],
+        [
+            "--method",
+            "feddyn",
+            "--fidelity",
+            "official",
+            "--weighting",
+            "uniform",
+            "--feddyn.alpha",
+            "0.01",
+        ],
         ["--dataset", "cifar10", "--data-dir", "data", "--lr", "0.1", "--local-epochs", "1:3"],
         ["--seed", "3"],
     ],
@@ -159,8 +182,13 @@ def test_file_has_settings_and_axes(tmp_path):
     assert [axis.names for axis in file.axes] == [("dataset", "lr"), ("method",), ("seed",)]
     points = make_points(Sweep(file.axes, (Layer(file.settings, "file"),)))
     assert len(points) == 20 and {p.config.clients for p in points} == {100}  # the preset of CIFAR
-    assert flatten(points[-1].config)["fedvg.norm"] == "l2" and partition_seed(points[-1].config) == 4
+    assert (
+        flatten(points[-1].config)["fedvg.norm"] == "l2" and partition_seed(points[-1].config) == 4
+    )
 
 
 def test_a_value_that_is_given_twice_counts_once():
-    assert sweep_points.zipped({"seed": [0, 1, 0], "alpha": [0.5, 0.5, 0.5]}, "x").values == ((0, 0.5), (1, 0.5))
+    assert sweep_points.zipped({"seed": [0, 1, 0], "alpha": [0.5, 0.5, 0.5]}, "x").values == (
+        (0, 0.5),
+        (1, 0.5),
+    )

@@ -74,7 +74,9 @@ class Watched:
 
 
 def test_points_share_a_data_set_only_if_nothing_differs_that_it_is_read_with():
-    reading, key = (Watched(dataclasses.replace(CONFIG, max_rows=600, max_rows_seed=1)) for _ in range(2))
+    reading, key = (
+        Watched(dataclasses.replace(CONFIG, max_rows=600, max_rows_seed=1)) for _ in range(2)
+    )
     population.load_data(reading)
     sweeps.data_key(key)
     assert {"dataset", "max_rows", "max_rows_seed"} <= reading.names <= key.names
@@ -91,19 +93,28 @@ def test_points_with_other_rows_equal_the_runs_alone(axis):
 
 
 def test_every_seed_draws_its_own_partition_unless_the_partitions_seed_is_given(whole):
-    assert len({(r.result.folder / "partition.json").read_text() for r in whole[1]}) == len(whole[1])
+    assert len({(r.result.folder / "partition.json").read_text() for r in whole[1]}) == len(
+        whole[1]
+    )
     short = dataclasses.replace(CONFIG, rounds=1)
     for seed in (7, 42):
         kept = dataclasses.replace(short, partition_seed=seed)
         alone = timeless(fedvg_jax.run(dataclasses.replace(kept, seed=1)).records)
-        for config, axes in ((kept, {"seed": [1]}), (short, {"seed": [1], "partition_seed": [seed]})):
+        for config, axes in (
+            (kept, {"seed": [1]}),
+            (short, {"seed": [1], "partition_seed": [seed]}),
+        ):
             assert [*histories(fedvg_jax.run_sweep(config, axes)).values()] == [alone]
         assert alone != timeless(fedvg_jax.run(dataclasses.replace(short, seed=1)).records)
 
 
 def written(out):
     """History or failure of a point -> when it was written."""
-    return {path: path.stat().st_mtime_ns for name in ("history.jsonl", "failure.json") for path in out.rglob(name)}
+    return {
+        path: path.stat().st_mtime_ns
+        for name in ("history.jsonl", "failure.json")
+        for path in out.rglob(name)
+    }
 
 
 def test_finished_points_are_listed_verify_and_are_not_computed_again(whole):
@@ -111,9 +122,13 @@ def test_finished_points_are_listed_verify_and_are_not_computed_again(whole):
     before = written(out)
     content = json.loads((out / "sweep.json").read_text())
     assert content["axes"] == [{"alpha": [0.5, 5.0], "seed": [0, 1]}]
-    assert [(p["name"], p["values"]) for p in content["points"]] == [(r.name, r.values) for r in results]
+    assert [(p["name"], p["values"]) for p in content["points"]] == [
+        (r.name, r.values) for r in results
+    ]
     for point, result in zip(content["points"], results, strict=True):
-        recorded = {name: value for name, value in flatten(result.result.config).items() if name not in HOST}
+        recorded = {
+            name: value for name, value in flatten(result.result.config).items() if name not in HOST
+        }
         assert plain(recorded) == {**content["base"], **point["settings"]}
     for result in results:
         assert not digests.check(out / "points" / result.name)
@@ -155,7 +170,11 @@ def report_bytes(sweep):
     """File of a sweep's report -> its bytes; the tables of costs and of runs, and the page, have seconds."""
     written = report.write([sweep], figures=["curves"], command="report")
     timed = ("cost", "runs", "report")
-    return {path.relative_to(sweep): path.read_bytes() for path in written.paths if path.stem not in timed}
+    return {
+        path.relative_to(sweep): path.read_bytes()
+        for path in written.paths
+        if path.stem not in timed
+    }
 
 
 def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(whole, tmp_path):
@@ -193,7 +212,10 @@ def test_diverged_point_is_recorded_stops_nothing_and_is_not_tried_again(tmp_pat
     assert json.loads((folder / "failure.json").read_text()) == failure._asdict()
     assert len(fedvg_jax.History.load(folder).records) == failure.round
     before = written(out)
-    assert fedvg_jax.run_sweep(CONFIG, changed, out)[0].result.kind == "diverged" and written(out) == before
+    assert (
+        fedvg_jax.run_sweep(CONFIG, changed, out)[0].result.kind == "diverged"
+        and written(out) == before
+    )
 
 
 def test_failed_point_is_recorded_stops_nothing_and_is_tried_again(tmp_path):
@@ -229,7 +251,9 @@ def test_processes_of_a_command_try_a_failing_point_once_and_the_next_command_ag
     for number in range(1, 3):
         sweep_folder.clear_failures(out, points)  # as the command does before it starts workers
         for _ in range(2):  # workers, of which the second finds what the first has recorded
-            sweeps.compute(points, sweeps.Work(out, on_end=lambda point, failure: tried.append(failure.kind)))
+            sweeps.compute(
+                points, sweeps.Work(out, on_end=lambda point, failure: tried.append(failure.kind))
+            )
         assert tried == ["failed"] * len(points) * number
 
 
@@ -238,7 +262,10 @@ def test_folder_of_another_sweep_is_refused_and_stays_as_it_is(whole, tmp_path):
     before = (out / "sweep.json").read_bytes()
     more = {("alpha", "seed"): [(0.5, 0), (5.0, 2), (5.0, 1)]}
     faster = dataclasses.replace(CONFIG, lr=0.3)
-    for config, axes, named in ((CONFIG, {"alpha": [0.1, 0.2]}, "alpha=0.5,seed=0"), (faster, more, r"lr 0.1 -> 0.3")):
+    for config, axes, named in (
+        (CONFIG, {"alpha": [0.1, 0.2]}, "alpha=0.5,seed=0"),
+        (faster, more, r"lr 0.1 -> 0.3"),
+    ):
         with pytest.raises(UsageError, match=f"holds another sweep: .*{named}"):
             fedvg_jax.run_sweep(config, axes, out)
     assert (out / "sweep.json").read_bytes() == before
@@ -252,7 +279,9 @@ def test_processes_take_the_programs_that_no_process_has_begun_first(tmp_path):
     out, computed = tmp_path / "out", []
     points = open_sweep(out, {"weighting": ["uniform", "samples"], "seed": [0, 1]}, ONE_ROUND)
     sweep_folder.point_folder(out, points[0].name).mkdir()
-    sweeps.compute(points, sweeps.Work(out, on_end=lambda point, result: computed.append(point.name)))
+    sweeps.compute(
+        points, sweeps.Work(out, on_end=lambda point, result: computed.append(point.name))
+    )
     assert computed == [points[i].name for i in (2, 3, 0, 1)]
 
 
@@ -269,7 +298,9 @@ def test_a_kill_while_a_folder_is_made_leaves_one_that_opens(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("swept", [AXES, {"seed": [7]}], ids=["the same", "another"])
-def test_sweeps_that_start_in_one_new_folder_at_once_share_it_or_are_told_apart(tmp_path, monkeypatch, swept):
+def test_sweeps_that_start_in_one_new_folder_at_once_share_it_or_are_told_apart(
+    tmp_path, monkeypatch, swept
+):
     """The second one finds the folder in the state just before sweep.json is written."""
     replace, is_writing = os.replace, threading.Event()
 
@@ -297,7 +328,9 @@ def test_the_folder_of_a_sweep_is_named_as_such(tmp_path):
         run_folder.read_config(tmp_path)
 
 
-def test_time_left_is_that_of_the_points_left_at_the_pace_of_those_that_ended_here_and_elsewhere(tmp_path, monkeypatch):
+def test_time_left_is_that_of_the_points_left_at_the_pace_of_those_that_ended_here_and_elsewhere(
+    tmp_path, monkeypatch
+):
     """Eight points, of which one was done before; two end in 100 s, and so the other five in 250 s."""
     now, text = [0.0], io.StringIO()
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
@@ -309,7 +342,9 @@ def test_time_left_is_that_of_the_points_left_at_the_pace_of_those_that_ended_he
         sweep_folder.write_failure(folder, point.config, Failure("diverged", 3, "not finite"))
 
     end_elsewhere(points[0])
-    with sweeps.sweep_progress(Console(file=text, width=200), points, sweeps.Work(tmp_path)) as work:
+    with sweeps.sweep_progress(
+        Console(file=text, width=200), points, sweeps.Work(tmp_path)
+    ) as work:
         now[0] = 100.0
         end_elsewhere(points[2])
         work.on_end(points[1], Failure("diverged", 3, "not finite"))
@@ -317,7 +352,14 @@ def test_time_left_is_that_of_the_points_left_at_the_pace_of_those_that_ended_he
 
 
 def test_a_point_that_is_started_anew_keeps_files_of_the_user(tmp_path):
-    for name in ("config.json", "history.jsonl", "digests.json", "failure.json", ".claim", "notes.txt"):
+    for name in (
+        "config.json",
+        "history.jsonl",
+        "digests.json",
+        "failure.json",
+        ".claim",
+        "notes.txt",
+    ):
         (tmp_path / name).touch()
     (tmp_path / "checkpoints").mkdir()
     sweep_folder.clear(tmp_path)

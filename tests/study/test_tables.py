@@ -10,7 +10,14 @@ import statistics
 
 import pytest
 from rich.console import Console
-from support.run_folders import csv_rows, write_digests, write_json, write_run, write_summary, write_sweep
+from support.run_folders import (
+    csv_rows,
+    write_digests,
+    write_json,
+    write_run,
+    write_summary,
+    write_sweep,
+)
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
@@ -44,14 +51,18 @@ def study(tmp_path_factory):
 def row(table, *lead):
     """Returns the entries of the row of a setting, where there is one, and a method."""
     rows = ([*row.values()] for row in table.rows)
-    return next(r for r in rows if tuple(v for e in r[: len(lead)] for v in e.values.values()) == lead)
+    return next(
+        r for r in rows if tuple(v for e in r[: len(lead)] for v in e.values.values()) == lead
+    )
 
 
 def test_accuracy_has_mean_and_deviation(study):
     """Final accuracies of FedVG at 0.05: 70, 72, 74; their sample deviation is 2."""
     table = tables.accuracy(study, tables.options(study))
     cells = {method: row(table, method)[1] for method in study.methods}
-    assert cells["fedvg"].text == "72.00 ± 2.00" and [*cells["fedvg"].values.values()] == pytest.approx([72, 2, 3])
+    assert cells["fedvg"].text == "72.00 ± 2.00" and [
+        *cells["fedvg"].values.values()
+    ] == pytest.approx([72, 2, 3])
     assert row(table, "always the largest class")[1].text == "40.00"
     assert [*table.rows[0]] == ["method", "alpha 0.05", "alpha 0.5"]
 
@@ -67,13 +78,20 @@ def test_effects_are_paired_and_corrected_over_the_table(study):
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_tables_compare_the_chosen_round(study, choice):
-    means = {(r["setting"], r["method"]): float(r[f"{choice} mean"]) for r in csv_rows(tables.choices(study))}
+    means = {
+        (r["setting"], r["method"]): float(r[f"{choice} mean"])
+        for r in csv_rows(tables.choices(study))
+    }
     settings = {setting for setting, _ in means}
     compared = csv_rows(tables.accuracy(study, tables.options(study, choice=choice)))
-    assert {(s, r["method"]): float(r[f"{s} mean"]) for r in compared for s in settings if r[f"{s} n"]} == means
+    assert {
+        (s, r["method"]): float(r[f"{s} mean"]) for r in compared for s in settings if r[f"{s} n"]
+    } == means
     table = tables.effects(study, tables.options(study, choice=choice))
     for r in csv_rows(table):
-        assert float(r["difference"]) == pytest.approx(means[r["setting"], r["method"]] - means[r["setting"], "fedavg"])
+        assert float(r["difference"]) == pytest.approx(
+            means[r["setting"], r["method"]] - means[r["setting"], "fedavg"]
+        )
     assert (
         CHOICES[choice] in table.notes[0]
         and CHOICES[choice] in tables.accuracy(study, tables.options(study, choice=choice)).title
@@ -88,9 +106,13 @@ def test_the_table_of_runs_has_what_all_other_tables_are_made_from(study):
         (a, m, s) for a in ("0.05", "0.5") for m in BASE for s in "012"
     }
     for r in csv_rows(tables.choices(study)):
-        mine = [x for x in lines if (f"alpha {x['alpha']}", x["method"]) == (r["setting"], r["method"])]
+        mine = [
+            x for x in lines if (f"alpha {x['alpha']}", x["method"]) == (r["setting"], r["method"])
+        ]
         for choice in CHOICES:
-            assert statistics.fmean(float(x[choice]) for x in mine) == pytest.approx(float(r[f"{choice} mean"]))
+            assert statistics.fmean(float(x[choice]) for x in mine) == pytest.approx(
+                float(r[f"{choice} mean"])
+            )
     assert {(x["rounds"], x["seconds"]) for x in lines} == {("3", "1.5")}
 
 
@@ -106,11 +128,18 @@ def test_runs_of_equal_results_reach_their_own_mean(tmp_path, metric, count):
     """The mean of three equal numbers is not always that number."""
     value = float(f"{count / 450:.9g}")
     accuracies = (value / 2, value) if metric == "accuracy" else (None, None)
-    fields = {} if metric == "accuracy" else {i: {"test_loss": value * (3 - i), "val_loss": 1.0} for i in (1, 2)}
+    fields = (
+        {}
+        if metric == "accuracy"
+        else {i: {"test_loss": value * (3 - i), "val_loss": 1.0} for i in (1, 2)}
+    )
     for seed in range(3):
         write_run(tmp_path / f"{seed}", accuracies, method="fedavg", seed=seed, fields=fields)
     study = collect([tmp_path])
-    assert study.outcome.metric == metric and row(tables.cost(study, tables.options(study)), "fedavg")[3].text == "2"
+    assert (
+        study.outcome.metric == metric
+        and row(tables.cost(study, tables.options(study)), "fedavg")[3].text == "2"
+    )
 
 
 def test_baseline_is_named_as_a_method_or_as_a_printed_name(study):
@@ -126,10 +155,14 @@ def test_a_mean_that_lacks_runs_has_a_footnote_and_is_not_bold(tmp_path):
     study = collect([sweep], partial=True)
     table = tables.accuracy(study, tables.options(study))
     assert [row(table, "fedvg")[i].text[-2:] for i in (1, 2)] == [" ‡", " †"]
-    assert "72.00 ± 2.83 ‡" in markup.hypertext(table) and "FedVG ‡" in markup.hypertext(tables.choices(study))
+    assert "72.00 ± 2.83 ‡" in markup.hypertext(table) and "FedVG ‡" in markup.hypertext(
+        tables.choices(study)
+    )
     assert "† method=fedvg,alpha=0.5,seed=2: no run folder yet" in table.notes
     assert "‡ method=fedvg,alpha=0.05,seed=1: diverged in round 3: not finite" in table.notes
-    assert {method for method in BASE for entry in row(table, method)[1:] if entry.is_bold} == {"fedavg"}
+    assert {method for method in BASE for entry in row(table, method)[1:] if entry.is_bold} == {
+        "fedavg"
+    }
 
 
 def test_a_mean_without_others_to_compare_with_is_not_the_best(tmp_path):
@@ -149,7 +182,10 @@ def test_equal_differences_have_no_p_value_and_the_note_does_not_count_them(tmp_
     study = collect([tmp_path])
     table = tables.effects(study, tables.options(study))
     by_method = {r["method"]: r for r in csv_rows(table)}
-    assert by_method["fedprox"]["t_p"] == "" and by_method["fedvg"]["t_p"] == by_method["fedvg"]["t_p_holm"] != ""
+    assert (
+        by_method["fedprox"]["t_p"] == ""
+        and by_method["fedvg"]["t_p"] == by_method["fedvg"]["t_p_holm"] != ""
+    )
     assert "over one comparison" in table.notes[0]
 
 
@@ -163,12 +199,23 @@ def test_the_best_loss_is_the_smallest(tmp_path):
     for method, loss in {"fedavg": 0.5, "fedvg": 0.25}.items():
         fields = {2: {"test_loss": loss, "val_loss": loss}}
         run = write_run(tmp_path / method, (None, None), method=method, fields=fields)
-        write_json(run / "partition.json", {"partition": "given", "validation": {"source": "clients", "samples": 7}})
+        write_json(
+            run / "partition.json",
+            {"partition": "given", "validation": {"source": "clients", "samples": 7}},
+        )
         write_digests(run)
-    made = {t.name: t for t in tables.all_tables(collect([tmp_path]), tables.Options("fedavg", 0.3))}
+    made = {
+        t.name: t for t in tables.all_tables(collect([tmp_path]), tables.Options("fedavg", 0.3))
+    }
     assert row(made["accuracy"], "fedvg")[1] == markup.spread("test loss", 0.25, float("nan"), 1, 4)
-    assert row(made["choices"], "fedvg")[3].text == "0.2500" and "minimum" in [*made["choices"].rows[0]][3]
-    assert row(made["effects"], "fedvg")[2].text == "-0.2500" and row(made["cost"], "fedvg")[3].text == "2"
+    assert (
+        row(made["choices"], "fedvg")[3].text == "0.2500"
+        and "minimum" in [*made["choices"].rows[0]][3]
+    )
+    assert (
+        row(made["effects"], "fedvg")[2].text == "-0.2500"
+        and row(made["cost"], "fedvg")[3].text == "2"
+    )
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "loss"])
@@ -180,7 +227,9 @@ def test_only_significant_leads_are_bold_and_ahead(tmp_path, metric):
             value = 0.5 + lead / 100
             fields = {} if metric == "accuracy" else {1: {"test_loss": 1 - value, "val_loss": 1.0}}
             accuracies = (value,) if metric == "accuracy" else (None,)
-            write_run(tmp_path / f"{method}{seed}", accuracies, method=method, seed=seed, fields=fields)
+            write_run(
+                tmp_path / f"{method}{seed}", accuracies, method=method, seed=seed, fields=fields
+            )
     study = collect([tmp_path])
     said, how = report.findings(study, tables.options(study))
     size = (
@@ -188,7 +237,9 @@ def test_only_significant_leads_are_bold_and_ahead(tmp_path, metric):
     )  # 3.18 x 1.29 / 2
     assert said.startswith(f"FedVG is ahead of FedAvg by {size}")
     assert ". Undecided: uniform weights against FedAvg, " in said and "(n = 4)" in how
-    assert bold(study, tables.options(study)) == {"fedvg"} and not bold(study, tables.options(study, "all"))
+    assert bold(study, tables.options(study)) == {"fedvg"} and not bold(
+        study, tables.options(study, "all")
+    )
     two = dataclasses.replace(study, methods=("fedavg", "fedvg"))
     assert bold(two, tables.options(two, "all")) == {"fedvg"}
     said, _ = report.findings(two, tables.options(two, "fedvg"))
@@ -198,7 +249,9 @@ def test_only_significant_leads_are_bold_and_ahead(tmp_path, metric):
 def bold(study, chosen):
     """Returns the methods that are bold in some column of the table of accuracy."""
     rows = tables.accuracy(study, chosen).rows
-    return {r["method"].values["method"] for r in rows if any(entry.is_bold for entry in r.values())}
+    return {
+        r["method"].values["method"] for r in rows if any(entry.is_bold for entry in r.values())
+    }
 
 
 def test_a_difference_of_one_pair_of_runs_has_no_interval(tmp_path):
@@ -219,13 +272,19 @@ def hostile_table():
 
 @pytest.mark.parametrize("form", [*markup.FORMATS, "terminal"])
 def test_methods_of_sixty_characters_that_differ_in_the_last_stay_distinct(form):
-    names = [f"fedvg,{'alongname' * 5}of12path{end}" for end in "abcd"]  # a word that no line of a terminal holds
+    names = [
+        f"fedvg,{'alongname' * 5}of12path{end}" for end in "abcd"
+    ]  # a word that no line of a terminal holds
     numbers = {f"{i}": number(f"{i}", 1.0) for i in range(6)}
     table = Table("t", "", [{"method": label("method", name)} | numbers for name in names])
     if form == "terminal":
         console = Console(width=60, file=io.StringIO())
         console.print(markup.terminal(table))
-        lines = (line.split("│")[1].strip() for line in console.file.getvalue().splitlines() if "│" in line)
+        lines = (
+            line.split("│")[1].strip()
+            for line in console.file.getvalue().splitlines()
+            if "│" in line
+        )
         text = "".join(lines).replace(" ", "")
         assert all(name.replace(" ", "") in text for name in names)
     else:
@@ -236,18 +295,27 @@ def test_no_lead_is_claimed_on_the_runs_that_did_not_diverge(tmp_path):
     """FedProx leads by 20 points in the six of eight seeds that are left, FedVG in all."""
 
     def accuracy(values):
-        return (0.5 + 0.2 * (values["method"] != "fedavg") + 0.001 * values["seed"] * len(values["method"]),)
+        return (
+            0.5
+            + 0.2 * (values["method"] != "fedavg")
+            + 0.001 * values["seed"] * len(values["method"]),
+        )
 
     sweep = write_sweep(tmp_path / "s", {"method": list(BASE), "seed": list(range(8))}, accuracy)
     for seed in (0, 1):
         failed = sweep / "points" / f"method=fedprox,seed={seed}"
-        write_json(failed / "failure.json", {"kind": "diverged", "round": 28, "reason": "round 28: too large"})
+        write_json(
+            failed / "failure.json",
+            {"kind": "diverged", "round": 28, "reason": "round 28: too large"},
+        )
     study = collect([sweep], partial=True)
     said, _ = report.findings(study, tables.options(study))
     assert said.startswith("FedProx diverged in 2 of 8 runs. FedVG is ahead of FedAvg by ")
     assert ". Undecided: FedProx against FedAvg, " in said
     table = tables.effects(study, tables.options(study))
-    assert [e.text for e in row(table, "fedprox")[-len(tables.P_VALUES) :]] == ["–"] * len(tables.P_VALUES)
+    assert [e.text for e in row(table, "fedprox")[-len(tables.P_VALUES) :]] == ["–"] * len(
+        tables.P_VALUES
+    )
     assert "‡ method=fedprox,seed=0: diverged in round 28: too large" in table.notes
     said, _ = report.findings(study, tables.options(study, "fedprox"))
     assert said.startswith("FedProx diverged in 2 of 8 runs. Undecided: FedVG against FedProx")
@@ -266,11 +334,17 @@ def test_tables_of_private_runs_have_their_mean_epsilon(tmp_path):
 @pytest.mark.parametrize("is_complete", [True, False])
 def test_accuracies_of_clients_are_means_where_all_runs_have_recorded_them(tmp_path, is_complete):
     worst = {2: {"worst_decile": 0.25}}
-    for method, seed, fields in (("fedavg", 0, worst), ("fedavg", 1, worst if is_complete else {}), ("fedvg", 0, {})):
+    for method, seed, fields in (
+        ("fedavg", 0, worst),
+        ("fedavg", 1, worst if is_complete else {}),
+        ("fedvg", 0, {}),
+    ):
         write_run(tmp_path / f"{method}{seed}", (0.5, 0.6), method=method, seed=seed, fields=fields)
     table = tables.clients(collect([tmp_path], partial=True))
     assert [*table.rows[0]] == ["method", "global, all test rows", "global: worst decile"]
-    assert {row["method"].text.split()[0]: row["global: worst decile"].text for row in table.rows} == {
+    assert {
+        row["method"].text.split()[0]: row["global: worst decile"].text for row in table.rows
+    } == {
         "FedAvg": "25.00" if is_complete else "–",
         "FedVG": "–",
     }
@@ -283,7 +357,10 @@ def test_no_form_of_a_table_reads_a_name_as_its_own_language():
     body = latex.split(r"\midrule")[1].split(r"\bottomrule")[0]
     assert r"\&" in body and r"\textbackslash{}z" in body and r"50\%" in body and r"\$x\$" in body
     assert len(re.findall(r"(?<!\\)&", body)) == 1 and r"\textbf{1.00}" in body
-    assert list(csv.reader(io.StringIO(markup.comma_separated(table)))) == [["name", "value"], [HOSTILE, "1"]]
+    assert list(csv.reader(io.StringIO(markup.comma_separated(table)))) == [
+        ["name", "value"],
+        [HOSTILE, "1"],
+    ]
 
 
 # --- what happened
@@ -306,22 +383,42 @@ def test_a_metric_that_is_not_finite_in_the_chosen_round_is_marked_and_not_teste
     for method, seed in itertools.product(("fedavg", "fedvg"), range(6)):
         error = None if method == "fedvg" and seed < 3 else 1.0 + (method == "fedavg") + seed / 10
         fields = {2: {"mae": error}, 1: {"mae": 5.0 + seed}, 3: {"mae": 3.0 - seed / 10}}
-        write_run(tmp_path / f"{method}{seed}", (0.5, 0.9, 0.8), method=method, seed=seed, fields=fields)
+        write_run(
+            tmp_path / f"{method}{seed}", (0.5, 0.9, 0.8), method=method, seed=seed, fields=fields
+        )
     study = collect([tmp_path], metric="min:mae")
     best = tables.options(study, choice="at_best_val")
     assert effect(study, best, "fedvg")["t_p"] == effect(study, best, "fedvg")["wilcoxon_p"] == ""
-    assert not bold(study, best) and row(tables.accuracy(study, best), "fedvg")[1].text.endswith("‡")
+    assert not bold(study, best) and row(tables.accuracy(study, best), "fedvg")[1].text.endswith(
+        "‡"
+    )
     notes = tables.effects(study, best).notes
-    assert [sum(f"‡ fedvg{seed}: mae" in note for note in notes) for seed in range(4)] == [1, 1, 1, 0]
-    assert report.findings(study, best)[0].startswith("FedVG had no finite mae in 3 of 6 runs. Undecided: ")
+    assert [sum(f"‡ fedvg{seed}: mae" in note for note in notes) for seed in range(4)] == [
+        1,
+        1,
+        1,
+        0,
+    ]
+    assert report.findings(study, best)[0].startswith(
+        "FedVG had no finite mae in 3 of 6 runs. Undecided: "
+    )
     final = tables.options(study)
-    assert effect(study, final, "fedvg")["t_p"] != "" and "‡" not in row(tables.accuracy(study, final), "fedvg")[1].text
+    assert (
+        effect(study, final, "fedvg")["t_p"] != ""
+        and "‡" not in row(tables.accuracy(study, final), "fedvg")[1].text
+    )
 
 
 def test_an_own_metric_that_is_not_finite_at_the_end_is_not_called_diverged(tmp_path):
     for method, seed in itertools.product(("fedavg", "fedvg"), range(4)):
         error = None if method == "fedvg" and seed else 1.0
-        write_run(tmp_path / f"{method}{seed}", (0.5,), method=method, seed=seed, fields={1: {"mae": error}})
+        write_run(
+            tmp_path / f"{method}{seed}",
+            (0.5,),
+            method=method,
+            seed=seed,
+            fields={1: {"mae": error}},
+        )
     study = collect([tmp_path], metric="min:mae")
     said = " ".join(report.findings(study, tables.options(study)))
     assert "no finite mae in 3 of 4 runs" in said and "diverged" not in said
@@ -331,14 +428,19 @@ def test_runs_that_stopped_early_are_named_and_their_comparison_says_the_rounds(
     six_seeds(tmp_path, "fedavg", [0.8, 0.81, 0.82])
     six_seeds(tmp_path, "fedprox", [0.8, 0.81, 0.83])
     for seed in range(3):
-        write_run(tmp_path / f"s{seed}", (0.5 + seed**2 / 100,), rounds=2, method="fedvg", seed=seed)
+        write_run(
+            tmp_path / f"s{seed}", (0.5 + seed**2 / 100,), rounds=2, method="fedvg", seed=seed
+        )
         write_summary(tmp_path / f"s{seed}", stopped_early="no progress")
     study = collect([tmp_path])
     said = report.findings(study, tables.options(study))[0]
     assert "FedVG stopped early in 3 of 3 runs." in said and "behind FedAvg" in said
     assert said.count("after 1 against 2 rounds") == 1
     table = tables.effects(study, tables.options(study))
-    assert {r["method"]: r["rounds"] for r in csv_rows(table)} == {"fedprox": "", "fedvg": "1 against 2"}
+    assert {r["method"]: r["rounds"] for r in csv_rows(table)} == {
+        "fedprox": "",
+        "fedvg": "1 against 2",
+    }
     assert "§ s0: stopped after 1 of 2 rounds: no progress" in table.notes
     assert row(tables.accuracy(study, tables.options(study)), "fedvg")[1].text.endswith("§")
     assert "rounds 1 against 2" in markup.latex(tables.pairs(study, tables.options(study, "all")))
@@ -349,9 +451,17 @@ def test_bold_and_findings_have_one_correction_over_the_study(tmp_path, num_alph
     """FedVG's lead has p = 0.02 at alpha 1; with four alphas 0.08 after correction."""
     leads = [0.01, 0.04, 0.05, 0.03, 0.06, 0.0]
     for alpha, seed in itertools.product(range(1, num_alphas + 1), range(6)):
-        write_run(tmp_path / f"a{alpha}{seed}", (0.5,), method="fedavg", seed=seed, alpha=float(alpha))
+        write_run(
+            tmp_path / f"a{alpha}{seed}", (0.5,), method="fedavg", seed=seed, alpha=float(alpha)
+        )
         lead = leads[seed] if alpha == 1 else leads[seed] * (-1) ** seed
-        write_run(tmp_path / f"v{alpha}{seed}", (0.5 + lead,), method="fedvg", seed=seed, alpha=float(alpha))
+        write_run(
+            tmp_path / f"v{alpha}{seed}",
+            (0.5 + lead,),
+            method="fedvg",
+            seed=seed,
+            alpha=float(alpha),
+        )
     study = collect([tmp_path])
     chosen = tables.options(study)
     p_values = [float(r["t_p"]) for r in csv_rows(tables.effects(study, chosen))]
@@ -368,7 +478,9 @@ def test_a_study_without_a_test_does_not_count_its_comparisons(tmp_path):
         write_run(tmp_path / method, method=method)
     study = collect([tmp_path])
     said = report.findings(study, tables.options(study))
-    assert "the 0 comparisons" not in " ".join((*said, *tables.effects(study, tables.options(study)).notes))
+    assert "the 0 comparisons" not in " ".join(
+        (*said, *tables.effects(study, tables.options(study)).notes)
+    )
     assert "No comparison has a p value" in said[-1]
 
 
@@ -377,15 +489,25 @@ def test_every_undecided_comparison_is_named(tmp_path):
     for method, seed in itertools.product(methods, range(2)):
         write_run(tmp_path / f"{method}{seed}", (0.5 + 0.1 * seed,), method=method, seed=seed)
     said, _ = report.findings(collect([tmp_path]), tables.options(collect([tmp_path])))
-    assert all(title in said for title in ("FedProx", "FedVG", "uniform weights", "FedNova", "Scaffold"))
+    assert all(
+        title in said for title in ("FedProx", "FedVG", "uniform weights", "FedNova", "Scaffold")
+    )
 
 
 def test_tables_say_where_lower_values_are_better(tmp_path):
     for method in ("fedavg", "fedvg"):
-        write_run(tmp_path / method, (None,), method=method, fields={1: {"test_loss": 0.5, "val_loss": 0.5}})
+        write_run(
+            tmp_path / method,
+            (None,),
+            method=method,
+            fields={1: {"test_loss": 0.5, "val_loss": 0.5}},
+        )
     study = collect([tmp_path])
     made = {table.name: table for table in tables.all_tables(study, tables.options(study))}
-    shown = [" ".join((made[name].title, *made[name].rows[0])) for name in ("accuracy", "choices", "effects", "cost")]
+    shown = [
+        " ".join((made[name].title, *made[name].rows[0]))
+        for name in ("accuracy", "choices", "effects", "cost")
+    ]
     assert all("lower is better" in text for text in shown)
 
 
@@ -401,10 +523,15 @@ def test_rows_of_latex_that_begin_with_a_bracket_or_an_asterisk_are_no_argument_
 
 
 def test_choices_of_tuning_are_one_table_and_no_note(tmp_path):
-    sweep = write_sweep(tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0, 1]}, lambda v: (0.5,))
+    sweep = write_sweep(
+        tmp_path / "s", {"method": ["fedavg", "fedvg"], "seed": [0, 1]}, lambda v: (0.5,)
+    )
     content = json.loads((sweep / "sweep.json").read_text())
     choice = {"values": {"lr": 0.3}, "metric": "accuracy", "score": 0.625, "num_runs": 4}
-    tuned = {"settings": {"lr": [0.1, 0.3]}, "chosen": {"method=fedavg": choice, "method=fedvg": choice}}
+    tuned = {
+        "settings": {"lr": [0.1, 0.3]},
+        "chosen": {"method=fedavg": choice, "method=fedvg": choice},
+    }
     write_json(sweep / "sweep.json", content | {"tuning": tuned})
     study = collect([sweep])
     made = tables.all_tables(study, tables.options(study))

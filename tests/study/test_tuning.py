@@ -11,7 +11,9 @@ from fedvg_jax.runs.record import digests, folder as run_folder, history
 from fedvg_jax.study import sweep_folder, sweep_points, tuning
 
 TUNING = tuning.make_tuning({"lr": [0.1, 0.2, 0.3]}, "5:7")
-SWEEP = sweep_points.Sweep(sweep_points.parse_axes({"alpha": [0.5, 5.0], "seed": "0:4"}), start=Config(rounds=1))
+SWEEP = sweep_points.Sweep(
+    sweep_points.parse_axes({"alpha": [0.5, 5.0], "seed": "0:4"}), start=Config(rounds=1)
+)
 
 
 def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
@@ -20,56 +22,95 @@ def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
     for point in points:
         folder = sweep_folder.point_folder(out, point.name)
         folder.mkdir(parents=True)
-        record = {"round": 1, "val_accuracy": accuracies(point.values), "test_accuracy": 1 - accuracies(point.values)}
+        record = {
+            "round": 1,
+            "val_accuracy": accuracies(point.values),
+            "test_accuracy": 1 - accuracies(point.values),
+        }
         run_folder.write_json(folder / "config.json", to_json(point.config))
         history.append(folder, [record])
         run_folder.write_json(folder / "summary.json", {"rounds": 1, "stopped_by": None})
         digests.write(folder, {})
         if point.values.get("lr") in failures:
-            sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("diverged", 1, "client 3 diverged"))
+            sweep_folder.write_failure(
+                folder, point.config, sweep_folder.Failure("diverged", 1, "client 3 diverged")
+            )
     return tuning.choose(out, points, grid)
 
 
 def test_the_best_value_is_chosen_for_every_cell(tmp_path):
     """The best mean over the seeds, the first of equal ones, and none of which a run diverged."""
-    table = {(0.1, 5): 0.9, (0.1, 6): 0.1, (0.2, 5): 0.6, (0.2, 6): 0.6, (0.3, 5): 0.9, (0.3, 6): 0.9}
-    equal = {(0.1, 5): 0.15, (0.1, 6): 0.15, (0.2, 5): 0.1, (0.2, 6): 0.2, (0.3, 5): 0.9, (0.3, 6): 0.9}
+    table = {
+        (0.1, 5): 0.9,
+        (0.1, 6): 0.1,
+        (0.2, 5): 0.6,
+        (0.2, 6): 0.6,
+        (0.3, 5): 0.9,
+        (0.3, 6): 0.9,
+    }
+    equal = {
+        (0.1, 5): 0.15,
+        (0.1, 6): 0.15,
+        (0.2, 5): 0.1,
+        (0.2, 6): 0.2,
+        (0.3, 5): 0.9,
+        (0.3, 6): 0.9,
+    }
     assert (0.15 + 0.15) / 2 < (0.1 + 0.2) / 2, "in floating point"
     by_alpha = {0.5: table, 5.0: equal}
     choices = tuned(tmp_path, lambda v: by_alpha[v["alpha"]][v["lr"], v["seed"]], failures=[0.3])
-    assert {cell: choice.values["lr"] for cell, choice in choices.items()} == {"alpha=0.5": 0.2, "alpha=5": 0.1}
+    assert {cell: choice.values["lr"] for cell, choice in choices.items()} == {
+        "alpha=0.5": 0.2,
+        "alpha=5": 0.1,
+    }
     assert choices["alpha=0.5"].score == pytest.approx(0.6) and choices["alpha=0.5"].num_runs == 6
 
 
 @pytest.mark.parametrize(
     ("is_failed", "message"),
     [
-        (True, r"2 tuning runs failed, such as alpha=0.5,lr=0.3,seed=5: disk full; the same command tries again"),
-        (False, r"2 tuning runs not finished, such as alpha=0.5,lr=0.3,seed=5; the same command continues them"),
+        (
+            True,
+            r"2 tuning runs failed, such as alpha=0.5,lr=0.3,seed=5: disk full; the same command tries again",
+        ),
+        (
+            False,
+            r"2 tuning runs not finished, such as alpha=0.5,lr=0.3,seed=5; the same command continues them",
+        ),
     ],
     ids=["failed", "unfinished"],
 )
-def test_nothing_is_chosen_before_every_tuning_run_has_finished_or_diverged(tmp_path, is_failed, message):
+def test_nothing_is_chosen_before_every_tuning_run_has_finished_or_diverged(
+    tmp_path, is_failed, message
+):
     tuned(tmp_path, lambda v: v["lr"], failures=[0.2])
     points = tuning.make_plan(SWEEP, None, TUNING).tuning_points
-    for point in [point for point in points if point.values["lr"] == 0.3 and point.values["seed"] == 5]:
+    for point in [
+        point for point in points if point.values["lr"] == 0.3 and point.values["seed"] == 5
+    ]:
         folder = sweep_folder.point_folder(tmp_path, point.name)
         (folder / "summary.json").unlink()
         if is_failed:
-            sweep_folder.write_failure(folder, point.config, sweep_folder.Failure("failed", 0, "disk full"))
+            sweep_folder.write_failure(
+                folder, point.config, sweep_folder.Failure("failed", 0, "disk full")
+            )
     with one_line(message):
         tuning.choose(tmp_path, points, TUNING)
 
 
 def test_cell_of_which_every_value_diverged_is_refused(tmp_path):
-    with pytest.raises(UsageError, match=r"every value of alpha=0.5 diverged in a tuning run; give other values to --"):
+    with pytest.raises(
+        UsageError,
+        match=r"every value of alpha=0.5 diverged in a tuning run; give other values to --",
+    ):
         tuned(tmp_path, lambda v: v["lr"], failures=[0.1, 0.2, 0.3])
 
 
 def test_chosen_values_are_the_settings_of_all_seeds_of_their_cell():
     points = sweep_points.make_points(SWEEP)
     choices = {
-        cell: tuning.Choice({"lr": lr}, "accuracy", 0.5, 2) for cell, lr in (("alpha=0.5", 0.1), ("alpha=5", 0.3))
+        cell: tuning.Choice({"lr": lr}, "accuracy", 0.5, 2)
+        for cell, lr in (("alpha=0.5", 0.1), ("alpha=5", 0.3))
     }
     chosen = tuning.chosen_points(points, choices)
     assert [(p.config.alpha, p.config.lr) for p in chosen] == [(0.5, 0.1)] * 4 + [(5.0, 0.3)] * 4

@@ -52,13 +52,17 @@ pathlib.Path(sys.argv[1], str(os.getpid())).write_text(f"{sorted(os.sched_getaff
 def test_processes_have_the_cores_in_parts_and_know_who_started_them(tmp_path, monkeypatch):
     (tmp_path / "recorded.py").write_text(RECORDED)
     cores, variables, lines = os.sched_getaffinity(0), dict(os.environ), []
-    with workers.further_processes([str(tmp_path / "recorded.py"), str(tmp_path)], 3, lines.append) as start:
+    with workers.further_processes(
+        [str(tmp_path / "recorded.py"), str(tmp_path)], 3, lines.append
+    ) as start:
         start()
         own = sorted(os.sched_getaffinity(0))
     assert (os.sched_getaffinity(0), dict(os.environ)) == (cores, variables) and not lines
     written = [path.read_text() for path in tmp_path.iterdir() if path.name.isdecimal()]
     parts = [sorted(cores)[i::3] or [sorted(cores)[i % len(cores)]] for i in range(3)]
-    assert own == parts[0] and sorted(written) == sorted(f"{part} {os.getpid()}" for part in parts[1:])
+    assert own == parts[0] and sorted(written) == sorted(
+        f"{part} {os.getpid()}" for part in parts[1:]
+    )
     assert not workers.is_orphan()
     monkeypatch.setenv(workers.STARTED_BY, "1234567")
     assert workers.is_orphan()

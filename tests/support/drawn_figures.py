@@ -14,7 +14,12 @@ NAMES = ("a/kernel", "a/bias", "b/kernel")
 
 
 def accuracies(values):
-    final = 0.6 + 0.001 * METHODS.index(values["method"]) + 0.1 * (values["alpha"] == 0.5) + 0.01 * values["seed"]
+    final = (
+        0.6
+        + 0.001 * METHODS.index(values["method"])
+        + 0.1 * (values["alpha"] == 0.5)
+        + 0.01 * values["seed"]
+    )
     return (0.3, final - 0.1, final)
 
 

@@ -7,7 +7,9 @@ from collections import Counter
 from fedvg_jax.core import tree
 
 KINDS = "all-reduce|reduce-scatter|all-gather|all-to-all|collective-permute|collective-broadcast"
-INSTRUCTION = re.compile(rf"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ({KINDS}|[\w-]+)(?:-start)?\((.*?)\)(.*)", re.M)
+INSTRUCTION = re.compile(
+    rf"^\s+(?:ROOT )?%?([\w.-]+) = (.*?) ({KINDS}|[\w-]+)(?:-start)?\((.*?)\)(.*)", re.M
+)
 BYTES = {"f32": 4, "s32": 4, "u32": 4, "pred": 1, "bf16": 2, "f64": 8}
 
 
@@ -29,4 +31,6 @@ def of_round(text):
 def num_bytes(shape):
     """Returns the bytes of a shape, or of all members of a tuple."""
     arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", shape)
-    return sum(BYTES[kind] * math.prod(int(d) for d in dims.split(",") if d) for kind, dims in arrays)
+    return sum(
+        BYTES[kind] * math.prod(int(d) for d in dims.split(",") if d) for kind, dims in arrays
+    )

@@ -24,7 +24,9 @@ def pixels(*shape):
 
 def usage_error(*parts):
     """Expects a UsageError of one line that contains `parts` in this order."""
-    return pytest.raises(UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z")
+    return pytest.raises(
+        UsageError, match=r"\A[^\n]*" + r"[^\n]*".join(map(re.escape, parts)) + r"[^\n]*\Z"
+    )
 
 
 def one_line(pattern):
@@ -40,12 +42,16 @@ def assert_rows(arrays, x, y):
 
 def same_partition(a, b) -> bool:
     """Whether two partitions have the same rows for every client and part."""
-    return all(np.array_equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True))
+    return all(
+        np.array_equal(x, y) for p, q in zip(a, b, strict=True) for x, y in zip(p, q, strict=True)
+    )
 
 
 def load_twice(name, where, **options):
     """Loads a data set twice, from its files and from the cache, and checks that both results are equal."""
-    first, second = (data.load(name, where, Path(where).parent / "cache", **options) for _ in range(2))
+    first, second = (
+        data.load(name, where, Path(where).parent / "cache", **options) for _ in range(2)
+    )
     assert_rows(first, second.x, second.y)
     assert second.x.dtype == np.uint8 and second.y.dtype == np.int32
     assert first[3:] == second[3:] and first.name == second.name
@@ -79,7 +85,9 @@ def write_folder(root: Path, counts: dict, side=6, inner=""):
     """Writes PNG files per class; returns their (x, y) in sorted order."""
     x = [pixels(side, side, 3) for _ in range(sum(counts.values()))]
     y = [label for label, count in enumerate(counts.values()) for _ in range(count)]
-    files = (root / name / inner / f"{i:02}.png" for name, count in counts.items() for i in range(count))
+    files = (
+        root / name / inner / f"{i:02}.png" for name, count in counts.items() for i in range(count)
+    )
     for file, image in zip(files, x, strict=True):
         write(file, png(image))
     return np.array(x), np.array(y)
@@ -89,7 +97,9 @@ def write_stl(root: Path):
     """Writes the official binary files; returns their (x, y), training set first."""
     x, y = pixels(5, 96, 96, 3), np.array([0, 9, 4, 1, 2], np.uint8)
     for split, part in {"train": slice(0, 3), "test": slice(3, 5)}.items():
-        write(root / f"{split}_X.bin", x[part].transpose(0, 3, 2, 1).tobytes())  # columns before rows
+        write(
+            root / f"{split}_X.bin", x[part].transpose(0, 3, 2, 1).tobytes()
+        )  # columns before rows
         write(root / f"{split}_y.bin", (y[part] + 1).tobytes())
     return x, y
 

@@ -50,7 +50,11 @@ def batch_norm(params: Tree, stats: Tree, name: str, x, train: bool):
     if train:
         moved = {"mean": mean, "var": x.var(0, ddof=1)} if n > 1 else {"mean": mean, "var": var}
         running = {key: (1 - MOMENTUM) * running[key] + MOMENTUM * moved[key] for key in running}
-    return y * scale + params[f"{name}/bias"], backward, {f"{name}/{key}": running[key] for key in running}
+    return (
+        y * scale + params[f"{name}/bias"],
+        backward,
+        {f"{name}/{key}": running[key] for key in running},
+    )
 
 
 def logits(params: Tree, stats: Tree, x, train: bool):
@@ -195,7 +199,9 @@ class Moon(Algorithm):
         return None, params
 
     def loss(self, hyper, params, stats, batch, theta, client):
-        to_global, to_previous = (features(model, stats, batch[0], train=True) for model in (theta, client))
+        to_global, to_previous = (
+            features(model, stats, batch[0], train=True) for model in (theta, client)
+        )
 
         def cosine(a, b):
             """Of every row, and its gradient by a."""
@@ -266,7 +272,9 @@ class Scaffold(Algorithm):
     def report(self, hyper, params, theta, server, client, displacement):
         if displacement == 0:
             return client, None
-        return each(lambda own, c, t, p: own - c + (t - p) / displacement, client, server, theta, params), None
+        return each(
+            lambda own, c, t, p: own - c + (t - p) / displacement, client, server, theta, params
+        ), None
 
     def residual(self, hyper, server, theta, cohort):
         return each(lambda u: u - hyper["scaffold.eta_g"] * u, cohort.update), mean(cohort.memories)
@@ -282,9 +290,15 @@ class FedDyn(Algorithm):
 
     def correct(self, hyper, gradients, params, theta, server, client):
         alpha = hyper["feddyn.alpha"]
-        sums = each(lambda g, dual, p, t: g + alpha * (dual + p - t), gradients, client, params, theta)
+        sums = each(
+            lambda g, dual, p, t: g + alpha * (dual + p - t), gradients, client, params, theta
+        )
         norm = np.sqrt(sum((g * g).sum() for g in sums.values()))
-        return sums if norm <= hyper["feddyn.clip"] else each(lambda g: g * hyper["feddyn.clip"] / norm, sums)
+        return (
+            sums
+            if norm <= hyper["feddyn.clip"]
+            else each(lambda g: g * hyper["feddyn.clip"] / norm, sums)
+        )
 
     def report(self, hyper, params, theta, server, client, displacement):
         return each(lambda dual, t, p: dual - (t - p), client, theta, params), None
@@ -309,7 +323,10 @@ class Elastic(Algorithm):
             if path in theta
         }
         most = max(sensitivity.values())
-        zeta = {path: 1 + hyper["elastic.tau"] - (o / most if most > 0 else 1) for path, o in sensitivity.items()}
+        zeta = {
+            path: 1 + hyper["elastic.tau"] - (o / most if most > 0 else 1)
+            for path, o in sensitivity.items()
+        }
         return each(lambda u, z: (1 - z) * u, cohort.update, zeta), server
 
 
@@ -324,7 +341,9 @@ class FedNova(Algorithm):
         def rest(path, u):
             weighted = list(zip(cohort.weights[path], cohort.messages, strict=True))
             mean_displacement = sum(s * displacement for s, (_, displacement) in weighted)
-            return u - mean_displacement * sum(s * direction[path] for s, (direction, _) in weighted)
+            return u - mean_displacement * sum(
+                s * direction[path] for s, (direction, _) in weighted
+            )
 
         return {path: rest(path, u) for path, u in cohort.update.items()}, server
 
@@ -338,7 +357,9 @@ class FedAvgM(Algorithm):
     def residual(self, hyper, server, theta, cohort):
         beta = hyper["fedavgm.momentum"]
         velocity = each(lambda v, u: beta * v + u, server, cohort.update)
-        return each(lambda u, v: u - hyper["fedavgm.lr"] * (u + beta * v), cohort.update, velocity), velocity
+        return each(
+            lambda u, v: u - hyper["fedavgm.lr"] * (u + beta * v), cohort.update, velocity
+        ), velocity
 
 
 class Adaptive(Algorithm):
@@ -359,7 +380,10 @@ class Adaptive(Algorithm):
         self.second, self.first_decay, self.start = second, first_decay, start
 
     def init(self, hyper, params):
-        v = {path: np.full(p.shape, self.start * hyper["fedopt.eps"] ** 2) for path, p in params.items()}
+        v = {
+            path: np.full(p.shape, self.start * hyper["fedopt.eps"] ** 2)
+            for path, p in params.items()
+        }
         return (zeros_like(params), v), None
 
     def residual(self, hyper, server, theta, cohort):
@@ -399,7 +423,14 @@ class FullAlgorithm(Algorithm):
         return sum(first) * len(batches) + position * hyper["fedprox.mu"]
 
     def correct(self, hyper, gradients, params, theta, server, client):
-        return each(lambda g, p, t, c, own: g + 0.5 * (p - t) + c - own, gradients, params, theta, server, client)
+        return each(
+            lambda g, p, t, c, own: g + 0.5 * (p - t) + c - own,
+            gradients,
+            params,
+            theta,
+            server,
+            client,
+        )
 
     def report(self, hyper, params, theta, server, client, displacement):
         far = hyper["lr"] + displacement
@@ -410,8 +441,12 @@ class FullAlgorithm(Algorithm):
         added, moved = {}, {}
         for path in theta:
             messages, probes = [message[path] for message in cohort.messages], cohort.probes
-            message = sum(w * (m + o) for w, m, o in zip(cohort.weights[path], messages, probes, strict=True))
-            added[path] = 0.1 * theta[path] - 0.25 * cohort.update[path] + hyper["fedvg.eps"] * message
+            message = sum(
+                w * (m + o) for w, m, o in zip(cohort.weights[path], messages, probes, strict=True)
+            )
+            added[path] = (
+                0.1 * theta[path] - 0.25 * cohort.update[path] + hyper["fedvg.eps"] * message
+            )
             moved[path] = server[path] + sum(messages) / len(cohort.memories)
         return added, moved
 
@@ -469,7 +504,9 @@ NORMS = {
     "l1": lambda x: np.abs(x).sum(),
     "l2": lambda x: np.sqrt((x * x).sum()),
     "spectral": lambda x: np.linalg.svd(x, compute_uv=False).max() if x.ndim > 1 else 0.0,
-    "spectral_l2": lambda x: np.linalg.svd(x, compute_uv=False).max() if x.ndim > 1 else np.sqrt((x * x).sum()),
+    "spectral_l2": lambda x: (
+        np.linalg.svd(x, compute_uv=False).max() if x.ndim > 1 else np.sqrt((x * x).sum())
+    ),
 }
 
 
@@ -484,7 +521,9 @@ def validation_norms(client: Return, pool, table, scoring: Scoring) -> dict[str,
     """Norm of every tensor of the gradient of the mean loss over D_val."""
     total, count = {path: 0.0 for path in client.params}, 0
     for x, y in batches(pool, table):
-        _, gradients, _ = loss_and_gradients(client.params, client.stats, (x, y), scoring.mode == "train")
+        _, gradients, _ = loss_and_gradients(
+            client.params, client.stats, (x, y), scoring.mode == "train"
+        )
         total = {path: total[path] + len(y) * gradients[path] for path in total}
         count += len(y)
     return {path: NORMS[scoring.norm](total[path] / count) for path in total}
@@ -513,7 +552,10 @@ def by_fedvg(returned, pool, table, scoring):
     for path in (*returned[0].params, *returned[0].stats):
         members = [tensor for tensor in returned[0].params if group_of(tensor) == group_of(path)]
         if members:
-            flatness = [1 / (np.mean([norms[tensor] for tensor in members]) + scoring.eps) for norms in measured]
+            flatness = [
+                1 / (np.mean([norms[tensor] for tensor in members]) + scoring.eps)
+                for norms in measured
+            ]
         else:  # a running statistic has no gradient of its own
             flatness = [1] * len(returned)
         weights[path] = in_proportion(flatness)
@@ -526,7 +568,9 @@ WEIGHTINGS = {"samples": by_samples, "uniform": by_uniform, "fedvg": by_fedvg}
 def weigh(name: str, *args):
     """Weights of every tensor, and scores; "a+b" is the mean of two, with the second's scores."""
     parts = [WEIGHTINGS[part](*args) for part in name.split("+")]
-    return {path: np.mean([weights[path] for weights, _ in parts], 0) for path in parts[0][0]}, parts[-1][1]
+    return {
+        path: np.mean([weights[path] for weights, _ in parts], 0) for path in parts[0][0]
+    }, parts[-1][1]
 
 
 # --- the round -----------------------------------------------------------------------------------------------------
@@ -569,17 +613,31 @@ def train(state: State, schedule, k: int, pool, hyper, algorithm: Algorithm) -> 
         gradients = algorithm.correct(hyper, gradients, params, state.params, state.server, memory)
         params = each(lambda p, g: p - hyper["lr"] * g, params, gradients)
         losses.append(loss)
-    return Return(params, stats, int(schedule.num_samples[k]), float(np.mean(losses)) if losses else 0.0)
+    return Return(
+        params, stats, int(schedule.num_samples[k]), float(np.mean(losses)) if losses else 0.0
+    )
 
 
 def averaged(old: Tree, new: list[Tree], weights: Tree) -> Tree:
     """Returns the weighted mean, or `old` without any client."""
     return {
-        path: sum(w * n[path] for w, n in zip(weights[path], new, strict=True)) if new else old[path] for path in old
+        path: sum(w * n[path] for w, n in zip(weights[path], new, strict=True))
+        if new
+        else old[path]
+        for path in old
     }
 
 
-def round_step(state: State, schedule, pool, table, hyper, algorithm: Algorithm, weighting: str, scoring: Scoring):
+def round_step(
+    state: State,
+    schedule,
+    pool,
+    table,
+    hyper,
+    algorithm: Algorithm,
+    weighting: str,
+    scoring: Scoring,
+):
     """Returns the state after one round, and its metrics.
 
     Clients that drop out train, and are then left out of everything. So are clients without a step. Without present

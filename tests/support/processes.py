@@ -12,10 +12,15 @@ def default_signals():
     nohup starts the tests with SIGHUP ignored, a shell its background jobs with SIGINT and SIGQUIT ignored, and
     processes inherit that; a command that ran in this process has given SIGINT the system's effect.
     """
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    handlers = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         for number in handlers:
-            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+            signal.signal(
+                number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            )
         yield
     finally:
         for number, handler in handlers.items():

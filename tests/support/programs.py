@@ -20,7 +20,9 @@ def primitives(function, *arguments) -> set[str]:
 def _below(jaxpr) -> Iterator:
     for equation in jaxpr.eqns:
         yield equation
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: not isinstance(x, list | tuple)):
+        for inner in jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda x: not isinstance(x, list | tuple)
+        ):
             if isinstance(inner, core.ClosedJaxpr):
                 yield from _below(inner.jaxpr)
             elif isinstance(inner, core.Jaxpr):

@@ -16,7 +16,9 @@ from fedvg_jax.study import markup, sweep_folder, sweep_points
 CLASSES = 3
 
 
-def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(), fields=None, **settings) -> Path:
+def write_run(
+    folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(), fields=None, **settings
+) -> Path:
     """Writes a run of one round per accuracy, each evaluated; `rounds` is what the config wants.
 
     Args:
@@ -36,7 +38,9 @@ def write_run(folder: Path, accuracies=(0.5, 0.7, 0.8), *, rounds=None, layers=(
     for record in records:
         record.update((fields or {}).get(record["round"], {}))
     history.append(folder, records)
-    write_json(folder / "partition.json", partition(run.alpha, content["validation"].get("rho", 0.0)))
+    write_json(
+        folder / "partition.json", partition(run.alpha, content["validation"].get("rho", 0.0))
+    )
     manifest = {"data": run.dataset, "partition": f"{run.alpha}-{partition_seed(run)}", "runs": []}
     write_manifest(folder, manifest)
     if layers:
@@ -50,7 +54,10 @@ def write_summary(folder: Path, **others) -> None:
     """Writes the summary of the history, as a run does, with other entries."""
     records = history.read(folder)
     summary = (
-        {"rounds": len(records), "stopped_by": None} | history.summarise(records) | history.bytes_sent(records) | others
+        {"rounds": len(records), "stopped_by": None}
+        | history.summarise(records)
+        | history.bytes_sent(records)
+        | others
     )
     write_json(folder / "summary.json", summary)
     write_digests(folder)
@@ -89,7 +96,11 @@ def _record(index, accuracy, rng, layers):
         record["layer_shares"] = rng.dirichlet(np.ones(len(layers)), 3).round(6).tolist()
     if accuracy is not None:
         for part in ("val", "test"):
-            record |= {f"{part}_loss": 1 - accuracy, f"{part}_accuracy": accuracy, f"{part}_majority_accuracy": 0.4}
+            record |= {
+                f"{part}_loss": 1 - accuracy,
+                f"{part}_accuracy": accuracy,
+                f"{part}_majority_accuracy": 0.4,
+            }
     return record
 
 
@@ -121,7 +132,10 @@ def write_sweep(folder: Path, axes: dict, accuracy, *, title="a sweep", **settin
         configs[name] = {k: v for k, v in own.items() if k not in ("layers", "fields")}
         if runs[name] is not None:
             write_run(folder / "points" / name, runs[name], **own)
-    points = {name: (named[name], settings_of(**{"rounds": rounds, **own})) for name, own in configs.items()}
+    points = {
+        name: (named[name], settings_of(**{"rounds": rounds, **own}))
+        for name, own in configs.items()
+    }
     write_document(folder, [{name: values} for name, values in axes.items()], points, title)
     return folder
 
@@ -133,7 +147,9 @@ def settings_of(**settings) -> Config:
 
 def write_document(folder: Path, axes: list[dict], points: dict, title="") -> None:
     """Writes sweep.json of axes, setting -> values, and of points, name -> (values, settings)."""
-    parsed = [sweep_points.Axis(tuple(axis), tuple(zip(*axis.values(), strict=True))) for axis in axes]
+    parsed = [
+        sweep_points.Axis(tuple(axis), tuple(zip(*axis.values(), strict=True))) for axis in axes
+    ]
     swept = sweep_points.Sweep(tuple(parsed), title=title)
     listed = [sweep_points.Point(name, *point) for name, point in points.items()]
     write_json(folder / "sweep.json", sweep_folder.document(swept, listed))

@@ -26,7 +26,11 @@ def free_port() -> int:
 @contextlib.contextmanager
 def started_together(commands, folder, num_devices=1, **environment):
     """Starts a process for each command, each with its own log in `folder`, and kills them at the end."""
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": str(num_devices), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {
+        **os.environ,
+        "JAX_NUM_CPU_DEVICES": str(num_devices),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
     started = []
     try:
         with default_signals():
@@ -40,13 +44,32 @@ def started_together(commands, folder, num_devices=1, **environment):
             process.wait()
 
 
-FLAGS = ["--eval-every", "1", "--clients", "9", "--join-ratio", "0.45", "--local-epochs", "1", "--lr", "0.05"]
+FLAGS = [
+    "--eval-every",
+    "1",
+    "--clients",
+    "9",
+    "--join-ratio",
+    "0.45",
+    "--local-epochs",
+    "1",
+    "--lr",
+    "0.05",
+]
 
 
 def run_processes(folder, name, layout, *words):
     """Runs the command line in (processes, devices of each)."""
     count, devices = layout
-    command = [sys.executable, "-m", "fedvg_jax.sim", *FLAGS, "--devices", str(count * devices), *words]
+    command = [
+        sys.executable,
+        "-m",
+        "fedvg_jax.sim",
+        *FLAGS,
+        "--devices",
+        str(count * devices),
+        *words,
+    ]
     command += ["--resume" if (folder / name).exists() else "--out", str(folder / name)]
     where = ["--distributed", f"localhost:{free_port()}", "--processes", str(count), "--process"]
     commands = [[*command, *where, str(i)] for i in range(count)] if count > 1 else [command]
@@ -66,4 +89,6 @@ def assert_equal_histories(folder, name, expected):
     assert len(one) == len(other) == 4
     for mine, its in zip(one, other, strict=True):
         for entry in ("clients", "weights", "scores", "test_loss", "val_loss"):
-            np.testing.assert_allclose(mine[entry], its[entry], rtol=2e-5, err_msg=f"{name} {entry}")
+            np.testing.assert_allclose(
+                mine[entry], its[entry], rtol=2e-5, err_msg=f"{name} {entry}"
+            )

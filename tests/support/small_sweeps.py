@@ -11,7 +11,9 @@ BASE = Config(rounds=4, clients=6, local_epochs=1, eval_every=2, weighting="unif
 
 def timeless(records) -> list[dict]:
     """Records without the seconds, which differ from run to run."""
-    return [{name: value for name, value in record.items() if name != "seconds"} for record in records]
+    return [
+        {name: value for name, value in record.items() if name != "seconds"} for record in records
+    ]
 
 
 def assert_equal_runs(one, other) -> None:

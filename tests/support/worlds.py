@@ -55,7 +55,9 @@ class World(NamedTuple):
     val: np.ndarray | None = None
     """Rows of D_val in evaluation mode; None for those of `scoring`."""
 
-    def schedule(self, number: int, num_lanes: int = 1, seed: int = 0, capacity: int = 64, **changes) -> types.Schedule:
+    def schedule(
+        self, number: int, num_lanes: int = 1, seed: int = 0, capacity: int = 64, **changes
+    ) -> types.Schedule:
         epochs = (self.local_epochs, self.local_epochs)
         settings = {"seed": seed, "cohort_size": self.cohort_size, "local_epochs": epochs}
         settings |= {"batch_size": self.batch_size, "num_lanes": num_lanes, "capacity": capacity}
@@ -72,17 +74,23 @@ class World(NamedTuple):
         return types.Data(jax.tree.map(jnp.asarray, self.pool), *tables)
 
 
-def world(sizes: Sequence[int], *, batch_size: int, cohort_size: int, local_epochs: int, seed: int = 0) -> World:
+def world(
+    sizes: Sequence[int], *, batch_size: int, cohort_size: int, local_epochs: int, seed: int = 0
+) -> World:
     """Returns clients of the given sizes. D_val is 10 rows, so its last batch of 4 is partial; its table also has an
     empty batch. In evaluation mode it has a row more, as where scoring leaves out a last batch of a single row."""
     rng = np.random.default_rng(seed)
     val, test = 10, 13
     size = sum(sizes) + val + test
-    pool = types.Batch(rng.integers(0, 256, (size, *IMAGE), np.uint8), rng.integers(0, CLASSES, size, np.int32))
+    pool = types.Batch(
+        rng.integers(0, 256, (size, *IMAGE), np.uint8), rng.integers(0, CLASSES, size, np.int32)
+    )
     parts = np.split(rng.permutation(size).astype(np.int32), np.cumsum([*sizes, val]))
     scoring = schedule.table(parts[-2], batch_size, -(-val // batch_size) + 1)
     evaluated = np.append(parts[-2], parts[-1][0])
-    return World(pool, parts[:-2], scoring, parts[-1], batch_size, cohort_size, local_epochs, evaluated)
+    return World(
+        pool, parts[:-2], scoring, parts[-1], batch_size, cohort_size, local_epochs, evaluated
+    )
 
 
 def small() -> World:
@@ -90,16 +98,26 @@ def small() -> World:
     return world([11, 1, 5, 0, 2, 8, 3], batch_size=4, cohort_size=5, local_epochs=2)
 
 
-def plan_with_dropouts(world: World, rounds: int = 3, num_lanes: int = 2, **changes) -> list[types.Schedule]:
+def plan_with_dropouts(
+    world: World, rounds: int = 3, num_lanes: int = 2, **changes
+) -> list[types.Schedule]:
     """Returns schedules with a probe; in the second round, two of the five clients drop out."""
-    plan = [world.schedule(number, num_lanes, **{"probe_ratio": 0.5} | changes) for number in range(rounds)]
+    plan = [
+        world.schedule(number, num_lanes, **{"probe_ratio": 0.5} | changes)
+        for number in range(rounds)
+    ]
     heard = np.array([True, False, True, True, False])
-    return [schedule._replace(heard=heard) if number == 1 else schedule for number, schedule in enumerate(plan)]
+    return [
+        schedule._replace(heard=heard) if number == 1 else schedule
+        for number, schedule in enumerate(plan)
+    ]
 
 
 def ragged() -> World:
     """Clients of 1 to 200 rows, all in every round."""
-    return world([7, 1, 200, 2, 64, 33, 120, 1, 17, 5], batch_size=16, cohort_size=10, local_epochs=1)
+    return world(
+        [7, 1, 200, 2, 64, 33, 120, 1, 17, 5], batch_size=16, cohort_size=10, local_epochs=1
+    )
 
 
 def variables(seed: int = 0, task: types.Task = TASK) -> types.Variables:
@@ -125,18 +143,26 @@ def random_variables(task: types.Task) -> types.Variables:
     def draw(shape: tuple[int, ...]) -> np.ndarray:
         if len(shape) == 1:
             return 1 + rng.uniform(0, 0.3, shape)
-        return rng.normal(size=shape) * math.prod(shape[:-1]) ** -0.5  # of its inputs, so that activations stay near 1
+        return (
+            rng.normal(size=shape) * math.prod(shape[:-1]) ** -0.5
+        )  # of its inputs, so that activations stay near 1
 
     leaves, structure = jax.tree.flatten(shapes)
     return structure.unflatten([jnp.asarray(draw(leaf.shape), float) for leaf in leaves])
 
 
 def state(
-    world: World, algorithm: types.Algorithm, task: types.Task = TASK, stats_too: bool = False, **changes: float
+    world: World,
+    algorithm: types.Algorithm,
+    task: types.Task = TASK,
+    stats_too: bool = False,
+    **changes: float,
 ) -> types.SimState:
     """Returns the state before the first round, from `variables`; `changes` are hyperparameters."""
     arguments = task, algorithm, len(world.train), hyper(**changes)
-    return federated_round.init_state(*arguments, variables=variables(task=task), stats_too=stats_too)
+    return federated_round.init_state(
+        *arguments, variables=variables(task=task), stats_too=stats_too
+    )
 
 
 HYPER = {
@@ -161,7 +187,9 @@ def algorithm(name: str, **settings) -> types.Algorithm:
     return algorithm_of(replace(config.Config(), algorithm=name, **settings))
 
 
-ON_QUADRATICS = [n for n in config.ALGORITHMS if algorithm(n).loss is None and algorithm(n).personal is None]
+ON_QUADRATICS = [
+    n for n in config.ALGORITHMS if algorithm(n).loss is None and algorithm(n).personal is None
+]
 """The algorithms that need no outputs or features of a network, and have no personal models."""
 
 
@@ -170,21 +198,31 @@ def full_algorithm() -> types.Algorithm:
     """Uses every part of the contract: all memories, a probe, both kinds of messages and every argument."""
 
     def init(hyper, params):
-        own = {"c": tree.zeros_like(params), "moved": jnp.zeros((), float), "rounds": jnp.zeros((), jnp.int32)}
+        own = {
+            "c": tree.zeros_like(params),
+            "moved": jnp.zeros((), float),
+            "rounds": jnp.zeros((), jnp.int32),
+        }
         return {"c": tree.scale(hyper["fedprox.mu"], params)}, own
 
     def correct(hyper, grads, params, anchor):
         def one(g, p, theta, c, own):
             return g + 0.5 * (p - theta) + c - own
 
-        return jax.tree.map(one, grads, params, anchor.params, anchor.server["c"], anchor.client["c"])
+        return jax.tree.map(
+            one, grads, params, anchor.params, anchor.server["c"], anchor.client["c"]
+        )
 
     def report(hyper, params, anchor, displacement):
         def one(p, theta, c, own):
             return own - c + (theta - p) / (hyper["lr"] + displacement)
 
         own = jax.tree.map(one, params, anchor.params, anchor.server["c"], anchor.client["c"])
-        memory = {"c": own, "moved": anchor.client["moved"] + displacement, "rounds": anchor.client["rounds"] + 1}
+        memory = {
+            "c": own,
+            "moved": anchor.client["moved"] + displacement,
+            "rounds": anchor.client["rounds"] + 1,
+        }
         moved = tree.sub(own, anchor.client["c"])
         return memory, moved, moved
 
@@ -198,7 +236,9 @@ def full_algorithm() -> types.Algorithm:
             message = mean + w @ cohort.probes
             return 0.1 * p - 0.25 * u + hyper["fedvg.eps"] * message, c + total / cohort.num_clients
 
-        both = jax.tree.map(one, params, cohort.update, cohort.summed, cohort.averaged, cohort.weights, server["c"])
+        both = jax.tree.map(
+            one, params, cohort.update, cohort.summed, cohort.averaged, cohort.weights, server["c"]
+        )
         added, c = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0)), both)
         return added, {"c": c}
 
@@ -255,7 +295,9 @@ def _measure(params, stats, batch, mask):
 
 
 QUADRATIC = types.Task(
-    init=lambda key: types.Variables({"left": {"x": jnp.ones(2)}, "right": {"x": jnp.full(1, 2.0)}}, {}),
+    init=lambda key: types.Variables(
+        {"left": {"x": jnp.ones(2)}, "right": {"x": jnp.full(1, 2.0)}}, {}
+    ),
     loss=_loss,
     predict=lambda params, stats, batch: jnp.concatenate(
         jax.tree.leaves(jax.tree.map(lambda x, a, b: a * x[None] - b, params, *batch)), 1
@@ -269,11 +311,14 @@ QUADRATIC = types.Task(
 
 def _loss_with_a_statistic(params, stats, batch, mask, train):
     value, _ = _loss(params, {}, batch, mask, train)
-    return value, jax.tree.map(lambda s: s + 0.1 * (batch[0]["left"]["x"][0] - s) if train else s, stats)
+    return value, jax.tree.map(
+        lambda s: s + 0.1 * (batch[0]["left"]["x"][0] - s) if train else s, stats
+    )
 
 
 STATISTIC = QUADRATIC._replace(
-    init=lambda key: QUADRATIC.init(key)._replace(stats={"mean": jnp.ones(2)}), loss=_loss_with_a_statistic
+    init=lambda key: QUADRATIC.init(key)._replace(stats={"mean": jnp.ones(2)}),
+    loss=_loss_with_a_statistic,
 )
 """The quadratics with a running mean of `a`."""
 
@@ -283,7 +328,10 @@ def quadratics(a, b, sizes: Sequence[int], cohort_size: int) -> World:
     the test set, is two further rows with a = b = 1. The pool is padded to 32 rows, so that many worlds are data of one
     program."""
     owner = np.repeat(np.arange(len(sizes) + 1), [*sizes, 2])
-    known = [np.concatenate([np.broadcast_to(x, (len(sizes), 3)), np.ones((1, 3))])[owner] for x in (a, b)]
+    known = [
+        np.concatenate([np.broadcast_to(x, (len(sizes), 3)), np.ones((1, 3))])[owner]
+        for x in (a, b)
+    ]
     known = [np.concatenate([x, np.zeros((max(0, 32 - len(x)), 3))]) for x in known]
     pool = tuple({"left": {"x": x[:, :2].copy()}, "right": {"x": x[:, 2:].copy()}} for x in known)
     *train, val = np.split(np.arange(len(owner), dtype=np.int32), np.cumsum(sizes))
@@ -293,7 +341,9 @@ def quadratics(a, b, sizes: Sequence[int], cohort_size: int) -> World:
 def uneven(cohort_size: int = 3, seed: int = 0) -> World:
     """Returns five quadratics with 1 to 4 steps a round."""
     rng = np.random.default_rng(seed)
-    return quadratics(rng.uniform(0.5, 2, (5, 3)), rng.normal(size=(5, 3)), [4, 8, 2, 6, 3], cohort_size)
+    return quadratics(
+        rng.uniform(0.5, 2, (5, 3)), rng.normal(size=(5, 3)), [4, 8, 2, 6, 3], cohort_size
+    )
 
 
 def any_of(weightings: Sequence[types.Weighting]) -> types.Weighting:
@@ -304,7 +354,10 @@ def any_of(weightings: Sequence[types.Weighting]) -> types.Weighting:
         return jax.tree.map(lambda *weights: jnp.stack(weights)[hyper.get("rule", 0)], *by_rule)
 
     def scores(measured):
-        return {str(i): rule.score(m) for i, (rule, m) in enumerate(zip(weightings, measured, strict=True))}
+        return {
+            str(i): rule.score(m)
+            for i, (rule, m) in enumerate(zip(weightings, measured, strict=True))
+        }
 
     def signal(*client):
         return [rule.signal(*client) for rule in weightings]
@@ -315,13 +368,21 @@ def any_of(weightings: Sequence[types.Weighting]) -> types.Weighting:
 
         def share(hyper, measured, view):
             chosen = jnp.asarray(hyper.get("rule", 0) == number)
-            return jax.tree.map(lambda c: chosen.astype(c.dtype) * c, own(term.share)(hyper, measured, view))
+            return jax.tree.map(
+                lambda c: chosen.astype(c.dtype) * c, own(term.share)(hyper, measured, view)
+            )
 
         return aggregation.Term(own(term.weigh), share)
 
     streams = all(rule.terms for rule in weightings)
-    terms = tuple(picked(i, term) for i, rule in enumerate(weightings) for term in rule.terms) if streams else ()
-    return types.Weighting(signal, weigh, score=lambda measured: scores(measured)["0"], detail=scores, terms=terms)
+    terms = (
+        tuple(picked(i, term) for i, rule in enumerate(weightings) for term in rule.terms)
+        if streams
+        else ()
+    )
+    return types.Weighting(
+        signal, weigh, score=lambda measured: scores(measured)["0"], detail=scores, terms=terms
+    )
 
 
 def any_algorithm(algorithms: Mapping[str, types.Algorithm]) -> types.Algorithm:
@@ -329,21 +390,38 @@ def any_algorithm(algorithms: Mapping[str, types.Algorithm]) -> types.Algorithm:
     those of the algorithms that are not chosen take the same rounds."""
 
     def choose(hyper, of_each):
-        return jax.tree.map(lambda *leaves: jax.lax.select_n(hyper.get("algorithm", jnp.int32(0)), *leaves), *of_each)
+        return jax.tree.map(
+            lambda *leaves: jax.lax.select_n(hyper.get("algorithm", jnp.int32(0)), *leaves),
+            *of_each,
+        )
 
     def init(hyper, params):
         memories = {name: algorithm.init(hyper, params) for name, algorithm in algorithms.items()}
         return tuple({name: memory[i] for name, memory in memories.items()} for i in (0, 1))
 
     def correct(hyper, grads, params, anchor):
-        return choose(hyper, [a.correct(hyper, grads, params, _own(anchor, name)) for name, a in algorithms.items()])
+        return choose(
+            hyper,
+            [a.correct(hyper, grads, params, _own(anchor, name)) for name, a in algorithms.items()],
+        )
 
     def report(hyper, params, anchor, displacement):
-        reports = {n: a.report(hyper, params, _own(anchor, n), displacement) for n, a in algorithms.items()}
-        memory, summed, averaged = ({name: parts[i] for name, parts in reports.items()} for i in (0, 1, 2))
+        reports = {
+            n: a.report(hyper, params, _own(anchor, n), displacement) for n, a in algorithms.items()
+        }
+        memory, summed, averaged = (
+            {name: parts[i] for name, parts in reports.items()} for i in (0, 1, 2)
+        )
         layout = jax.tree.structure(params)
-        by_tensor = {name: layout.flatten_up_to(message) for name, message in averaged.items() if message != ()}
-        tensors = [dict(zip(by_tensor, parts, strict=True)) for parts in zip(*by_tensor.values(), strict=True)]
+        by_tensor = {
+            name: layout.flatten_up_to(message)
+            for name, message in averaged.items()
+            if message != ()
+        }
+        tensors = [
+            dict(zip(by_tensor, parts, strict=True))
+            for parts in zip(*by_tensor.values(), strict=True)
+        ]
         return memory, summed, layout.unflatten(tensors) if by_tensor else ()
 
     def residual(hyper, server, params, cohort):
@@ -351,8 +429,12 @@ def any_algorithm(algorithms: Mapping[str, types.Algorithm]) -> types.Algorithm:
         tensors = layout.flatten_up_to(cohort.averaged) if cohort.averaged != () else [{}]
 
         def one(name, algorithm):
-            averaged = layout.unflatten([parts[name] for parts in tensors]) if name in tensors[0] else ()
-            own = cohort._replace(summed=cohort.summed[name], averaged=averaged, probes=cohort.probes[name])
+            averaged = (
+                layout.unflatten([parts[name] for parts in tensors]) if name in tensors[0] else ()
+            )
+            own = cohort._replace(
+                summed=cohort.summed[name], averaged=averaged, probes=cohort.probes[name]
+            )
             return algorithm.residual(hyper, server[name], params, own)
 
         results = {name: one(name, algorithm) for name, algorithm in algorithms.items()}
@@ -372,7 +454,9 @@ def any_algorithm(algorithms: Mapping[str, types.Algorithm]) -> types.Algorithm:
         return choose(hyper, losses)
 
     has_losses = any(algorithm.loss for algorithm in algorithms.values())
-    return types.Algorithm(init, correct, report, residual, probe, "uniform", loss=loss if has_losses else None)
+    return types.Algorithm(
+        init, correct, report, residual, probe, "uniform", loss=loss if has_losses else None
+    )
 
 
 def _own(anchor: types.Anchor, name: str) -> types.Anchor:
@@ -381,10 +465,16 @@ def _own(anchor: types.Anchor, name: str) -> types.Anchor:
 
 @functools.cache
 def weighting(
-    name: str, algorithm: types.Algorithm, task: types.Task = QUADRATIC, batch_size: int = 2, **settings
+    name: str,
+    algorithm: types.Algorithm,
+    task: types.Task = QUADRATIC,
+    batch_size: int = 2,
+    **settings,
 ) -> types.Weighting:
     """Returns a named weighting; `settings` are FedVG's."""
-    settings = replace(config.Config(), weighting=name, batch_size=batch_size, fedvg=dict(**settings))
+    settings = replace(
+        config.Config(), weighting=name, batch_size=batch_size, fedvg=dict(**settings)
+    )
     return registry.make_weighting(settings, task, algorithm)
 
 
@@ -416,7 +506,10 @@ def play(
     step, values = make_round(world, algorithm, rule, task, **options), values or hyper()
     start = {name: value for name, value in options.items() if name in ("stats_too", "local")}
     arguments = task, algorithm, len(world.train), values
-    state, results = federated_round.init_state(*arguments, variables=variables(task=task), **start), []
+    state, results = (
+        federated_round.init_state(*arguments, variables=variables(task=task), **start),
+        [],
+    )
     for planned in plan:
         state, metrics = step(state, planned, world.data(), values)
         results.append((state, metrics))
@@ -434,7 +527,9 @@ def random_images() -> tuple[np.ndarray, np.ndarray]:
 
 def images(count: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns images of four pixels in three classes, none white: a run on them compiles in little time."""
-    return np.random.default_rng(0).integers(0, 255, (count, 2, 2, 1), np.uint8), np.arange(count) % 3
+    return np.random.default_rng(0).integers(0, 255, (count, 2, 2, 1), np.uint8), np.arange(
+        count
+    ) % 3
 
 
 # --- one program for the laws of an algorithm
@@ -473,10 +568,17 @@ def any_shared_round(chosen: types.Algorithm):
 
     def step(state, schedule, data, hyper):
         others, number = shared_state(uneven(), _any_registered()), ON_QUADRATICS.index(names[0])
-        server, clients = others.server | {names[0]: state.server}, others.clients | {names[0]: state.clients}
+        server, clients = (
+            others.server | {names[0]: state.server},
+            others.clients | {names[0]: state.clients},
+        )
         state = state._replace(server=server, clients=clients)
-        state, metrics = any_program()(state, schedule, data, hyper | {"algorithm": jnp.int32(number)})
-        return state._replace(server=state.server[names[0]], clients=state.clients[names[0]]), metrics
+        state, metrics = any_program()(
+            state, schedule, data, hyper | {"algorithm": jnp.int32(number)}
+        )
+        return state._replace(
+            server=state.server[names[0]], clients=state.clients[names[0]]
+        ), metrics
 
     return step
 
@@ -486,7 +588,9 @@ def any_program():
     return shared_round(_any_registered())
 
 
-def shared_state(world: World, algorithm: types.Algorithm, stats_too: bool = False, **changes: float) -> types.SimState:
+def shared_state(
+    world: World, algorithm: types.Algorithm, stats_too: bool = False, **changes: float
+) -> types.SimState:
     """Returns the state before the first `shared_round`."""
     return state(world, algorithm, QUADRATIC, stats_too, **changes)
 
@@ -504,14 +608,20 @@ def rounds_of_oracle(
     values = {name: float(value) for name, value in hyper().items()}
     state = oracle.init(algorithm, values, *map(by_path, variables(task=task)), len(world.train))
     for planned in plan:
-        state, metrics = oracle.round_step(state, planned, world.pool, world.scoring, values, algorithm, rule, scoring)
+        state, metrics = oracle.round_step(
+            state, planned, world.pool, world.scoring, values, algorithm, rule, scoring
+        )
         yield state, metrics
 
 
 def by_path(variables_part) -> dict[str, np.ndarray]:
     """Returns a tree as the oracle takes it, path -> float64."""
     return dict(
-        zip(tree.paths(variables_part), (np.asarray(x, float) for x in jax.tree.leaves(variables_part)), strict=True)
+        zip(
+            tree.paths(variables_part),
+            (np.asarray(x, float) for x in jax.tree.leaves(variables_part)),
+            strict=True,
+        )
     )
 
 

@@ -15,7 +15,10 @@ def test_dry_run_shows_seconds_and_memory_and_writes_only_the_cache(tmp_path, mo
     assert sim.main([*FLAGS.split(), "--cache-dir", str(tmp_path / "cache")]) == 0
     assert [path.name for path in tmp_path.iterdir()] == ["cache"]
     shown = capsys.readouterr().out
-    assert all(re.search(rf"{name} .*\d", shown) for name in ("compiling", "one round", "5 rounds", "memory"))
+    assert all(
+        re.search(rf"{name} .*\d", shown)
+        for name in ("compiling", "one round", "5 rounds", "memory")
+    )
 
 
 def test_the_plan_of_a_run_adds_up():
@@ -30,5 +33,7 @@ def test_the_plan_of_a_run_adds_up():
 def test_two_rounds_are_timed():
     made = simulation.simulation(SETTINGS)
     drawn = []
-    watched = made._replace(schedule=lambda number, *rest: drawn.append(number) or made.schedule(number, *rest))
+    watched = made._replace(
+        schedule=lambda number, *rest: drawn.append(number) or made.schedule(number, *rest)
+    )
     assert display.predict(watched).rounds == 5 and set(drawn) == {0, 1}

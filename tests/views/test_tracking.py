@@ -39,7 +39,9 @@ def fake(monkeypatch):
         calls.append(("open", run))
         identity = {"id": run.stored.get("id", f"run {len(calls)}")}
         log = lambda scalars: calls.append(("log", scalars))  # noqa: E731
-        return Writer("nowhere", identity, log, close=lambda *ending: calls.append(("close", ending)))
+        return Writer(
+            "nowhere", identity, log, close=lambda *ending: calls.append(("close", ending))
+        )
 
     module = types.ModuleType(FAKE)
     module.open_writer = open_writer
@@ -51,7 +53,11 @@ def fake(monkeypatch):
 
 
 def settings(tmp_path, **changes):
-    own = {"out": tmp_path / "sweep" / "points" / "alpha=1", "track": "wandb", "rounds": 4} | changes
+    own = {
+        "out": tmp_path / "sweep" / "points" / "alpha=1",
+        "track": "wandb",
+        "rounds": 4,
+    } | changes
     return fv.Config(clients=4, alpha=10.0, local_epochs=1, checkpoint_every=1, devices="1", **own)
 
 
@@ -61,13 +67,21 @@ def rounds_of(calls):
 
 def test_tracker_gets_name_settings_every_round_and_the_end(fake, tmp_path):
     history = a_run(settings(tmp_path))
-    assert [name for name, _ in fake] == ["open", *4 * ["log"], "close"] and rounds_of(fake) == [1, 2, 3, 4]
+    assert [name for name, _ in fake] == ["open", *4 * ["log"], "close"] and rounds_of(fake) == [
+        1,
+        2,
+        3,
+        4,
+    ]
     run = fake[0][1]
     assert (run.name, run.group, run.stored["rounds"]) == ("alpha=1", "sweep", 0)
     assert (run.settings["weighting"], run.settings["algorithm"]) == ("own weighting", "fedavg")
     assert run.settings["rounds"] == 4 and not {"out", "track", "fedprox.mu"} & run.settings.keys()
     record, logged = history.records[-1], fake[4][1][4]
-    assert (logged["train/loss"], logged["test/loss"]) == (record["train_loss"], record["test_loss"])
+    assert (logged["train/loss"], logged["test/loss"]) == (
+        record["train_loss"],
+        record["test_loss"],
+    )
     assert logged["clients/effective"] == pytest.approx(len(record["weights"]))
     status, numbers, num_rounds = fake[-1][1]
     assert (status, numbers["test_loss_final"], num_rounds) == ("finished", record["test_loss"], 4)
@@ -92,9 +106,13 @@ def test_failure_of_a_tracker_is_one_line_and_the_run_goes_on(fake, tmp_path, ca
         raise ValueError("no\nanswer")
 
     opened = module.open_writer
-    module.open_writer = fail if when == "open_writer" else lambda run: opened(run)._replace(**{when: fail})
+    module.open_writer = (
+        fail if when == "open_writer" else lambda run: opened(run)._replace(**{when: fail})
+    )
     assert len(a_run(settings(tmp_path)).records) == 4
-    (failed,) = (record.getMessage() for record in caplog.records if "failed" in record.getMessage())
+    (failed,) = (
+        record.getMessage() for record in caplog.records if "failed" in record.getMessage()
+    )
     assert "wandb" in failed and "no answer" in failed and "\n" not in failed
 
 
@@ -112,10 +130,14 @@ def test_events_are_read_back_by_tensorboard_also_of_a_resumed_run(tmp_path):
     content["tensorboard"]["rounds"] -= 1
     stored.write_text(json.dumps(content))
     history = resumed(config)
-    events = accumulators.EventAccumulator(str(config.out / "tracking"), size_guidance={"images": 0})
+    events = accumulators.EventAccumulator(
+        str(config.out / "tracking"), size_guidance={"images": 0}
+    )
     events.Reload()
     losses = {e.step: e.value for e in events.Scalars("train/loss")}
-    assert losses == pytest.approx({record["round"]: record["train_loss"] for record in history.records})
+    assert losses == pytest.approx(
+        {record["round"]: record["train_loss"] for record in history.records}
+    )
     last = events.Scalars("summary/test_loss_final")[-1]
     assert (last.step, last.value) == (5, pytest.approx(history.summary["test_loss_final"]))
     assert b'"rounds": 4' in events.Tensors("settings/text_summary")[0].tensor_proto.string_val[0]

@@ -31,7 +31,10 @@ def make(name, **options):
 def clients_of(seeds):
     """Stacked models, each at a different distance from the global one."""
     model = worlds.variables()
-    moved = [jax.tree.map(lambda x, y: x + 0.4 * (y - x), model, worlds.variables(10 + seed)) for seed in seeds]
+    moved = [
+        jax.tree.map(lambda x, y: x + 0.4 * (y - x), model, worlds.variables(10 + seed))
+        for seed in seeds
+    ]
     return jax.tree.map(lambda *x: jnp.stack(x), *moved)
 
 
@@ -143,7 +146,9 @@ def test_validation_loss_and_accuracy_equal_those_of_the_evaluation(x64):
 def test_a_model_whose_outputs_are_nan_has_no_accuracy():
     """NaN has the first class as its largest score, which is that of some rows."""
     reports, view = returned()
-    lost = worlds.TASK._replace(predict=lambda *arguments: worlds.TASK.predict(*arguments) * jnp.nan)
+    lost = worlds.TASK._replace(
+        predict=lambda *arguments: worlds.TASK.predict(*arguments) * jnp.nan
+    )
     for signal in (signals.validation_accuracy, signals.pooled_test_accuracy):
         assert np.isnan(worlds.jit(signal(lost))({}, tree.take(reports, 0), view.data))
 
@@ -162,8 +167,12 @@ def test_fltrust_weighs_by_the_cosine_with_the_server_s_own_update_over_the_leng
 
     for rows in WORLD.scoring[:3]:
         params, stats = step(params, stats, jnp.asarray(rows))
-    own = np.concatenate([np.asarray(x).reshape(-1) for x in jax.tree.leaves(tree.sub(model.params, params))])
-    deltas = np.concatenate([np.asarray(x).reshape(K, -1) for x in jax.tree.leaves(reports.delta)], 1)
+    own = np.concatenate(
+        [np.asarray(x).reshape(-1) for x in jax.tree.leaves(tree.sub(model.params, params))]
+    )
+    deltas = np.concatenate(
+        [np.asarray(x).reshape(K, -1) for x in jax.tree.leaves(reports.delta)], 1
+    )
     lengths = np.linalg.norm(deltas, axis=1)
     trust = np.maximum(deltas @ own / lengths / np.linalg.norm(own), 0)
     actual = weights_of()["fltrust"]
@@ -176,7 +185,11 @@ def test_fltrust_weighs_by_the_cosine_with_the_server_s_own_update_over_the_leng
 
 
 def test_fltrust_gives_opposed_updates_weight_zero(x64):
-    model, clients, trusted = worlds.variables(), clients_of(range(K)), int(np.argmax(weights_of()["fltrust"]))
+    model, clients, trusted = (
+        worlds.variables(),
+        clients_of(range(K)),
+        int(np.argmax(weights_of()["fltrust"])),
+    )
     opposed = jax.tree.map(lambda p, c: c.at[trusted].set(2 * p - c[trusted]), model, clients)
     assert weights_of(clients=opposed)["fltrust"][trusted] == 0
 
@@ -203,7 +216,10 @@ def test_fitted_weights_of_present_clients_do_not_depend_on_an_absent_one():
 @worlds.jit
 def fitted_weights(view):
     """Returns the weights after 0, 1, 5 and 20 steps of fitting."""
-    rules = [basic.uniform(), *(baselines.fitted(worlds.TASK, num_steps, rate=0.5) for num_steps in (1, 5, 20))]
+    rules = [
+        basic.uniform(),
+        *(baselines.fitted(worlds.TASK, num_steps, rate=0.5) for num_steps in (1, 5, 20)),
+    ]
     return [rule.weigh({}, jnp.ones(K), view) for rule in rules]
 
 
@@ -233,14 +249,19 @@ def test_a_step_of_fitting_multiplies_by_the_exponential_of_the_gradient(x64):
 def test_delta_is_the_l1_norm_of_the_client_s_update(x64):
     """Whether it is named as the norm, as the signal, or as both."""
     reports, view = returned()
-    rules = [make("fedvg", **o) for o in ({"norm": "delta"}, {"signal": "delta"}, {"norm": "delta", "signal": "delta"})]
+    rules = [
+        make("fedvg", **o)
+        for o in ({"norm": "delta"}, {"signal": "delta"}, {"norm": "delta", "signal": "delta"})
+    ]
 
     def measured_and_weights(rule):
         measured = jax.vmap(lambda client: rule.signal({}, client, view.data))(reports)
         return measured, rule.weigh(worlds.hyper(), measured, view)
 
     model = view.variables.params
-    expected = jax.tree.map(lambda p, c: np.abs(p[None] - c).reshape(K, -1).sum(1), model, view.clients.params)
+    expected = jax.tree.map(
+        lambda p, c: np.abs(p[None] - c).reshape(K, -1).sum(1), model, view.clients.params
+    )
     raw = 1 / (np.mean(jax.tree.leaves(expected), 0) + worlds.HYPER["fedvg.eps"])
     for measured, weights in worlds.jit(lambda: [measured_and_weights(rule) for rule in rules])():
         worlds.assert_close(measured, expected, 1e-12)

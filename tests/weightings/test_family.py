@@ -51,7 +51,10 @@ def test_the_generalised_weighting_with_defaults_equals_fedvg(x64, granularity):
         ({"mix": 1.0}, SAMPLES / SAMPLES.sum()),
         ({"temperature": 1e9}, np.full(K, 1 / K)),
         ({"temperature": 1e-3}, np.eye(K)[2]),
-        ({"exponent": 2.0, "eps": 0.0}, np.array([1 / 16, 1 / 4, 1, 1 / 9]) / (1 / 16 + 1 / 4 + 1 + 1 / 9)),
+        (
+            {"exponent": 2.0, "eps": 0.0},
+            np.array([1 / 16, 1 / 4, 1, 1 / 9]) / (1 / 16 + 1 / 4 + 1 + 1 / 9),
+        ),
         ({"exponent": -1.0, "eps": 0.0}, np.array([4, 2, 1, 3]) / 10),
     ],
     ids=str,
@@ -63,7 +66,9 @@ def test_each_parameter_changes_the_weights_as_documented(x64, changes, expected
 
 
 @pytest.mark.parametrize("mix", [1.0, 0.5])
-@pytest.mark.parametrize("options", [{}, {"include": "^classifier/"}], ids=["statistics", "one layer"])
+@pytest.mark.parametrize(
+    "options", [{}, {"include": "^classifier/"}], ids=["statistics", "one layer"]
+)
 def test_tensors_without_a_norm_are_mixed_like_the_others(x64, mix, options):
     """Running statistics, and tensors that no chosen layer has, take the mean of FedAvg's and of uniform weights."""
     model = worlds.variables()
@@ -73,7 +78,9 @@ def test_tensors_without_a_norm_are_mixed_like_the_others(x64, mix, options):
     task = worlds.TASK
     fedvg = fedvg_jax.weightings.fedvg(task, granularity="layerwise", **options)
     generalised = fedvg_jax.weightings.generalised(task, granularity="layerwise", **options)
-    actual = generalised.weigh(worlds.hyper() | {"generalised.mix": jnp.asarray(mix)}, (measured, counts), view)
+    actual = generalised.weigh(
+        worlds.hyper() | {"generalised.mix": jnp.asarray(mix)}, (measured, counts), view
+    )
     by_size = jax.tree.map(lambda w: counts / counts.sum(), actual)
     of_fedvg = fedvg.weigh(worlds.hyper(), measured, view)
     expected = jax.tree.map(lambda a, b: mix * a + (1 - mix) * b, by_size, of_fedvg)
@@ -110,8 +117,12 @@ def test_gradients_by_every_parameter_equal_central_differences(x64):
     at, step = (norms(), parameters()), 1e-6
     rng = np.random.default_rng(2)
     direction = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), at)
-    f = worlds.jit(jax.value_and_grad(lambda norms, parameters: number(norms, SAMPLES, **parameters), (0, 1)))
-    there, back = (f(*jax.tree.map(lambda x, d, s=s: x + s * step * d, at, direction))[0] for s in (1, -1))
+    f = worlds.jit(
+        jax.value_and_grad(lambda norms, parameters: number(norms, SAMPLES, **parameters), (0, 1))
+    )
+    there, back = (
+        f(*jax.tree.map(lambda x, d, s=s: x + s * step * d, at, direction))[0] for s in (1, -1)
+    )
     along = sum(jax.tree.leaves(jax.tree.map(lambda s, d: (s * d).sum(), f(*at)[1], direction)))
     np.testing.assert_allclose(along, (there - back) / (2 * step), rtol=1e-6)
 
@@ -122,7 +133,8 @@ def test_absent_client_changes_no_weight(x64):
     for exponent in (3.0, -300.0):
         of_mean = family.make_weights_of_mean(exponent, 0.5, 1e-8, 0.2, counts)
         first, *others = (
-            of_mean(jnp.array([1.0, 2.0, absent, 4.0]), present) for absent in (1e-12, 1.0, 1e12, np.inf, np.nan)
+            of_mean(jnp.array([1.0, 2.0, absent, 4.0]), present)
+            for absent in (1e-12, 1.0, 1e12, np.inf, np.nan)
         )
         for weights in others:
             np.testing.assert_array_equal(weights, first)
@@ -150,7 +162,9 @@ def test_a_large_exponent_gives_all_weight_to_one_client():
 
 @pytest.mark.parametrize("exponent", [-1.0, 0.0, 1.0, 2.0])
 def test_norms_near_the_largest_number_have_finite_weights(exponent):
-    weights = family.generalised_weights({"w": jnp.float32([2e38, 9e37, 1.0])}, exponent=exponent)["w"]
+    weights = family.generalised_weights({"w": jnp.float32([2e38, 9e37, 1.0])}, exponent=exponent)[
+        "w"
+    ]
     assert np.isfinite(weights).all() and weights.sum() == pytest.approx(1)
 
 

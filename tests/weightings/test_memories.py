@@ -60,7 +60,12 @@ def play(rule, plan, **options):
     values = worlds.hyper(**{"generalised.mix": options.pop("factor", 0.0)})
     step = worlds.make_round(WORLD, fedavg(), rule, **options)
     state = fv.init_state(
-        worlds.QUADRATIC, fedavg(), 5, values, variables=worlds.variables(task=worlds.QUADRATIC), weighting=rule
+        worlds.QUADRATIC,
+        fedavg(),
+        5,
+        values,
+        variables=worlds.variables(task=worlds.QUADRATIC),
+        weighting=rule,
     )
     results = []
     for planned in plan:
@@ -73,9 +78,13 @@ PLAN = [WORLD.schedule(number, 2) for number in range(3)]
 
 
 def test_an_average_with_factor_0_is_fedvg_to_the_bit():
-    plain = worlds.play(WORLD, PLAN, fedavg(), FEDVG, values=worlds.hyper(**{"generalised.mix": 0.0}))
+    plain = worlds.play(
+        WORLD, PLAN, fedavg(), FEDVG, values=worlds.hyper(**{"generalised.mix": 0.0})
+    )
     for (mine, of_mine), (its, of_its) in zip(play(FORGETFUL, PLAN), plain, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, (mine.variables, of_mine), (its.variables, of_its))
+        jax.tree.map(
+            np.testing.assert_array_equal, (mine.variables, of_mine), (its.variables, of_its)
+        )
     changed = play(FORGETFUL, PLAN, factor=0.5)[-1][1].weights
     assert np.abs(changed - plain[-1][1].weights).max() > 1e-3
 
@@ -96,16 +105,22 @@ def test_weights_are_those_of_the_rounds_in_which_clients_took_part(x64):
 
 
 def test_a_round_without_clients_changes_no_memory_of_a_weighting():
-    counting = REPUTATION._replace(memory=REPUTATION.memory._replace(update=lambda hyper, memory, *_: memory + 1))
+    counting = REPUTATION._replace(
+        memory=REPUTATION.memory._replace(update=lambda hyper, memory, *_: memory + 1)
+    )
     nobody = np.zeros(3, bool)
-    plan = [each._replace(heard=nobody) if number == 1 else each for number, each in enumerate(PLAN)]
+    plan = [
+        each._replace(heard=nobody) if number == 1 else each for number, each in enumerate(PLAN)
+    ]
     states = [state for state, _ in play(counting, plan)]
     assert [float(state.weighting) for state in states] == [1, 1, 2]
     np.testing.assert_array_equal(states[0].clients.weighting, states[1].clients.weighting)
 
 
 def test_permuted_clients_have_permuted_weights():
-    (_, first), (_, second) = (play(REPUTATION, plan)[-1] for plan in (PLAN, [*PLAN[:2], reversed_cohort(PLAN[2])]))
+    (_, first), (_, second) = (
+        play(REPUTATION, plan)[-1] for plan in (PLAN, [*PLAN[:2], reversed_cohort(PLAN[2])])
+    )
     np.testing.assert_allclose(second.weights, first.weights[::-1], rtol=1e-6)
 
 
@@ -119,15 +134,27 @@ def reversed_cohort(planned):
 def test_cohorts_in_blocks_and_whole_remember_the_same(x64):
     blocks = [WORLD.schedule(number, 2, block_size=2) for number in range(3)]
     for rule in (REPUTATION, FORGETFUL):
-        (whole, of_whole), (held, of_held) = (play(rule, plan, factor=0.5)[-1] for plan in (PLAN, blocks))
+        (whole, of_whole), (held, of_held) = (
+            play(rule, plan, factor=0.5)[-1] for plan in (PLAN, blocks)
+        )
         np.testing.assert_allclose(of_held.weights, of_whole.weights, rtol=1e-9)
         worlds.assert_close((held.clients, held.weighting), (whole.clients, whole.weighting), 1e-9)
 
 
 @functools.cache
 def run(rounds=4, placement="device", **changes):
-    config = fv.Config(clients=6, join_ratio=0.5, partition="iid", rounds=rounds, eval_every=1, lr=0.05, devices="1")
-    return fv.run(replace(config, placement=placement, **changes), **linear.GIVEN, weighting=REPUTATION)
+    config = fv.Config(
+        clients=6,
+        join_ratio=0.5,
+        partition="iid",
+        rounds=rounds,
+        eval_every=1,
+        lr=0.05,
+        devices="1",
+    )
+    return fv.run(
+        replace(config, placement=placement, **changes), **linear.GIVEN, weighting=REPUTATION
+    )
 
 
 @pytest.mark.parametrize("placement", ["device", "host"])
@@ -139,7 +166,9 @@ def test_a_resumed_run_remembers_to_the_bit(tmp_path, placement):
 def test_a_mean_of_weightings_keeps_the_memory_of_each(x64):
     both = fv.weightings.mix(REPUTATION, fv.weightings.samples())
     alone, plain = play(REPUTATION, PLAN)[-1][1], play(fv.weightings.samples(), PLAN)[-1][1]
-    np.testing.assert_allclose(play(both, PLAN)[-1][1].weights, (alone.weights + plain.weights) / 2, rtol=1e-12)
+    np.testing.assert_allclose(
+        play(both, PLAN)[-1][1].weights, (alone.weights + plain.weights) / 2, rtol=1e-12
+    )
 
 
 def test_weights_given_by_the_clients_numbers_are_theirs_in_any_cohort():
@@ -162,6 +191,8 @@ def test_a_round_without_the_memory_in_its_state_and_a_private_one_are_refused()
     private = fv.Config(clients=6, partition="iid", rounds=1, dp={"clip": 1.0})
     with pytest.raises(fv.UsageError, match="memory"):
         fv.simulation(private, **linear.GIVEN, weighting=REPUTATION)
-    wrong = REPUTATION._replace(memory=REPUTATION.memory._replace(recall=lambda hyper, signals, *_: (signals, {})))
+    wrong = REPUTATION._replace(
+        memory=REPUTATION.memory._replace(recall=lambda hyper, signals, *_: (signals, {}))
+    )
     with pytest.raises(fv.UsageError, match="recall"):
         fv.simulation(replace(private, dp={}), **linear.GIVEN, weighting=wrong)

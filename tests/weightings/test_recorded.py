@@ -11,7 +11,15 @@ import fedvg_jax as fv
 from benchmarks.studies.paper.clients import layer_norms
 from fedvg_jax.weightings import recorded
 
-SMALL = fv.Config(rounds=2, eval_every=1, clients=6, join_ratio=0.5, local_epochs=1, weighting="val_loss", alpha=1.0)
+SMALL = fv.Config(
+    rounds=2,
+    eval_every=1,
+    clients=6,
+    join_ratio=0.5,
+    local_epochs=1,
+    weighting="val_loss",
+    alpha=1.0,
+)
 SMALL = dataclasses.replace(SMALL, model="linear", keep=0, seed=3)
 RECORD = "client_accuracy,client_val_loss,client_drift,client_joint_fisher"
 EVERYTHING = f"{RECORD}, confusion"
@@ -22,7 +30,9 @@ IMAGES = worlds.images(240)
 
 @pytest.fixture(scope="module")
 def runs():
-    return fv.run(SMALL, data=IMAGES), fv.run(dataclasses.replace(SMALL, record=EVERYTHING), data=IMAGES)
+    return fv.run(SMALL, data=IMAGES), fv.run(
+        dataclasses.replace(SMALL, record=EVERYTHING), data=IMAGES
+    )
 
 
 def test_recording_changes_no_weight_and_no_result(runs):
@@ -31,12 +41,16 @@ def test_recording_changes_no_weight_and_no_result(runs):
         assert after["weights"] == pytest.approx(before["weights"], rel=1e-5)
         assert after["scores"] == pytest.approx(before["scores"], rel=1e-5)
         assert after.keys() - before.keys() == {*RECORD.split(","), "test_confusion"}
-    assert recorded.summary["test_accuracy_final"] == pytest.approx(plain.summary["test_accuracy_final"], abs=0.01)
+    assert recorded.summary["test_accuracy_final"] == pytest.approx(
+        plain.summary["test_accuracy_final"], abs=0.01
+    )
 
 
 def test_a_recorded_number_that_is_not_finite_excludes_no_client(runs, monkeypatch):
     """It is null in the history, and the run goes on as without it."""
-    monkeypatch.setitem(recorded.MEASURES, "client_drift", lambda task: lambda *_: jnp.float32(jnp.nan))
+    monkeypatch.setitem(
+        recorded.MEASURES, "client_drift", lambda task: lambda *_: jnp.float32(jnp.nan)
+    )
     records = fv.run(dataclasses.replace(SMALL, record="client_drift"), data=IMAGES).records
     for before, after in zip(runs[0].records, records, strict=True):
         assert after["client_drift"] == [None] * 3 and "diverged" not in after
@@ -47,7 +61,9 @@ def test_every_client_of_the_cohort_has_its_numbers(runs):
     for record in runs[1].records:
         accuracy, loss, drift, joint = (np.array(record[name]) for name in RECORD.split(","))
         assert accuracy.shape == loss.shape == drift.shape == (3,) and len(joint) == 3
-        assert ((accuracy >= 0) & (accuracy <= 1)).all() and (np.array([loss, drift, joint.sum(1)]) > 0).all()
+        assert ((accuracy >= 0) & (accuracy <= 1)).all() and (
+            np.array([loss, drift, joint.sum(1)]) > 0
+        ).all()
 
 
 def test_joint_fisher_is_in_the_order_of_the_layers():
@@ -62,4 +78,6 @@ def test_confusion_matrix_gives_the_recorded_accuracies(runs):
     for record in runs[1].records:
         matrix = np.array(record["test_confusion"])
         assert record["test_accuracy"] == pytest.approx(np.trace(matrix) / matrix.sum())
-        assert record["test_balanced_accuracy"] == pytest.approx((np.diag(matrix) / matrix.sum(1)).mean())
+        assert record["test_balanced_accuracy"] == pytest.approx(
+            (np.diag(matrix) / matrix.sum(1)).mean()
+        )

@@ -26,13 +26,22 @@ def squared(params, batch):
 
 def linear_problem():
     rng = np.random.default_rng(0)
-    clients = {"w": jnp.asarray(rng.normal(size=(K, 4, 2))), "b": jnp.asarray(rng.normal(size=(K, 2)))}
-    return clients, {"x": jnp.asarray(rng.normal(size=(5, 6, 4))), "y": jnp.asarray(rng.normal(size=(5, 6, 2)))}
+    clients = {
+        "w": jnp.asarray(rng.normal(size=(K, 4, 2))),
+        "b": jnp.asarray(rng.normal(size=(K, 2))),
+    }
+    return clients, {
+        "x": jnp.asarray(rng.normal(size=(5, 6, 4))),
+        "y": jnp.asarray(rng.normal(size=(5, 6, 2))),
+    }
 
 
 def test_validation_gradients_are_the_mean_of_jax_grad_over_clients_and_batches(x64):
     clients, val = linear_problem()
-    actual, gradient = fedvg_jax.validation_gradients(squared, clients, val), worlds.jit(jax.grad(squared))
+    actual, gradient = (
+        fedvg_jax.validation_gradients(squared, clients, val),
+        worlds.jit(jax.grad(squared)),
+    )
     for k in range(K):
         client = tree.take(clients, k)
         each = [gradient(client, tree.take(val, v)) for v in range(5)]
@@ -63,9 +72,13 @@ def scored(train, sizes):
         return mean * mask.sum().astype(mean.dtype) * NUM_GROUPS / num_rows
 
     def both(hyper):
-        expected = fedvg_jax.validation_gradients(loss, clients.params, data.scoring, client_stats=clients.stats)
+        expected = fedvg_jax.validation_gradients(
+            loss, clients.params, data.scoring, client_stats=clients.stats
+        )
         rules = [
-            signals.normed(signals.validation_gradient(worlds.TASK, train, size), lambda x: (x, norms.l1(x)))
+            signals.normed(
+                signals.validation_gradient(worlds.TASK, train, size), lambda x: (x, norms.l1(x))
+            )
             for size in sizes
         ]
         actual = [jax.vmap(signal, (None, 0, None))(hyper, reports, data) for signal in rules]
@@ -82,7 +95,9 @@ def test_scoring_in_passes_of_any_size_equals_the_definition(x64, train, sizes):
         worlds.assert_close(of_size, expected, 1e-9)
 
 
-@pytest.mark.parametrize(("platform", "width", "groups"), [("cpu", 1, 4), ("cpu", 2**14, 2), ("gpu", 2**14, 4)])
+@pytest.mark.parametrize(
+    ("platform", "width", "groups"), [("cpu", 1, 4), ("cpu", 2**14, 2), ("gpu", 2**14, 4)]
+)
 def test_feature_maps_of_a_caller_s_task_leave_as_many_groups_in_a_pass_as_a_core_s_cache_holds(
     platform, width, groups
 ):
@@ -97,7 +112,9 @@ def test_feature_maps_of_a_caller_s_task_leave_as_many_groups_in_a_pass_as_a_cor
     with hw.assumed(hw.Hardware(platform, platform, num_devices=1, cores=1, memory_bytes=None)):
         measure = signals.validation_gradient(task, True, 4)
         jaxpr = jax.make_jaxpr(measure)({}, client, Data(pool, table, table, table))
-    assert [eqn.params["length"] for eqn in jaxpr.eqns if eqn.primitive.name == "scan"] == [4 // groups]
+    assert [eqn.params["length"] for eqn in jaxpr.eqns if eqn.primitive.name == "scan"] == [
+        4 // groups
+    ]
 
 
 def test_every_norm_is_zero_without_rows_to_score():
@@ -106,7 +123,9 @@ def test_every_norm_is_zero_without_rows_to_score():
     data = data._replace(scoring=jnp.full_like(data.scoring, -1))
     signal = signals.normed(signals.validation_gradient(worlds.TASK, True, 1), norms.l1)
     variables = worlds.variables()
-    actual = worlds.jit(signal)(worlds.hyper(), ClientReturn(variables, jnp.int32(1), variables.params), data)
+    actual = worlds.jit(signal)(
+        worlds.hyper(), ClientReturn(variables, jnp.int32(1), variables.params), data
+    )
     assert all(leaf == 0 for leaf in jax.tree.leaves(actual))
 
 
@@ -154,7 +173,9 @@ def test_the_trace_of_the_fisher_matrix_is_the_sum_of_the_joint_informations(x64
         joint = fedvg_jax.joint_fisher(loss, clients, examples(), most=most)
         return joint, fedvg_jax.fisher_trace(joint)
 
-    for joint, trace in worlds.jit(lambda clients: [joint_and_trace(clients, most) for most in (70, 2**20)])(clients()):
+    for joint, trace in worlds.jit(
+        lambda clients: [joint_and_trace(clients, most) for most in (70, 2**20)]
+    )(clients()):
         for k in range(NUM_CLIENTS):
             of_client = np.asarray(scores(k))
             matrix = of_client.T @ of_client / V
@@ -166,7 +187,9 @@ def test_the_sampled_joint_fisher_converges_to_the_fisher_information(x64):
     """Of the bias of a softmax, F = diag(p) - p p', of trace 1 - sum p^2; the mean of 4000 draws of a variable in
     [0, 2] is within 0.05 of it."""
     x, params = examples()["x"], clients()
-    run = worlds.jit(lambda key: fedvg_jax.sampled_joint_fisher(logits, params, x, key, num_samples=4000 // V))
+    run = worlds.jit(
+        lambda key: fedvg_jax.sampled_joint_fisher(logits, params, x, key, num_samples=4000 // V)
+    )
     actual = run(jax.random.key(0, impl="rbg"))
     for k in range(NUM_CLIENTS):
         z = np.stack([params["w"][k].T @ np.tanh(row) + params["b"][k] for row in x])
@@ -185,7 +208,9 @@ def test_the_fisher_signal_equals_joint_fisher(x64):
         return worlds.TASK.loss(params, model.stats, batch, mask, False)[0]
 
     one = jax.tree.map(lambda x: x[None], model.params)
-    rules = [signals.normed(signals.fisher(worlds.TASK, most), norms.l1) for most in (1, 200, 2**26)]
+    rules = [
+        signals.normed(signals.fisher(worlds.TASK, most), norms.l1) for most in (1, 200, 2**26)
+    ]
     joint = functools.partial(fedvg_jax.joint_fisher, of_row, one, jnp.asarray(WORLD.val))
     expected, actual = worlds.jit(lambda: (joint(), [rule({}, client, data) for rule in rules]))()
     for of_rule in actual:
@@ -197,6 +222,8 @@ def test_joint_fisher_is_differentiable(x64):
     x = jnp.array([1.0, 3.0])
 
     def trace(w):
-        return fisher.fisher_trace(fisher.joint_fisher(lambda p, x: p["w"] ** 2 * x / 2, {"w": w}, x)).sum()
+        return fisher.fisher_trace(
+            fisher.joint_fisher(lambda p, x: p["w"] ** 2 * x / 2, {"w": w}, x)
+        ).sum()
 
     np.testing.assert_allclose(jax.grad(trace)(jnp.array([2.0, -1.0])), [20.0, -10.0], rtol=1e-12)

@@ -68,7 +68,9 @@ def signals_and_weights(rule, seed=0):
 
 
 @every_weighting
-def test_weights_have_the_structure_of_the_variables_and_sum_to_one_for_every_tensor(x64, name, granularity):
+def test_weights_have_the_structure_of_the_variables_and_sum_to_one_for_every_tensor(
+    x64, name, granularity
+):
     _, weights = signals_and_weights(make(name, granularity))
     chex.assert_trees_all_equal_structs(weights, worlds.variables())
     for leaf in jax.tree.leaves(weights):
@@ -89,12 +91,20 @@ def test_native_weights_are_uniform_for_scaffold_and_feddyn_and_samples_for_the_
     """As in the algorithms' own papers."""
     rule = make("native", "modelwise", algorithm)
     client = ClientReturn(worlds.variables(), jnp.int32(3), worlds.variables().params)
-    assert rule.signal({}, client, WORLD.data()) == (1 if algorithm in ("scaffold", "feddyn") else 3)
+    assert rule.signal({}, client, WORLD.data()) == (
+        1 if algorithm in ("scaffold", "feddyn") else 3
+    )
 
 
 EXTREMES = [
     *([0.0, 0.0, 0.0, 0.0, 0.0], [0.0, 1.0, 2.0, 3.0, 4.0], [1e-45, 0.0, 1e-40, 1.0, 1e30]),
-    *([1e-45] * 5, [1e-38] * 5, [3e38] * 5, [3e38, 1.0, 1e-45, 0.0, 1e-30], [1.0, 1.0, 1.0, 1.0, 1e-45]),
+    *(
+        [1e-45] * 5,
+        [1e-38] * 5,
+        [3e38] * 5,
+        [3e38, 1.0, 1e-45, 0.0, 1e-30],
+        [1.0, 1.0, 1.0, 1.0, 1e-45],
+    ),
 ]
 """Scores of five clients in single precision: zero, denormal, and so large that their sum overflows."""
 
@@ -112,10 +122,14 @@ def test_weights_of_extreme_scores_are_between_zero_and_one():
     def weights(scores, eps):
         signals = [form.unflatten([scores] * form.num_leaves) for form in forms]
         hyper = worlds.hyper(**{"fedvg.eps": eps})
-        actual = [rule.weigh(hyper, signal, view) for rule, signal in zip(rules, signals, strict=True)]
+        actual = [
+            rule.weigh(hyper, signal, view) for rule, signal in zip(rules, signals, strict=True)
+        ]
         return jnp.stack(jax.tree.leaves(actual))
 
-    actual = np.asarray(weights(jnp.array(EXTREMES, jnp.float32), jnp.array([0.0, 1e-45, 1e-8], jnp.float32)))
+    actual = np.asarray(
+        weights(jnp.array(EXTREMES, jnp.float32), jnp.array([0.0, 1e-45, 1e-8], jnp.float32))
+    )
     assert (actual >= 0).all() and (actual <= 1).all()
     np.testing.assert_allclose(actual.sum(-1), 1, rtol=1e-6)
     equal = [len(set(scores)) == 1 for scores in EXTREMES]
@@ -127,20 +141,30 @@ def test_weights_of_extreme_scores_are_between_zero_and_one():
 
 def test_renormalising_changes_no_bit_with_all_clients_and_gives_zero_without_any():
     weights = {"w": jnp.array([0.1, 0.2, 0.7001])}
-    np.testing.assert_array_equal(basic.renormalise_over_present(jnp.ones(3, bool), weights)["w"], weights["w"])
+    np.testing.assert_array_equal(
+        basic.renormalise_over_present(jnp.ones(3, bool), weights)["w"], weights["w"]
+    )
     assert not basic.renormalise_over_present(jnp.zeros(3, bool), weights)["w"].any()
 
 
 # --- inverse norms
 
-NORMS = {"base": {"w": jnp.array([1.0, 3.0]), "b": jnp.array([3.0, 9.0])}, "head": {"w": jnp.array([2.0, 2.0])}}
+NORMS = {
+    "base": {"w": jnp.array([1.0, 3.0]), "b": jnp.array([3.0, 9.0])},
+    "head": {"w": jnp.array([2.0, 2.0])},
+}
 
 
 @pytest.mark.quick
 @pytest.mark.parametrize(
     ("granularity", "block_of", "of_base", "of_head"),
     [
-        ("modelwise", None, [0.7, 0.3], [0.7, 0.3]),  # G = (1 + 3 + 2) / 3 = 2 and (3 + 9 + 2) / 3 = 14/3
+        (
+            "modelwise",
+            None,
+            [0.7, 0.3],
+            [0.7, 0.3],
+        ),  # G = (1 + 3 + 2) / 3 = 2 and (3 + 9 + 2) / 3 = 14/3
         ("layerwise", None, [0.75, 0.25], [0.5, 0.5]),
         ("blockwise", None, [0.75, 0.25], [0.5, 0.5]),  # of base, G = 2 and 6
         ("blockwise", lambda path: "one", [0.7, 0.3], [0.7, 0.3]),
@@ -170,7 +194,10 @@ def test_tensors_of_group_minus_one_take_uniform_weights_and_do_not_count():
             for t in rule.terms
         ]  # fmt: skip
         for weights in (rule.weigh({"fedvg.eps": 0.0}, norms, view), tree.add(*by_terms)):
-            assert {name: w.tolist() for name, w in weights.params.items()} == {"a": expected, "b": [0.5, 0.5]}
+            assert {name: w.tolist() for name, w in weights.params.items()} == {
+                "a": expected,
+                "b": [0.5, 0.5],
+            }
 
 
 # --- aggregation
@@ -178,7 +205,9 @@ def test_tensors_of_group_minus_one_take_uniform_weights_and_do_not_count():
 
 def test_aggregate_scales_its_step_with_the_sum_of_the_weights(x64):
     theta, clients = {"w": jnp.array([1.0, 2.0])}, {"w": jnp.array([[2.0, 2.0], [4.0, -1.0]])}
-    mean, scaled = (fv.aggregate(theta, clients, {"w": c * jnp.array([0.25, 0.75])}) for c in (1.0, 1.4))
+    mean, scaled = (
+        fv.aggregate(theta, clients, {"w": c * jnp.array([0.25, 0.75])}) for c in (1.0, 1.4)
+    )
     worlds.assert_close(scaled["w"], theta["w"] + 1.4 * (mean["w"] - theta["w"]), 1e-12)
 
 
@@ -220,8 +249,12 @@ def gradients_of_every_aggregate(grads, clients, eps, generalised):
     """
     counts = jnp.array([3, 1, 0])[: len(grads["b"])]
     pairs = [*((norm, "layerwise") for norm in norms.BY_NAME), *(("l2", g) for g in groups.BY_NAME)]
-    every_weights = [fv.inverse_norm_weights(fv.gradient_norms(grads, norm), g, eps) for norm, g in pairs]
-    every_weights.append(fv.generalised_weights(fv.gradient_norms(grads), counts, eps=eps, **generalised))
+    every_weights = [
+        fv.inverse_norm_weights(fv.gradient_norms(grads, norm), g, eps) for norm, g in pairs
+    ]
+    every_weights.append(
+        fv.generalised_weights(fv.gradient_norms(grads), counts, eps=eps, **generalised)
+    )
     models = [fv.aggregate(tensors(0), clients, weights) for weights in every_weights]
     return sum(jnp.sin(x).sum() for x in jax.tree.leaves(models))
 
@@ -270,7 +303,9 @@ def test_norms_of_an_absent_client_change_no_weight(bad):
 def test_a_client_that_is_not_finite_has_weight_zero_and_the_others_keep_theirs(granularity, bad):
     norms = {"a": jnp.array([1.0, 2.0, 3.0]), "b": jnp.array([4.0, bad, 1.0])}
     rule = functools.partial(fv.inverse_norm_weights, granularity=granularity)
-    weights, expected = (worlds.jit(rule)(of, eps=1e-3) for of in (norms, tree.take(norms, np.array([0, 2]))))
+    weights, expected = (
+        worlds.jit(rule)(of, eps=1e-3) for of in (norms, tree.take(norms, np.array([0, 2])))
+    )
     for name, weight in weights.items():
         np.testing.assert_allclose(weight, [expected[name][0], 0.0, expected[name][1]], rtol=1e-6)
     assert np.isfinite(worlds.jit(jax.grad(lambda eps: rule(norms, eps=eps)["a"][0]))(1e-3))

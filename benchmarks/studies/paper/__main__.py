@@ -56,14 +56,18 @@ def _page(results: Sequence[claims.Result], studies: Sequence[Study]) -> str:
     parts = ["# The paper's claims", "", _markdown(claims.table(results))]
     for statement, lines in claims.details(results):
         parts += [f"## {escape(statement)}", "", *(f"- {escape(line)}" for line in lines), ""]
-    return "\n".join([*parts, *(_markdown(found) for study in studies if (found := values.against_paper(study)))])
+    return "\n".join(
+        [*parts, *(_markdown(found) for study in studies if (found := values.against_paper(study)))]
+    )
 
 
 def _markdown(of: Table) -> str:
     """Returns a table with its title and notes in Markdown."""
     rows = [[escape(entry.text) for entry in row.values()] for row in of.rows]
     shown = table([escape(title) for title in of.rows[0]], rows)
-    return "\n".join([f"**{escape(of.title)}**\n", shown, *(f"{escape(note)}\n" for note in of.notes)])
+    return "\n".join(
+        [f"**{escape(of.title)}**\n", shown, *(f"{escape(note)}\n" for note in of.notes)]
+    )
 
 
 if __name__ == "__main__":

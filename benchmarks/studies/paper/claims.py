@@ -79,14 +79,24 @@ def claims() -> list[Claim]:
 def results_of_study(study: Study) -> list[Result]:
     """Returns what a study shows of the claims that it measures."""
     scale = scale_of(study)
-    findings = ((claim, measures.OF_STUDY[claim.measure](study)) for claim in claims() if not is_of_values(claim))
-    of_runs = [Result(claim.id, scale, finding) for claim, finding in findings if finding is not None]
+    findings = (
+        (claim, measures.OF_STUDY[claim.measure](study))
+        for claim in claims()
+        if not is_of_values(claim)
+    )
+    of_runs = [
+        Result(claim.id, scale, finding) for claim, finding in findings if finding is not None
+    ]
     return results_of_values(scale, measures.our_values(study)) + of_runs
 
 
 def results_of_values(scale: Scale, values: Values) -> list[Result]:
     """Returns what mean accuracies show of the claims that they decide."""
-    findings = ((claim, measures.OF_VALUES[claim.measure](values)) for claim in claims() if is_of_values(claim))
+    findings = (
+        (claim, measures.OF_VALUES[claim.measure](values))
+        for claim in claims()
+        if is_of_values(claim)
+    )
     return [Result(claim.id, scale, finding) for claim, finding in findings if finding is not None]
 
 
@@ -100,8 +110,12 @@ def scale_of(study: Study) -> Scale:
     configs = [run.config for run in study.runs]
     parts = ("samples", "val_samples", "test_samples")
     images = max(sum(sum(run.partition.get(part) or ()) for part in parts) for run in study.runs)
-    dataset, model = (" and ".join(sorted({getattr(c, name) for c in configs})) for name in ("dataset", "model"))
-    rounds, clients = (_range({getattr(config, name) for config in configs}) for name in ("rounds", "clients"))
+    dataset, model = (
+        " and ".join(sorted({getattr(c, name) for c in configs})) for name in ("dataset", "model")
+    )
+    rounds, clients = (
+        _range({getattr(config, name) for config in configs}) for name in ("rounds", "clients")
+    )
     seeds = _range({len(cell.runs) for cell in study.cells.values() if cell.runs})
     return Scale(images, dataset, model, rounds, clients, seeds, len(configs))
 
@@ -127,18 +141,26 @@ def by_claim(results: Sequence[Result]) -> dict[Claim, list[Result]]:
     for claim in claims():
         mine = [result for result in results if result.claim == claim.id]
         sets = sorted({(result.scale.images, result.scale.data) for result in mine})
-        of_sets = [largest(result for result in mine if result.scale.data == data) for _, data in sets]
+        of_sets = [
+            largest(result for result in mine if result.scale.data == data) for _, data in sets
+        ]
         grouped[claim] = [result for result in of_sets if result]
     return grouped
 
 
 def table(results: Sequence[Result]) -> Table:
     """Returns a row for every claim with a column for every data set, the smallest first."""
-    sets = [data for _, data in sorted({(result.scale.images, result.scale.data) for result in results})]
+    sets = [
+        data for _, data in sorted({(result.scale.images, result.scale.data) for result in results})
+    ]
     rows = []
     for claim, mine in by_claim(results).items():
         shown = {result.scale.data: VERDICTS[result.finding.holds] for result in mine}
-        texts = {"claim": claim.statement} | {data: shown.get(data, "–") for data in sets} | {"verdict": verdict(mine)}
+        texts = (
+            {"claim": claim.statement}
+            | {data: shown.get(data, "–") for data in sets}
+            | {"verdict": verdict(mine)}
+        )
         rows.append({name: label(name, text) for name, text in texts.items()})
     return Table("claims", "The paper's claims", rows)
 
@@ -148,7 +170,12 @@ def details(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
     listed = []
     for claim, mine in by_claim(results).items():
         lines = [f"{result.scale}: {result.finding.text}" for result in mine]
-        listed.append((claim.statement, [rule(claim), f"The paper: {papers_numbers(claim)}", *lines, command(claim)]))
+        listed.append(
+            (
+                claim.statement,
+                [rule(claim), f"The paper: {papers_numbers(claim)}", *lines, command(claim)],
+            )
+        )
     return listed
 
 
@@ -179,7 +206,9 @@ def as_csv(results: Sequence[Result]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
-    writer.writerows((r.claim, *r.scale, VERDICTS[r.finding.holds], r.finding.text) for r in results)
+    writer.writerows(
+        (r.claim, *r.scale, VERDICTS[r.finding.holds], r.finding.text) for r in results
+    )
     return text.getvalue()
 
 
@@ -189,5 +218,7 @@ def from_csv(text: str) -> list[Result]:
     for row in csv.DictReader(io.StringIO(text)):
         texts = (row[name] for name in ("dataset", "model", "rounds", "clients", "seeds"))
         scale = Scale(int(row["images"]), *texts, runs=int(row["runs"]))
-        results.append(Result(row["claim"], scale, Finding(row["verdict"] == VERDICTS[True], row["text"])))
+        results.append(
+            Result(row["claim"], scale, Finding(row["verdict"] == VERDICTS[True], row["text"]))
+        )
     return results

@@ -41,7 +41,10 @@ def rank_correlation(
     """
     from scipy import stats
 
-    pairs = np.array([(m, a) for m, a in zip(measure, accuracy, strict=True) if m is not None and a is not None], float)
+    pairs = np.array(
+        [(m, a) for m, a in zip(measure, accuracy, strict=True) if m is not None and a is not None],
+        float,
+    )
     if len(pairs) < 3 or np.ptp(pairs[:, 0]) == 0 or np.ptp(pairs[:, 1]) == 0:
         return math.nan
     result: Any = stats.spearmanr(pairs[:, 0], pairs[:, 1])
@@ -61,7 +64,9 @@ def of_present(run: Run, record: Record, values: Sequence[Any]) -> list[Any]:
     """
     absent = {*record.get("dropped", ()), *record.get("diverged", ())}
     absent.update(() if departs(run.config, "untrained") else record.get("untrained", ()))
-    return [None if k in absent else value for k, value in zip(record["clients"], values, strict=True)]
+    return [
+        None if k in absent else value for k, value in zip(record["clients"], values, strict=True)
+    ]
 
 
 def layer_norms(record: Record) -> np.ndarray | None:
@@ -104,9 +109,17 @@ def head_minus_body(run: Run) -> dict[str, list[float]]:
     gaps: dict[str, list[float]] = {rule: [] for rule in RULES}
     for record in run.records:
         norms, losses = layer_norms(record), record.get(LOSS)
-        if norms is None or not losses or norms.shape[1] != len(of_head) or of_head.all() or not of_head.any():
+        if (
+            norms is None
+            or not losses
+            or norms.shape[1] != len(of_head)
+            or of_head.all()
+            or not of_head.any()
+        ):
             continue
-        parts = [of_present(run, record, norms[:, part].sum(1).tolist()) for part in (of_head, ~of_head)]
+        parts = [
+            of_present(run, record, norms[:, part].sum(1).tolist()) for part in (of_head, ~of_head)
+        ]
         # weights are inverses, so both lists have the reversed order of what they invert
         for rule, inverted in (("val_loss", losses), ("gradient", record["scores"])):
             head, body = (rank_correlation(inverted, part) for part in parts)

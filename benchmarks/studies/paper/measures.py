@@ -11,7 +11,13 @@ from typing import NamedTuple
 import numpy as np
 
 from benchmarks.studies.paper import clients
-from benchmarks.studies.paper.clients import ACCURACY, depths, layer_norms, of_present, rank_correlation
+from benchmarks.studies.paper.clients import (
+    ACCURACY,
+    depths,
+    layer_norms,
+    of_present,
+    rank_correlation,
+)
 from benchmarks.studies.paper.values import DIRICHLET, EXTERNAL, Value, paper_name, paper_values
 from fedvg_jax.study import statistics
 from fedvg_jax.study.cells import Cell, Study
@@ -75,7 +81,9 @@ def _by_method(values: Values) -> dict[tuple[str, str, float], dict[str, Value]]
     """Returns the values by (data set, model, alpha) and method."""
     grouped: dict[tuple[str, str, float], dict[str, Value]] = {}
     for value in values:
-        grouped.setdefault((value.dataset, value.model, value.alpha), {}).setdefault(value.method, value)
+        grouped.setdefault((value.dataset, value.model, value.alpha), {}).setdefault(
+            value.method, value
+        )
     return grouped
 
 
@@ -95,7 +103,9 @@ def _ranks(values: Values) -> dict[tuple[str, str, float], Rank]:
     for key, methods in _by_method(values).items():
         rivals = [methods[name].mean for name in BASES if name in methods]
         if "FedVG" in methods and len(rivals) >= 2:
-            ranks[key] = Rank(1 + sum(mean > methods["FedVG"].mean for mean in rivals), 1 + len(rivals))
+            ranks[key] = Rank(
+                1 + sum(mean > methods["FedVG"].mean for mean in rivals), 1 + len(rivals)
+            )
     return ranks
 
 
@@ -121,7 +131,9 @@ def best_on_organamnist(values: Values) -> Finding | None:
     if not ranks:
         return None
     pairs = {key[:2] for key in ranks}
-    text = ", ".join(f"{rank} at {key[2]:g}{_pair_text(key[:2], pairs)}" for key, rank in ranks.items())
+    text = ", ".join(
+        f"{rank} at {key[2]:g}{_pair_text(key[:2], pairs)}" for key, rank in ranks.items()
+    )
     return Finding(all(rank.place == 1 for rank in ranks.values()), f"rank {text}")
 
 
@@ -129,11 +141,19 @@ def low_variance(values: Values) -> Finding | None:
     """Holds if FedVG's deviation is at most the median of the other methods' in more than half of the cells."""
     below, count = 0, 0
     for methods in _by_method(values).values():
-        others = [methods[name].std for name in BASES if name in methods and math.isfinite(methods[name].std)]
+        others = [
+            methods[name].std
+            for name in BASES
+            if name in methods and math.isfinite(methods[name].std)
+        ]
         if "FedVG" in methods and math.isfinite(methods["FedVG"].std) and len(others) >= 2:
             count += 1
             below += methods["FedVG"].std <= float(np.median(others))
-    return Finding(below > count / 2, f"deviation at most the median in {below} of {count} cells") if count else None
+    return (
+        Finding(below > count / 2, f"deviation at most the median in {below} of {count} cells")
+        if count
+        else None
+    )
 
 
 def gain_over_fedavg(values: Values) -> Finding | None:
@@ -155,7 +175,10 @@ def _gain(values: Values, is_meant: Callable[[str], bool]) -> Finding | None:
     ]
     if not gains:
         return None
-    return Finding(min(gains) > 0, f"FedVG minus FedAvg {', '.join(f'{gain:+.2f}' for gain in sorted(gains))} points")
+    return Finding(
+        min(gains) > 0,
+        f"FedVG minus FedAvg {', '.join(f'{gain:+.2f}' for gain in sorted(gains))} points",
+    )
 
 
 def pair_differences(
@@ -169,7 +192,9 @@ def pair_differences(
         alpha: of the cells that are compared.
     """
     gaps = [
-        m["FedVG"].mean - m[method].mean for k, m in cells.items() if k[2] == alpha and {"FedVG", method} <= m.keys()
+        m["FedVG"].mean - m[method].mean
+        for k, m in cells.items()
+        if k[2] == alpha and {"FedVG", method} <= m.keys()
     ]
     return np.array(gaps).round(9)
 
@@ -231,7 +256,9 @@ def external_within(values: Values) -> Finding | None:
 
 def best_granularities(values: Values) -> Finding | None:
     """Holds if no granularity is the best everywhere; one that ties with the best is the best, too."""
-    names = {"FedVG": "modelwise"} | {f"FedVG ({n})": n.lower() for n in ("Modelwise", "Layerwise", "Blockwise")}
+    names = {"FedVG": "modelwise"} | {
+        f"FedVG ({n})": n.lower() for n in ("Modelwise", "Layerwise", "Blockwise")
+    }
     counts: dict[str, int] = {}
     num_cells = 0
     for methods in _by_method(values).values():
@@ -257,16 +284,24 @@ def steady_over_rho(study: Study) -> Finding | None:
     if study.outcome.metric != "accuracy":
         return None
     holds, texts = True, []
-    rests = dict.fromkeys(tuple(pair for pair in scenario if pair[0] != RHO) for scenario in study.scenarios)
+    rests = dict.fromkeys(
+        tuple(pair for pair in scenario if pair[0] != RHO) for scenario in study.scenarios
+    )
     for rest in rests:
         ours, line = _results_by_rho(study, "fedvg", rest), _results_by_rho(study, "fedavg", rest)
         means = {rho: statistics.mean_and_std(values) for rho, values in ours.items()}
         if len(means) > 1 and 0.0 in means and math.isfinite(means[0.0][1]):
             listed = ", ".join(f"{mean:.1f} at {rho:g}" for rho, (mean, _) in means.items())
-            fedavg = f"; FedAvg {np.mean([v for values in line.values() for v in values]):.1f}" if line else ""
+            fedavg = (
+                f"; FedAvg {np.mean([v for values in line.values() for v in values]):.1f}"
+                if line
+                else ""
+            )
             where = f" ({scenario_text(rest)})" if rest else ""
             texts.append(f"FedVG {listed}, deviation {means[0.0][1]:.1f}{fedavg}{where}")
-            holds = holds and min(mean for mean, _ in means.values()) >= means[0.0][0] - means[0.0][1]
+            holds = (
+                holds and min(mean for mean, _ in means.values()) >= means[0.0][0] - means[0.0][1]
+            )
     return Finding(holds, "; ".join(texts)) if texts else None
 
 
@@ -275,7 +310,11 @@ def _results_by_rho(study: Study, method: str, rest: Scenario) -> dict[float, li
     by_rho = {}
     for scenario in study.scenarios:
         values = list(study.cell(method, scenario).results().values())
-        if values and tuple(pair for pair in scenario if pair[0] != RHO) == rest and RHO in dict(scenario):
+        if (
+            values
+            and tuple(pair for pair in scenario if pair[0] != RHO) == rest
+            and RHO in dict(scenario)
+        ):
             by_rho[dict(scenario)[RHO]] = values
     return dict(sorted(by_rho.items()))
 
@@ -298,7 +337,11 @@ def balanced_client_by_norm(study: Study) -> Finding | None:
         for norm, several in found.items()
         for cell, is_largest, share in several
     ]
-    holds = all(is_largest == FINDS_BALANCED[norm] for norm, several in found.items() for _, is_largest, _ in several)
+    holds = all(
+        is_largest == FINDS_BALANCED[norm]
+        for norm, several in found.items()
+        for _, is_largest, _ in several
+    )
     return Finding(holds, f"weight times cohort size of the balanced client: {', '.join(texts)}")
 
 
@@ -329,28 +372,41 @@ def norms_grow_with_depth(study: Study) -> Finding | None:
             mean = np.nanmean(np.concatenate(norms), 0)
             depth = depths([run.layers[i] for i in weights])
             counts.add(len(weights))
-            correlations.append((replicate, rank_correlation(depth, [float(mean[i]) for i in weights])))
+            correlations.append(
+                (replicate, rank_correlation(depth, [float(mean[i]) for i in weights]))
+            )
     layers = " and ".join(map(str, sorted(counts)))
-    return _mean_correlation(correlations, f"rank correlation of depth and norm over {layers} layers", _is_above_zero)
+    return _mean_correlation(
+        correlations, f"rank correlation of depth and norm over {layers} layers", _is_above_zero
+    )
 
 
 def weights_rank_client_models(study: Study) -> Finding | None:
     """Holds if FedVG's weights correlate with the accuracy of the clients' models, with an interval above 0."""
-    return _weight_correlations(study, lambda run, record: record.get(ACCURACY), "accuracy", _is_above_zero)
+    return _weight_correlations(
+        study, lambda run, record: record.get(ACCURACY), "accuracy", _is_above_zero
+    )
 
 
 def weights_against_class_distance(study: Study) -> Finding | None:
     """Holds if the correlation of FedVG's weights with the clients' distance to D_val's classes includes 0."""
 
     def distance(run: Run, record: Mapping) -> list[float] | None:
-        counts, target = run.partition.get("counts"), run.partition.get("validation", {}).get("counts")
+        counts, target = (
+            run.partition.get("counts"),
+            run.partition.get("validation", {}).get("counts"),
+        )
         if not counts or not target or not sum(target):
             return None
         share = np.array(target) / sum(target)
-        clients = [np.array(counts[client]) / max(1, sum(counts[client])) for client in record["clients"]]
+        clients = [
+            np.array(counts[client]) / max(1, sum(counts[client])) for client in record["clients"]
+        ]
         return [float(abs(client - share).sum() / 2) for client in clients]
 
-    return _weight_correlations(study, distance, "distance of classes", lambda low, high: low <= 0 <= high)
+    return _weight_correlations(
+        study, distance, "distance of classes", lambda low, high: low <= 0 <= high
+    )
 
 
 def weights_against_overlap(study: Study) -> Finding | None:
@@ -360,7 +416,9 @@ def weights_against_overlap(study: Study) -> Finding | None:
         own = run.partition.get("validation", {}).get("clients")
         return [float(client in own) for client in record["clients"]] if own else None
 
-    return _weight_correlations(study, overlap, "rows in the validation set", lambda low, high: low <= 0 <= high)
+    return _weight_correlations(
+        study, overlap, "rows in the validation set", lambda low, high: low <= 0 <= high
+    )
 
 
 def head_against_body(study: Study) -> Finding | None:
@@ -370,9 +428,14 @@ def head_against_body(study: Study) -> Finding | None:
     is not.
     """
     by_run = [(replicate, clients.head_minus_body(run)) for replicate, run in _runs(study)]
-    gaps = {rule: [(key, float(np.mean(of[rule]))) for key, of in by_run if of[rule]] for rule in clients.RULES}
+    gaps = {
+        rule: [(key, float(np.mean(of[rule]))) for key, of in by_run if of[rule]]
+        for rule in clients.RULES
+    }
     by_loss, by_gradient = (
-        _mean_correlation(gaps[rule], f"{title}: correlation with the head minus the body", _is_above_zero)
+        _mean_correlation(
+            gaps[rule], f"{title}: correlation with the head minus the body", _is_above_zero
+        )
         for rule, title in clients.RULES.items()
     )
     if by_loss is None or by_gradient is None:
@@ -402,7 +465,11 @@ def _weight_correlations(
     for replicate, run in _runs(study):
         if run.weighting != "fedvg":
             continue
-        values = [rank_correlation(of_present(run, r, r["weights"]), v) for r in run.records if (v := other(run, r))]
+        values = [
+            rank_correlation(of_present(run, r, r["weights"]), v)
+            for r in run.records
+            if (v := other(run, r))
+        ]
         values = [value for value in values if math.isfinite(value)]
         if values:
             correlations.append((replicate, float(np.mean(values))))
@@ -416,7 +483,9 @@ def _runs(study: Study) -> Iterator[tuple[Replicate, Run]]:
 
 
 def _mean_correlation(
-    correlations: Sequence[tuple[Replicate, float]], name: str, holds: Callable[[float, float], bool]
+    correlations: Sequence[tuple[Replicate, float]],
+    name: str,
+    holds: Callable[[float, float], bool],
 ) -> Finding | None:
     """Returns the finding on the mean correlation over the replicates of a study.
 
@@ -448,7 +517,13 @@ def _mean_correlation(
 OF_VALUES: dict[str, Callable[[Values], Finding | None]] = {
     measure.__name__: measure
     for measure in (
-        *(rank_at_smallest_alpha, best_on_organamnist, low_variance, gain_over_fedavg, gain_with_transformers),
+        *(
+            rank_at_smallest_alpha,
+            best_on_organamnist,
+            low_variance,
+            gain_over_fedavg,
+            gain_with_transformers,
+        ),
         *(significance_over_pairs, improved_cells, external_within, best_granularities),
     )
 }
@@ -465,7 +540,12 @@ OF_STUDY: dict[str, Callable[[Study], Finding | None]] = {
     measure.__name__: measure
     for measure in (
         *(steady_over_rho, balanced_client_by_norm, norms_grow_with_depth),
-        *(weights_rank_client_models, weights_against_class_distance, weights_against_overlap, head_against_body),
+        *(
+            weights_rank_client_models,
+            weights_against_class_distance,
+            weights_against_overlap,
+            head_against_body,
+        ),
     )
 }
 """Measure -> function of a study."""

@@ -48,7 +48,12 @@ class Value(NamedTuple):
 def paper_values() -> tuple[Value, ...]:
     """Returns the numbers of the paper's tables."""
     return tuple(
-        Value(row["dataset"], row["model"], row["method"], *(float(row[n] or "nan") for n in ("alpha", "mean", "std")))
+        Value(
+            row["dataset"],
+            row["model"],
+            row["method"],
+            *(float(row[n] or "nan") for n in ("alpha", "mean", "std")),
+        )
         for row in csv_rows(Path(__file__).with_name("tables.csv"))
     )
 
@@ -69,12 +74,20 @@ def paper_name(config: Config, given: Collection[str] = ()) -> str | None:
     """
     method = method_of(config.algorithm, config.weighting)
     parts = method.split("+")
-    if given or not all(part in PAPER_NAMES for part in parts) or not _has_papers_method(config, method):
+    if (
+        given
+        or not all(part in PAPER_NAMES for part in parts)
+        or not _has_papers_method(config, method)
+    ):
         return None
     name = " + ".join(PAPER_NAMES[part] for part in parts)
     is_external = not config.validation.source.startswith("clients")
     if config.fedvg.granularity != "modelwise" and "fedvg" in config.weighting:
-        return f"FedVG ({config.fedvg.granularity.capitalize()})" if name == "FedVG" and not is_external else None
+        return (
+            f"FedVG ({config.fedvg.granularity.capitalize()})"
+            if name == "FedVG" and not is_external
+            else None
+        )
     if is_external:
         return EXTERNAL.get(config.validation.source) if name == "FedVG" else None
     return name
@@ -85,8 +98,17 @@ def _has_papers_method(config: Config, method: str) -> bool:
 
     A setting that the run does not use is of no account.
     """
-    official, expected = presets.FIDELITY["official"], flatten(Config()) | presets.METHODS.get(method, {})
-    ignored = {"fedvg.granularity", "departures", "validation.source", "validation.data_dir", *unused(config)}
+    official, expected = (
+        presets.FIDELITY["official"],
+        flatten(Config()) | presets.METHODS.get(method, {}),
+    )
+    ignored = {
+        "fedvg.granularity",
+        "departures",
+        "validation.source",
+        "validation.data_dir",
+        *unused(config),
+    }
     for name, value in flatten(config).items():
         is_papers = value in (expected[name], official.get(name, expected[name]))
         if name.split(".")[0] in OF_PAPERS_METHOD and name not in ignored and not is_papers:
@@ -115,13 +137,23 @@ def against_paper(study: Study) -> Table | None:
     """Returns our values beside the paper's; None where the paper has none of these runs."""
     rows = []
     for cell in study.cells.values() if study.outcome.metric == "accuracy" else ():
-        run, finals, maxima = next(iter(cell.runs.values()), None), cell.results(), cell.results("max")
+        run, finals, maxima = (
+            next(iter(cell.runs.values()), None),
+            cell.results(),
+            cell.results("max"),
+        )
         if run and maxima and (theirs := published(run.config, run.given)):
             ours = {"ours, final round": finals, "ours, maximum": maxima}
-            means = {name: statistics.mean_and_std(list(values.values())) for name, values in ours.items()}
+            means = {
+                name: statistics.mean_and_std(list(values.values()))
+                for name, values in ours.items()
+            }
             gap = "maximum minus paper"
             rows.append(
-                {"setting": label("setting", scenario_text(cell.scenario)), "method": label("method", cell.method)}
+                {
+                    "setting": label("setting", scenario_text(cell.scenario)),
+                    "method": label("method", cell.method),
+                }
                 | {name: spread(name, *moments, len(maxima)) for name, moments in means.items()}
                 | {"paper": spread("paper", *theirs, PAPER_SEEDS)}
                 | {gap: number(gap, means["ours, maximum"][0] - theirs[0], signed=True)}
@@ -132,4 +164,6 @@ def against_paper(study: Study) -> Table | None:
         f"The paper's values are over {PAPER_SEEDS} seeds and are maxima over evaluations on the test set.",
         "Runs may be of a smaller scale than the paper's; config.json of a run has its settings.",
     )
-    return Table("paper", f"{study.title}: the paper's values beside ours, test accuracy, %", rows, notes)
+    return Table(
+        "paper", f"{study.title}: the paper's values beside ours, test accuracy, %", rows, notes
+    )

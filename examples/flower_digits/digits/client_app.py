@@ -13,7 +13,9 @@ torch.set_num_threads(1)
 def own_dataset(context: Context):
     """Returns the client's training set."""
     config = context.run_config
-    clients, _, _ = task.datasets(int(config["num-clients"]), float(config["alpha"]), int(config["seed"]))
+    clients, _, _ = task.datasets(
+        int(config["num-clients"]), float(config["alpha"]), int(config["seed"])
+    )
     return clients[int(context.node_config["partition-id"])]
 
 
@@ -23,7 +25,9 @@ def train(message: Message, context: Context) -> Message:
     net, dataset = task.Net(), own_dataset(context)
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
     number = int(message.content["config"]["server-round"])
-    minibatches = task.loader(dataset, seed=1000 * number + int(context.node_config["partition-id"]))
+    minibatches = task.loader(
+        dataset, seed=1000 * number + int(context.node_config["partition-id"])
+    )
     config = context.run_config
     loss = task.train(net, minibatches, int(config["local-epochs"]), float(config["learning-rate"]))
     metrics = MetricRecord({"train-loss": loss, "num-examples": len(dataset)})
@@ -36,5 +40,7 @@ def evaluate(message: Message, context: Context) -> Message:
     """Replies with the accuracy on the client's own data."""
     net, dataset = task.Net(), own_dataset(context)
     net.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    metrics = MetricRecord({"own-accuracy": task.accuracy(net, dataset), "num-examples": len(dataset)})
+    metrics = MetricRecord(
+        {"own-accuracy": task.accuracy(net, dataset), "num-examples": len(dataset)}
+    )
     return Message(content=RecordDict({"metrics": metrics}), reply_to=message)

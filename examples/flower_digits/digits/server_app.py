@@ -34,7 +34,10 @@ def main(grid: Grid, context: Context) -> None:
         return MetricRecord({"accuracy": task.accuracy(net, test)})
 
     result = strategy.start(
-        grid, ArrayRecord(net.state_dict()), num_rounds=int(config["num-server-rounds"]), evaluate_fn=evaluate
+        grid,
+        ArrayRecord(net.state_dict()),
+        num_rounds=int(config["num-server-rounds"]),
+        evaluate_fn=evaluate,
     )
     accuracies = [record["accuracy"] for record in result.evaluate_metrics_serverapp.values()]
     weights = [weights.weights.tolist() for weights in getattr(strategy, "rounds", [])]

@@ -22,7 +22,9 @@ class Net(nn.Module):
         return self.classifier(torch.relu(self.bn1(self.fc1(x))))
 
 
-def datasets(num_clients: int, alpha: float, seed: int) -> tuple[list[TensorDataset], TensorDataset, TensorDataset]:
+def datasets(
+    num_clients: int, alpha: float, seed: int
+) -> tuple[list[TensorDataset], TensorDataset, TensorDataset]:
     """Returns the clients' training sets, D_val and the test set; each class is split by a Dirichlet draw."""
     images, labels = load_digits(return_X_y=True)
     rng = np.random.default_rng(seed)
@@ -38,7 +40,9 @@ def datasets(num_clients: int, alpha: float, seed: int) -> tuple[list[TensorData
         part.extend(rng.choice(train, max(0, 4 - len(part)), replace=False))
 
     def dataset(rows) -> TensorDataset:
-        return TensorDataset(torch.tensor(images[rows] / 16, dtype=torch.float32), torch.tensor(labels[rows]))
+        return TensorDataset(
+            torch.tensor(images[rows] / 16, dtype=torch.float32), torch.tensor(labels[rows])
+        )
 
     return [dataset(part) for part in parts], dataset(val), dataset(test)
 
@@ -48,7 +52,13 @@ def loader(dataset: TensorDataset, seed: int | None = None) -> DataLoader:
     if seed is None:
         return DataLoader(dataset, BATCH_SIZE)
     shuffled = torch.Generator().manual_seed(seed)
-    return DataLoader(dataset, BATCH_SIZE, shuffle=True, drop_last=len(dataset) % BATCH_SIZE == 1, generator=shuffled)
+    return DataLoader(
+        dataset,
+        BATCH_SIZE,
+        shuffle=True,
+        drop_last=len(dataset) % BATCH_SIZE == 1,
+        generator=shuffled,
+    )
 
 
 def train(net: Net, minibatches: DataLoader, epochs: int, lr: float) -> float:

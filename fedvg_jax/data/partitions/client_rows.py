@@ -96,10 +96,16 @@ class Partition(NamedTuple):
 
 def random_stream(kind: str, seed: int) -> Stream:
     """Returns the stream that a partition consumes, from its first draw to the split of its last client."""
-    return np.random.RandomState(seed) if kind == "official" else np.random.default_rng([seed, _DOMAIN])
+    return (
+        np.random.RandomState(seed)
+        if kind == "official"
+        else np.random.default_rng([seed, _DOMAIN])
+    )
 
 
-def split_clients(rows: Sequence[np.ndarray], test_ratio: float, val_ratio: float, stream: Stream) -> Partition:
+def split_clients(
+    rows: Sequence[np.ndarray], test_ratio: float, val_ratio: float, stream: Stream
+) -> Partition:
     """Splits each client's rows at random, client after client; not stratified.
 
     Of n rows, floor(test_ratio n) are for test, floor(val_ratio n) for validation and the others for training.
@@ -116,7 +122,10 @@ def split_clients(rows: Sequence[np.ndarray], test_ratio: float, val_ratio: floa
     """
     counts = sizes(rows)
     num_test, num_val = ((ratio * counts).astype(np.int64) for ratio in (test_ratio, val_ratio))
-    parts = [from_sizes(np.empty(n.sum(), np.int32), n) for n in (counts - num_test - num_val, num_val, num_test)]
+    parts = [
+        from_sizes(np.empty(n.sum(), np.int32), n)
+        for n in (counts - num_test - num_val, num_val, num_test)
+    ]
     for k, client_rows in enumerate(rows):
         shuffled = client_rows.copy()
         stream.shuffle(shuffled)
@@ -127,7 +136,12 @@ def split_clients(rows: Sequence[np.ndarray], test_ratio: float, val_ratio: floa
 
 
 def hold_out(
-    how: str, labels: np.ndarray, groups: np.ndarray | None, test_ratio: float, val_ratio: float, stream: Stream
+    how: str,
+    labels: np.ndarray,
+    groups: np.ndarray | None,
+    test_ratio: float,
+    val_ratio: float,
+    stream: Stream,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Holds floor(test_ratio T) test rows and floor(val_ratio T) validation rows out of the whole data set.
 
@@ -148,7 +162,11 @@ def hold_out(
         assert groups is not None, "they are required before"
         test, val, remaining = hold_out_groups(groups, num_test, num_val, stream)
     else:
-        order = proportional_order(labels, stream) if how == "stratified" else stream.permutation(len(labels))
+        order = (
+            proportional_order(labels, stream)
+            if how == "stratified"
+            else stream.permutation(len(labels))
+        )
         test, val, remaining = np.split(order.astype(np.int32), [num_test, num_test + num_val])
     return np.sort(remaining), val, test
 
@@ -181,7 +199,9 @@ def hold_out_groups(
     return test, val, remaining
 
 
-def proportional_order(labels: np.ndarray, stream: np.random.Generator | np.random.RandomState) -> np.ndarray:
+def proportional_order(
+    labels: np.ndarray, stream: np.random.Generator | np.random.RandomState
+) -> np.ndarray:
     """Returns all rows in a random order in which every contiguous range has the pool's labels in proportion.
 
     Row j of the n_c shuffled rows of class c has the sort key (j + u_c) / n_c, with u_c uniform in [0, 1).
@@ -196,7 +216,9 @@ def proportional_order(labels: np.ndarray, stream: np.random.Generator | np.rand
     _, first, inverse, counts = np.unique(
         shuffled[by_class], return_index=True, return_inverse=True, return_counts=True
     )
-    key = (np.arange(len(labels)) - first[inverse] + stream.random(len(counts))[inverse]) / counts[inverse]
+    key = (np.arange(len(labels)) - first[inverse] + stream.random(len(counts))[inverse]) / counts[
+        inverse
+    ]
     return order[by_class[np.argsort(key, kind="stable")]]
 
 
@@ -232,7 +254,9 @@ def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -
         class_names: [C], or empty.
         parts: the partition.
     """
-    counts_of = {f"{prefix}samples": sizes(part) for prefix, part in zip(_PREFIXES, parts, strict=True)}
+    counts_of = {
+        f"{prefix}samples": sizes(part) for prefix, part in zip(_PREFIXES, parts, strict=True)
+    }
     samples, is_listed = counts_of["samples"], len(parts.train) <= MAX_LISTED
     sizes_only = {
         "clients": len(samples),

@@ -110,7 +110,9 @@ def official(
     raise _exhausted(num_clients, alpha, min_samples, max_draws)
 
 
-def top_up(rows: list[np.ndarray], min_samples: int, stream: np.random.Generator | np.random.RandomState) -> list:
+def top_up(
+    rows: list[np.ndarray], min_samples: int, stream: np.random.Generator | np.random.RandomState
+) -> list:
     """Moves rows to clients below the minimum, instead of repeating the draw.
 
     Each of them, in the order of ids, takes random rows one at a time from the client that is largest at that moment.
@@ -135,7 +137,9 @@ def top_up(rows: list[np.ndarray], min_samples: int, stream: np.random.Generator
     return [np.array(pile, np.int64) for pile in piles]
 
 
-def log_shares(stream: np.random.Generator, alpha: float, num_classes: int, num_clients: int) -> np.ndarray:
+def log_shares(
+    stream: np.random.Generator, alpha: float, num_classes: int, num_clients: int
+) -> np.ndarray:
     """Returns [C, K] logarithms of p_c ~ Dirichlet(alpha 1_K), finite for any alpha > 0."""
     logs = _log_gamma(stream, alpha, (num_classes, num_clients)).astype(np.float64)
     return logs - np.logaddexp.reduce(logs, 1, keepdims=True)
@@ -153,7 +157,9 @@ def _deal(members: list[np.ndarray], cuts: np.ndarray) -> list[np.ndarray]:
     return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
 
 
-def _official_cuts(stream: np.random.RandomState, rows: np.ndarray, num_clients: int, alpha: float) -> np.ndarray:
+def _official_cuts(
+    stream: np.random.RandomState, rows: np.ndarray, num_clients: int, alpha: float
+) -> np.ndarray:
     stream.shuffle(rows)
     shares = stream.dirichlet(np.repeat(alpha, num_clients))
     if not np.isfinite(shares.sum()):
@@ -164,7 +170,12 @@ def _official_cuts(stream: np.random.RandomState, rows: np.ndarray, num_clients:
 
 
 def _bulk(
-    stream: np.random.Generator, counts: np.ndarray, num_clients: int, alpha: float, min_samples: int, size: int
+    stream: np.random.Generator,
+    counts: np.ndarray,
+    num_clients: int,
+    alpha: float,
+    min_samples: int,
+    size: int,
 ) -> np.ndarray | None:
     """Draws `size` candidates, and drops each once one of its clients is too small.
 
@@ -175,7 +186,10 @@ def _bulk(
         The cuts of the first successful candidate, int64 [C, K-1]; None without one.
     """
     reached = np.zeros((size, len(counts), 1), np.float32)
-    last, steps = np.zeros((size, len(counts)), np.int64), []  # of every step: cuts, and places in the step before
+    last, steps = (
+        np.zeros((size, len(counts)), np.int64),
+        [],
+    )  # of every step: cuts, and places in the step before
     for first in range(0, num_clients, _WIDTH):
         width = min(_WIDTH, num_clients - first)
         later = num_clients - first - width
@@ -198,7 +212,9 @@ def _bulk(
     return np.concatenate(pieces[::-1], -1)[:, :-1]
 
 
-def _shares(stream: np.random.Generator, shape: tuple[int, int], alpha: float, width: int, later: int) -> np.ndarray:
+def _shares(
+    stream: np.random.Generator, shape: tuple[int, int], alpha: float, width: int, later: int
+) -> np.ndarray:
     """Returns the first `width` entries, [*shape, width], of Dirichlet(alpha) vectors of `width + later` entries."""
     logs = _log_gamma(stream, alpha, (*shape, width))
     if later:
@@ -209,9 +225,13 @@ def _shares(stream: np.random.Generator, shape: tuple[int, int], alpha: float, w
 
 def _log_gamma(stream: np.random.Generator, shape: float, size: tuple[int, ...]) -> np.ndarray:
     """Returns logs of Gamma(shape) variates, as log(Gamma(shape + 1) U^(1/shape)), which cannot underflow."""
-    boosted = np.maximum(stream.standard_gamma(shape + 1, size, np.float32), np.finfo(np.float32).tiny)
+    boosted = np.maximum(
+        stream.standard_gamma(shape + 1, size, np.float32), np.finfo(np.float32).tiny
+    )
     # The limit avoids overflow; at 1e-30 all rows of a label already belong to one client.
-    return np.log(boosted) - stream.standard_exponential(size, np.float32) / np.float32(max(shape, 1e-30))
+    return np.log(boosted) - stream.standard_exponential(size, np.float32) / np.float32(
+        max(shape, 1e-30)
+    )
 
 
 def _exhausted(num_clients: int, alpha: float, min_samples: int, draws: int) -> UsageError:

@@ -54,14 +54,18 @@ Deal = Callable[[Settings, np.ndarray, Any, Progress | None], Sequence[np.ndarra
 """(settings, labels [T] or groups [T], `Stream`, progress) -> the rows of every client"""
 
 
-def _deal_dirichlet(s: Settings, labels: np.ndarray, stream: Any, progress: Progress | None) -> Sequence[np.ndarray]:
+def _deal_dirichlet(
+    s: Settings, labels: np.ndarray, stream: Any, progress: Progress | None
+) -> Sequence[np.ndarray]:
     minimum = s.min_samples if s.rule == "redraw" else 0
     draw: Any = dirichlet.official if s.kind == "official" else dirichlet.bulk
     rows = draw(labels, s.num_clients, s.alpha, stream, minimum, progress=progress)
     return rows if s.rule == "redraw" else dirichlet.top_up(rows, s.min_samples, stream)
 
 
-def _deal_quantity(s: Settings, labels: np.ndarray, stream: Any, progress: Progress | None) -> Sequence[np.ndarray]:
+def _deal_quantity(
+    s: Settings, labels: np.ndarray, stream: Any, progress: Progress | None
+) -> Sequence[np.ndarray]:
     of_one_class = _deal_dirichlet(s, np.zeros_like(labels), stream, progress)
     return kinds.of_sizes(labels, client_rows.sizes(of_one_class), stream)
 
@@ -69,12 +73,20 @@ def _deal_quantity(s: Settings, labels: np.ndarray, stream: Any, progress: Progr
 KINDS: dict[str, Deal] = {
     "dirichlet": _deal_dirichlet,
     "official": _deal_dirichlet,
-    "dirichlet_equal": lambda s, labels, stream, _: kinds.dirichlet_equal(labels, s.num_clients, s.alpha, stream),
-    "balanced_client": lambda s, labels, stream, _: kinds.balanced_client(labels, s.num_clients, s.alpha, stream),
+    "dirichlet_equal": lambda s, labels, stream, _: kinds.dirichlet_equal(
+        labels, s.num_clients, s.alpha, stream
+    ),
+    "balanced_client": lambda s, labels, stream, _: kinds.balanced_client(
+        labels, s.num_clients, s.alpha, stream
+    ),
     "quantity": _deal_quantity,
     "iid": lambda s, labels, stream, _: kinds.iid(labels, s.num_clients, stream),
-    "shards": lambda s, labels, stream, _: kinds.shards(labels, s.num_clients, s.shards_per_client, stream),
-    "classes": lambda s, labels, stream, _: kinds.classes(labels, s.num_clients, s.classes_per_client, stream),
+    "shards": lambda s, labels, stream, _: kinds.shards(
+        labels, s.num_clients, s.shards_per_client, stream
+    ),
+    "classes": lambda s, labels, stream, _: kinds.classes(
+        labels, s.num_clients, s.classes_per_client, stream
+    ),
     "group": lambda s, groups, stream, _: kinds.by_group(groups, s.num_clients, stream),
 }
 """Kind of partition -> the rows of every client."""
@@ -125,17 +137,26 @@ def draw_partition(
     return partition
 
 
-def _draw(s: Settings, labels: np.ndarray, groups: np.ndarray | None, progress: Progress | None) -> Partition:
+def _draw(
+    s: Settings, labels: np.ndarray, groups: np.ndarray | None, progress: Progress | None
+) -> Partition:
     stream: Any = client_rows.random_stream(s.kind, s.seed)
-    ratios, dealt_by = (s.test_ratio, s.val_ratio), np.asarray(groups if s.kind == "group" else labels)
+    ratios, dealt_by = (
+        (s.test_ratio, s.val_ratio),
+        np.asarray(groups if s.kind == "group" else labels),
+    )
     if s.held_out == "client":
         return client_rows.split_clients(_deal(s, dealt_by, stream, progress), *ratios, stream)
     remaining, val, test = client_rows.hold_out(s.held_out, labels, groups, *ratios, stream)
     rows = _deal(s, dealt_by[remaining], stream, progress)
-    return Partition(client_rows.pack(remaining[stream.permutation(own)] for own in rows), [val], [test])
+    return Partition(
+        client_rows.pack(remaining[stream.permutation(own)] for own in rows), [val], [test]
+    )
 
 
-def _deal(s: Settings, dealt_by: np.ndarray, stream: Any, progress: Progress | None) -> Sequence[np.ndarray]:
+def _deal(
+    s: Settings, dealt_by: np.ndarray, stream: Any, progress: Progress | None
+) -> Sequence[np.ndarray]:
     """Returns the rows of every client, each with the minimum or more."""
     rows = KINDS[s.kind](s, dealt_by, stream, progress)
     client_rows.refuse_small(rows, s.min_samples, f"partition {s.kind}")
@@ -143,7 +164,9 @@ def _deal(s: Settings, dealt_by: np.ndarray, stream: Any, progress: Progress | N
 
 
 def _refuse_too_few_rows(s: Settings, num_samples: int) -> None:
-    held_out = sum(int(ratio * num_samples) for ratio in (s.test_ratio, s.val_ratio)) * (s.held_out != "client")
+    held_out = sum(int(ratio * num_samples) for ratio in (s.test_ratio, s.val_ratio)) * (
+        s.held_out != "client"
+    )
     needed, left = s.num_clients * s.min_samples, num_samples - held_out
     if needed > left:
         raise UsageError(

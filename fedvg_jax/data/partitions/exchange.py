@@ -23,7 +23,9 @@ LAYOUT = (
 NUM_ROWS = "num_rows"
 """Member of a file: T, rows of the pool that it divides."""
 
-_MEMBERS = frozenset({NUM_ROWS, *Partition._fields, *(f"{name}_sizes" for name in Partition._fields)})
+_MEMBERS = frozenset(
+    {NUM_ROWS, *Partition._fields, *(f"{name}_sizes" for name in Partition._fields)}
+)
 
 Rows = Sequence[np.ndarray]
 
@@ -40,7 +42,9 @@ def read(file: Path, num_samples: int | None = None) -> Partition | Rows:
     """
     with reading(file, "a partition", f"it must hold {LAYOUT}"):
         if file.suffix == ".json":
-            return [np.array(rows, dtype=None if rows else np.int32) for rows in files.read_json(file)]
+            return [
+                np.array(rows, dtype=None if rows else np.int32) for rows in files.read_json(file)
+            ]
         members = npz.read(file, _MEMBERS)
         num_rows = members.get(NUM_ROWS)
         if None not in (num_rows, num_samples) and num_rows != num_samples:
@@ -85,37 +89,51 @@ def check(
     is_split = isinstance(given, tuple)
     with reading(source, "a partition", "give (train, val, test), or a list of each client's rows"):
         train, val, test = given if is_split else (given, [], [])
-        parts = Partition(*([_rows(rows, num_samples, source) for rows in part] for part in (train, val, test)))
+        parts = Partition(
+            *([_rows(rows, num_samples, source) for rows in part] for part in (train, val, test))
+        )
     for name, part in parts._asdict().items():
         allowed = (num_clients,) if name == "train" else (num_clients, 1) if is_split else (0,)
         if len(part) not in allowed:
-            raise UsageError(f"{source}: {name} holds {len(part)} clients, clients is {num_clients}; make them equal")
+            raise UsageError(
+                f"{source}: {name} holds {len(part)} clients, clients is {num_clients}; make them equal"
+            )
     _refuse_overlap(parts, source)
     parts = Partition(*map(client_rows.pack, parts))
     if is_split:
         return parts
     client_rows.refuse_small(parts.train, min_samples, source)
-    return client_rows.split_clients(parts.train, test_ratio, val_ratio, client_rows.random_stream("file", seed))
+    return client_rows.split_clients(
+        parts.train, test_ratio, val_ratio, client_rows.random_stream("file", seed)
+    )
 
 
 def _part(members: Mapping[str, np.ndarray], name: str) -> Rows:
     rows, sizes = members[name], members[f"{name}_sizes"].astype(np.int64, casting="safe")
     if sizes.ndim != 1 or sizes.min() < 0 or sizes.max() > len(rows) or sizes.sum() != len(rows):
-        raise ValueError(f"{name}_sizes must be numbers [N] that add up to {len(rows)}, the rows of {name}")
+        raise ValueError(
+            f"{name}_sizes must be numbers [N] that add up to {len(rows)}, the rows of {name}"
+        )
     return client_rows.from_sizes(rows, sizes)
 
 
 def _rows(rows: object, num_samples: int, source: object) -> np.ndarray:
     array = np.asarray(rows)
     if array.ndim != 1 or not (array.dtype.kind in "iu" or not array.size):
-        raise UsageError(f"{source}: a client's rows must be integers [n], got {array.dtype} {list(array.shape)}")
+        raise UsageError(
+            f"{source}: a client's rows must be integers [n], got {array.dtype} {list(array.shape)}"
+        )
     if array.size and not (array.min() >= 0 and array.max() < num_samples):
-        raise UsageError(f"{source}: rows must be 0..{num_samples - 1}, got {array.min()}..{array.max()}")
+        raise UsageError(
+            f"{source}: rows must be 0..{num_samples - 1}, got {array.min()}..{array.max()}"
+        )
     return array.astype(np.int64)
 
 
 def _refuse_overlap(parts: Partition, source: object) -> None:
-    values, counts = np.unique(np.concatenate([rows for part in parts for rows in part]), return_counts=True)
+    values, counts = np.unique(
+        np.concatenate([rows for part in parts for rows in part]), return_counts=True
+    )
     if (counts > 1).any():
         row = values[counts.argmax()]
         raise UsageError(f"{source}: row {row} occurs {counts.max()} times; give it once only")
@@ -134,5 +152,9 @@ def write(file: Path, partition: Partition, num_samples: int | None = None) -> N
     """
     count = {} if num_samples is None else {NUM_ROWS: num_samples}
     target = files.export_target(file, "export_partition")
-    with files.writing(file, "--export-partition"), files.drafting(target) as draft, draft.open("wb") as stream:
+    with (
+        files.writing(file, "--export-partition"),
+        files.drafting(target) as draft,
+        draft.open("wb") as stream,
+    ):
         np.savez(stream, **client_rows.as_members(partition), **count)  # pyright: ignore[reportArgumentType]

@@ -26,7 +26,9 @@ def iid(labels: np.ndarray, num_clients: int, stream: np.random.Generator) -> Se
     return from_sizes(stream.permutation(len(labels)), counts)
 
 
-def of_sizes(labels: np.ndarray, counts: np.ndarray, stream: np.random.Generator) -> Sequence[np.ndarray]:
+def of_sizes(
+    labels: np.ndarray, counts: np.ndarray, stream: np.random.Generator
+) -> Sequence[np.ndarray]:
     """Gives clients these numbers of rows; every client has the pool's labels in proportion.
 
     With q_c the pool's share of class c of C, a client of n rows holds n q_c rows of c, within 2 (1 + C q_c). Sizes
@@ -105,11 +107,18 @@ def balanced_client(
     members = [stream.permutation(np.flatnonzero(labels == c)) for c in classes]
     balanced = np.concatenate([rows[:n] for rows, n in zip(members, wanted, strict=True)])
     rest = np.setdiff1d(np.arange(len(labels)), balanced)
-    return [balanced, *(rest[rows] for rows in dirichlet_equal(labels[rest], num_clients - 1, alpha, stream))]
+    return [
+        balanced,
+        *(rest[rows] for rows in dirichlet_equal(labels[rest], num_clients - 1, alpha, stream)),
+    ]
 
 
 def _take_turn(
-    waiting: np.ndarray, wants: np.ndarray, left: np.ndarray, taken: np.ndarray, stream: np.random.Generator
+    waiting: np.ndarray,
+    wants: np.ndarray,
+    left: np.ndarray,
+    taken: np.ndarray,
+    stream: np.random.Generator,
 ) -> None:
     """Takes one row for each client in `waiting`, in this order of precedence, in place.
 
@@ -121,7 +130,9 @@ def _take_turn(
         stream: consumed.
     """
     while len(waiting):
-        noise = stream.gumbel(size=(len(waiting), len(left)))  # argmax of log q + noise is a draw from q
+        noise = stream.gumbel(
+            size=(len(waiting), len(left))
+        )  # argmax of log q + noise is a draw from q
         drawn = np.where(left > 0, wants[waiting] + noise, -np.inf).argmax(1)
         by_class = np.argsort(drawn, kind="stable")
         ordered = drawn[by_class]
@@ -136,7 +147,9 @@ def _take_turn(
 # --- few classes
 
 
-def shards(labels: np.ndarray, num_clients: int, per_client: int, stream: np.random.Generator) -> list[np.ndarray]:
+def shards(
+    labels: np.ndarray, num_clients: int, per_client: int, stream: np.random.Generator
+) -> list[np.ndarray]:
     """Sorts rows by label, cuts them into K s equal shards (sizes differ by at most 1), and deals s to each client.
 
     A client holds at most s classes if no shard spans two classes, and at most 2 s if shards are smaller than classes.
@@ -162,12 +175,16 @@ def shards(labels: np.ndarray, num_clients: int, per_client: int, stream: np.ran
             f" {len(labels)} rows, got {per_client}"
         )
     order = stream.permutation(len(labels))
-    pieces = np.array_split(order[np.argsort(labels[order], kind="stable")], num_clients * per_client)
+    pieces = np.array_split(
+        order[np.argsort(labels[order], kind="stable")], num_clients * per_client
+    )
     hands = stream.permutation(len(pieces)).reshape(num_clients, per_client)
     return [np.concatenate([pieces[i] for i in hand]) for hand in hands]
 
 
-def classes(labels: np.ndarray, num_clients: int, per_client: int, stream: np.random.Generator) -> list[np.ndarray]:
+def classes(
+    labels: np.ndarray, num_clients: int, per_client: int, stream: np.random.Generator
+) -> list[np.ndarray]:
     """Gives every client k different classes, and divides the rows of a class equally among its clients.
 
     Each client in turn takes the k classes with the fewest clients so far, ties at random. Numbers of clients per
@@ -212,7 +229,9 @@ def classes(labels: np.ndarray, num_clients: int, per_client: int, stream: np.ra
 # --- natural groups
 
 
-def by_group(groups: np.ndarray, num_clients: int, stream: np.random.Generator) -> Sequence[np.ndarray]:
+def by_group(
+    groups: np.ndarray, num_clients: int, stream: np.random.Generator
+) -> Sequence[np.ndarray]:
     """Assigns whole groups to clients: group i to client i, or shuffled groups in turn where clients are fewer.
 
     Args:
@@ -230,7 +249,9 @@ def by_group(groups: np.ndarray, num_clients: int, stream: np.random.Generator) 
     """
     names, member = np.unique(groups, return_inverse=True)
     if len(names) < num_clients:
-        raise UsageError(f"partition group: {len(names)} groups for {num_clients} clients; use --clients {len(names)}")
+        raise UsageError(
+            f"partition group: {len(names)} groups for {num_clients} clients; use --clients {len(names)}"
+        )
     order = np.arange(len(names)) if len(names) == num_clients else stream.permutation(len(names))
     client_of = np.empty(len(names), np.int64)
     client_of[order] = np.arange(len(names)) % num_clients

@@ -16,7 +16,18 @@ from fedvg_jax.data.readers import npz
 
 Split = tuple[np.ndarray, np.ndarray]
 
-CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CLASS_NAMES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 _NAMES_100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
 caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
@@ -78,7 +89,9 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
     published = SETS[name]
     file = data_dir if data_dir.suffix == ".npz" else data_dir / f"{name}.npz"
     if file.is_file():
-        return cache.cached(name, [file], lambda: npz.decode(file, name, published.class_names), cache_dir)
+        return cache.cached(
+            name, [file], lambda: npz.decode(file, name, published.class_names), cache_dir
+        )
     paths = find(data_dir, published.folder, published.files, published.layout, SOURCE)
 
     def decode() -> Arrays:
@@ -91,9 +104,13 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
 
 def _split(file: Path, published: Published) -> Split:
     """Decodes a Python file: a dict with `data` uint8 [n, 3072] and a list of labels."""
-    with reading(file, f"a dict with 'data' and {published.key.decode()!r}", f"fetch {SOURCE} again"):
+    with reading(
+        file, f"a dict with 'data' and {published.key.decode()!r}", f"fetch {SOURCE} again"
+    ):
         held = _Unpickler(io.BytesIO(file.read_bytes()), encoding="bytes").load()
-        return held[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(held[published.key])
+        return held[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(
+            held[published.key]
+        )
 
 
 _NAMES = {
@@ -110,7 +127,9 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if f"{module}.{name}" not in _NAMES:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, and only plain arrays are read")
+            raise pickle.UnpicklingError(
+                f"it asks for {module}.{name}, and only plain arrays are read"
+            )
         return _NAMES[f"{module}.{name}"]
 
 
@@ -142,7 +161,11 @@ def load_stl10(data_dir: Path, cache_dir: Path | None = None) -> Arrays:
 
     def split(images: Path, labels: Path) -> Split:
         with reading(images, "a whole number of images", f"fetch {STL_SOURCE} again"):
-            x = np.frombuffer(images.read_bytes(), np.uint8).reshape(-1, *STL_SHAPE).transpose(0, 3, 2, 1)
+            x = (
+                np.frombuffer(images.read_bytes(), np.uint8)
+                .reshape(-1, *STL_SHAPE)
+                .transpose(0, 3, 2, 1)
+            )
         return x, np.frombuffer(labels.read_bytes(), np.uint8).astype(np.int64) - 1
 
     def decode() -> Arrays:

@@ -17,7 +17,12 @@ from fedvg_jax.data.readers import prepared
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/), or train/, val/ and test/ with these"
 
 
-def load(data_dir: Path, cache_dir: Path | None = None, splits: str = "all", **how: Unpack[images.Decoding]) -> Arrays:
+def load(
+    data_dir: Path,
+    cache_dir: Path | None = None,
+    splits: str = "all",
+    **how: Unpack[images.Decoding],
+) -> Arrays:
     """Reads the images of `data_dir`, x uint8 [T, H, W, 3], with classes and images sorted by name.
 
     Official splits are pooled in the order train, validation, test.
@@ -31,11 +36,17 @@ def load(data_dir: Path, cache_dir: Path | None = None, splits: str = "all", **h
     Raises:
         UsageError: no such folder, a class without images, or a file among them that is not an image.
     """
-    return decode(data_dir.resolve().name, data_dir, _split_folders(data_dir, splits), cache_dir, **how)
+    return decode(
+        data_dir.resolve().name, data_dir, _split_folders(data_dir, splits), cache_dir, **how
+    )
 
 
 def decode(
-    name: str, root: Path, splits: Sequence[Path], cache_dir: Path | None, **how: Unpack[images.Decoding]
+    name: str,
+    root: Path,
+    splits: Sequence[Path],
+    cache_dir: Path | None,
+    **how: Unpack[images.Decoding],
 ) -> Arrays:
     """Decodes the images of each split and class, class after class.
 
@@ -48,11 +59,19 @@ def decode(
     """
     of_splits = [classes(split, 2 if split == root else 1) for split in splits]
     names = sorted(set().union(*of_splits))
-    rows = [[(file, names.index(c)) for c, members in split.items() for file in members] for split in of_splits]
+    rows = [
+        [(file, names.index(c)) for c, members in split.items() for file in members]
+        for split in of_splits
+    ]
     files, y = zip(*itertools.chain(*rows), strict=True)
 
     def read() -> Arrays:
-        return check(Arrays(name, images.decode_files(files, **how), np.array(y), tuple(names), len(rows[0])), root)
+        return check(
+            Arrays(
+                name, images.decode_files(files, **how), np.array(y), tuple(names), len(rows[0])
+            ),
+            root,
+        )
 
     sources = [*map(cache.Status, files), f"{how.get('size')}"]
     arrays = cache.cached("folder", sources, read, cache_dir)
@@ -66,7 +85,9 @@ def _split_folders(data_dir: Path, wanted: str) -> list[Path]:
         UsageError: no such folder, or a split that is wanted and not there.
     """
     if not data_dir.is_dir():
-        raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}{how_to_unpack(data_dir)}")
+        raise UsageError(
+            f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}{how_to_unpack(data_dir)}"
+        )
     known = {name for names in prepared.SPLITS for name in names}
     splits = {folder.name: folder for folder in _folders(data_dir)}
     has_splits = bool(splits) and all(name.lower() in known for name in splits)
@@ -97,7 +118,9 @@ def images_in(folder: Path) -> list[Path]:
     files = visible(folder)
     for file in files:
         if not file.is_file() or file.suffix.lower() not in images.SUFFIXES:
-            raise UsageError(f"{file}: is not an image ({', '.join(images.SUFFIXES)}); move it elsewhere")
+            raise UsageError(
+                f"{file}: is not an image ({', '.join(images.SUFFIXES)}); move it elsewhere"
+            )
     if not files:
         raise UsageError(f"{folder}: holds no image; every class needs at least one")
     return files
@@ -121,7 +144,9 @@ XRAY_SOURCE = (
 )
 
 
-def load_covid19(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
+def load_covid19(
+    data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]
+) -> Arrays:
     """Reads chest X-rays of four classes, x uint8 [T, 244, 224, 3].
 
     Args:
@@ -152,7 +177,9 @@ TINY_LAYOUT = f"wnids.txt, train/ and val/ with val_annotations.txt (there or in
 TINY_SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
-def load_tinyimagenet(data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]) -> Arrays:
+def load_tinyimagenet(
+    data_dir: Path, cache_dir: Path | None = None, **how: Unpack[images.Decoding]
+) -> Arrays:
     """Reads Tiny ImageNet, x uint8 [110000, 64, 64, 3]: the training set, then the labelled validation set.
 
     Classes have the order and names of wnids.txt. The images of a class and of the validation set are sorted by file
@@ -172,7 +199,9 @@ def load_tinyimagenet(data_dir: Path, cache_dir: Path | None = None, **how: Unpa
     wnids = _lines(root / "wnids.txt")
     members = [images_in(root / "train" / wnid) for wnid in wnids]
     if len({len(files) for files in members}) > 1:
-        raise UsageError(f"{root}: classes have different numbers of images in train/; fetch {TINY_SOURCE} again")
+        raise UsageError(
+            f"{root}: classes have different numbers of images in train/; fetch {TINY_SOURCE} again"
+        )
     train = [(file, label) for label, files in enumerate(members) for file in files]
     val = _val(root / "val", wnids)
     files = [file for file, _ in train + val]
@@ -192,8 +221,15 @@ def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
 
     Lines of val_annotations.txt hold file name, class and four numbers, separated by tabs.
     """
-    annotations, number = val / "val_annotations.txt", {wnid: label for label, wnid in enumerate(wnids)}
-    with reading(annotations, "a table of the images and of classes in wnids.txt", f"fetch {TINY_SOURCE} again"):
+    annotations, number = (
+        val / "val_annotations.txt",
+        {wnid: label for label, wnid in enumerate(wnids)},
+    )
+    with reading(
+        annotations,
+        "a table of the images and of classes in wnids.txt",
+        f"fetch {TINY_SOURCE} again",
+    ):
         class_of = dict(line.split("\t")[:2] for line in _lines(annotations))
         files = images_in(val)
         if len(files) != len(class_of):
@@ -203,7 +239,9 @@ def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
 
 def _lines(file: Path) -> list[str]:
     with reading(file, "a text file", f"fetch {TINY_SOURCE} again"):
-        lines = [line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = [
+            line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
+        ]
         if not lines:
             raise ValueError("empty")
         return lines

@@ -17,7 +17,11 @@ from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays, pool, reading, with_groups
 
 KEYS = (
-    (("train_images", "train_labels"), ("val_images", "val_labels"), ("test_images", "test_labels")),
+    (
+        ("train_images", "train_labels"),
+        ("val_images", "val_labels"),
+        ("test_images", "test_labels"),
+    ),
     (("x_train", "y_train"), ("x_val", "y_val"), ("x_test", "y_test")),
     (("x", "y"),),
 )
@@ -28,7 +32,9 @@ LAYOUT = (
     "or x_train, y_train[, x_val, y_val][, x_test, y_test], or x, y"
 )
 
-_AS_ARRAYS = "; a table of text is read by pandas.read_csv, and given as fedvg_jax.run(config, data=(x, y))"
+_AS_ARRAYS = (
+    "; a table of text is read by pandas.read_csv, and given as fedvg_jax.run(config, data=(x, y))"
+)
 
 
 def load(path: Path, cache_dir: Path | None = None) -> Arrays:
@@ -48,7 +54,9 @@ def load(path: Path, cache_dir: Path | None = None) -> Arrays:
     return arrays._replace(name=file.stem)  # an entry may come from a file with another name
 
 
-def decode(file: Path, name: str, class_names: Sequence[str] | None = None, without: Collection[str] = ()) -> Arrays:
+def decode(
+    file: Path, name: str, class_names: Sequence[str] | None = None, without: Collection[str] = ()
+) -> Arrays:
     """Pools the splits of a file in the order train, val, test.
 
     Args:
@@ -70,7 +78,9 @@ def decode(file: Path, name: str, class_names: Sequence[str] | None = None, with
     if "class_names" in members:
         with reading(file, "a data set", "class_names must be texts in UTF-8"):
             names = members["class_names"].ravel()
-            class_names = [name.decode() if isinstance(name, bytes) else str(name) for name in names]
+            class_names = [
+                name.decode() if isinstance(name, bytes) else str(name) for name in names
+            ]
     arrays = pool(name, splits, class_names, file)
     return with_groups(arrays, members["groups"], file) if "groups" in members else arrays
 
@@ -187,8 +197,12 @@ def load_medmnist(
     file = data_dir if data_dir.is_file() else data_dir / file_name(name, side)
     if not file.is_file():
         raise UsageError(f"{data_dir}: holds no {file.name}; put {layout(name)} {SOURCE} there")
-    arrays = cache.cached(name, [file, f"without {left_out}"], lambda: decode(file, name, names, left_out), cache_dir)
+    arrays = cache.cached(
+        name, [file, f"without {left_out}"], lambda: decode(file, name, names, left_out), cache_dir
+    )
     if size and arrays.x.shape[1:3] != size:
         got = " x ".join(map(str, arrays.x.shape[1:3]))
-        raise UsageError(f"{file}: images of {got}, but --image-size asks for {size[0]} x {size[1]}; fetch it again")
+        raise UsageError(
+            f"{file}: images of {got}, but --image-size asks for {size[0]} x {size[1]}; fetch it again"
+        )
     return arrays

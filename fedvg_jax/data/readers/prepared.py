@@ -65,7 +65,9 @@ def load_hf(
     folder = find(data_dir, name)
     members = sorted(path for path in folder.rglob("*.*") if path.is_file())
     sources = [*members, f"{how.get('size')}", f"{sorted(columns.items())}", splits]
-    arrays = cache.cached("hf", sources, lambda: _decode_hf(folder, columns, splits, **how), cache_dir)
+    arrays = cache.cached(
+        "hf", sources, lambda: _decode_hf(folder, columns, splits, **how), cache_dir
+    )
     return arrays._replace(name=folder.resolve().name)
 
 
@@ -91,23 +93,40 @@ def pooled_splits(splits: Mapping[str, T], wanted: str, folder: Path) -> list[T]
         UsageError: there is no such split.
     """
     if wanted == "all":
-        return [splits[name] for names in SPLITS for name in splits if name.lower() in names] or [*splits.values()]
+        return [splits[name] for names in SPLITS for name in splits if name.lower() in names] or [
+            *splits.values()
+        ]
     names = dict.fromkeys(name.strip() for name in wanted.split(","))
     if unknown := [name for name in names if name not in splits]:
         has = ", ".join(filter(None, splits)) or "none"
-        raise UsageError(f"{folder}: has no split {unknown[0][:100]!r}; --splits is all, or some of its splits: {has}")
+        raise UsageError(
+            f"{folder}: has no split {unknown[0][:100]!r}; --splits is all, or some of its splits: {has}"
+        )
     return [splits[name] for name in names]
 
 
-def _decode_hf(folder: Path, columns: Columns, splits: str, **how: Unpack[images.Decoding]) -> Arrays:
+def _decode_hf(
+    folder: Path, columns: Columns, splits: str, **how: Unpack[images.Decoding]
+) -> Arrays:
     library = extras.load("datasets", "hf", f"{HF}FOLDER")
-    with reading(folder, "a complete set", f"it must be {HF_LAYOUT}"), tempfile.TemporaryDirectory() as scratch:
-        parts = [part for part in pooled_splits(_splits(library, folder, scratch), splits, folder) if len(part)]
+    with (
+        reading(folder, "a complete set", f"it must be {HF_LAYOUT}"),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        parts = [
+            part
+            for part in pooled_splits(_splits(library, folder, scratch), splits, folder)
+            if len(part)
+        ]
         if not parts:
             raise UsageError(f"{folder}: holds no row; at least one image is needed")
         rows = library.concatenate_datasets(parts)
         rows.data.table.validate(full=True)  # reading inconsistent buffers could crash the process
-        labels = [name for name, feature in rows.features.items() if isinstance(feature, library.ClassLabel)]
+        labels = [
+            name
+            for name, feature in rows.features.items()
+            if isinstance(feature, library.ClassLabel)
+        ]
         label = _column(rows, "label", columns, labels, LABEL_NAMES, folder)
         y, names = _labels(rows, label, folder)
         of_images = [name for name, feature in rows.features.items() if _is_image(library, feature)]
@@ -115,7 +134,11 @@ def _decode_hf(folder: Path, columns: Columns, splits: str, **how: Unpack[images
         x = _images(rows, image, folder, **how)
         arrays = check(Arrays(folder.name, x, y, names, len(parts[0])), folder)
         group = columns.get("group")
-        return with_groups(arrays, _values(rows, group, folder), f"{folder}, column {group}") if group else arrays
+        return (
+            with_groups(arrays, _values(rows, group, folder), f"{folder}, column {group}")
+            if group
+            else arrays
+        )
 
 
 def _splits(library: Any, folder: Path, scratch: str) -> Mapping[str, Any]:
@@ -135,7 +158,9 @@ def _is_image(library: Any, feature: Any) -> bool:
     return isinstance(feature, library.Image)
 
 
-def _column(rows: Any, role: str, columns: Columns, of_kind: list[str], usual: Sequence[str], folder: Path) -> str:
+def _column(
+    rows: Any, role: str, columns: Columns, of_kind: list[str], usual: Sequence[str], folder: Path
+) -> str:
     """Returns the column that is given, that is the only one of its kind, or that has a usual name."""
     names = [columns[role]] if role in columns else of_kind
     if len(names) != 1:
@@ -155,13 +180,19 @@ def _labels(rows: Any, column: str, folder: Path) -> tuple[np.ndarray, tuple[str
         texts, y = np.unique(values, return_inverse=True)
         return y, tuple(map(str, texts))
     if values.min() < 0:
-        raise UsageError(f"{folder}: has rows without a label (-1), as test splits do; leave their split out: --splits")
-    return values, tuple(getattr(rows.features[column], "names", None) or numbers(int(values.max())))
+        raise UsageError(
+            f"{folder}: has rows without a label (-1), as test splits do; leave their split out: --splits"
+        )
+    return values, tuple(
+        getattr(rows.features[column], "names", None) or numbers(int(values.max()))
+    )
 
 
 def _values(rows: Any, column: str, folder: Path) -> np.ndarray:
     """Returns a column of integers or texts, [T]; a UsageError for other values, or rows without one."""
-    values = np.array(rows.with_format("arrow")[:][column].to_pylist() if column in rows.features else [None])
+    values = np.array(
+        rows.with_format("arrow")[:][column].to_pylist() if column in rows.features else [None]
+    )
     if values.dtype.kind not in "biU":
         raise UsageError(
             f"{folder}: column {column[:100]} must have an integer or a text in every row; remove rows, or name another"
@@ -178,17 +209,23 @@ def _images(rows: Any, column: str, folder: Path, **how: Unpack[images.Decoding]
         value, source = stored[row].as_py(), f"{folder} (row {row})"
         data = value.get("bytes") if isinstance(value, dict) else value
         if not isinstance(data, bytes):
-            raise UsageError(f"{source}: column {column} holds no bytes of an image; save the set by save_to_disk")
+            raise UsageError(
+                f"{source}: column {column} holds no bytes of an image; save the set by save_to_disk"
+            )
         return data, source
 
-    are_grey = all(images.is_grey(*read(row)) for row in range(len(stored)))  # opens headers, up to the first colours
+    are_grey = all(
+        images.is_grey(*read(row)) for row in range(len(stored))
+    )  # opens headers, up to the first colours
     return images.stack(len(stored), read, channels=1 if are_grey else 3, **how)
 
 
 # --- tensorflow-datasets
 
 
-def load_tfds(data_dir: Path, cache_dir: Path | None = None, *, name: str, **how: Unpack[images.Decoding]) -> Arrays:
+def load_tfds(
+    data_dir: Path, cache_dir: Path | None = None, *, name: str, **how: Unpack[images.Decoding]
+) -> Arrays:
     """Reads a prepared data set, x uint8 [T, H, W, D], with the splits train, validation and test pooled in this order.
 
     Args:
@@ -206,10 +243,14 @@ def load_tfds(data_dir: Path, cache_dir: Path | None = None, *, name: str, **how
         builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=str(data_dir))
     prepared = Path(builder.data_path)
     sources = [name, *sorted(filter(Path.is_file, prepared.iterdir())), f"{how.get('size')}"]
-    return cache.cached("tfds", sources, lambda: _decode_tfds(tfds, builder, prepared, name, **how), cache_dir)
+    return cache.cached(
+        "tfds", sources, lambda: _decode_tfds(tfds, builder, prepared, name, **how), cache_dir
+    )
 
 
-def _decode_tfds(tfds: Any, builder: Any, prepared: Path, name: str, **how: Unpack[images.Decoding]) -> Arrays:
+def _decode_tfds(
+    tfds: Any, builder: Any, prepared: Path, name: str, **how: Unpack[images.Decoding]
+) -> Arrays:
     with reading(prepared, "a complete prepared data set", "prepare it again"):
         features = builder.info.features
         image = _key(builder.info, tfds.features.Image, prepared)
@@ -217,7 +258,11 @@ def _decode_tfds(tfds: Any, builder: Any, prepared: Path, name: str, **how: Unpa
         splits = pooled_splits({split: split for split in builder.info.splits}, "all", prepared)
         decoders = {image: tfds.decode.SkipDecoding()}
         sources = [builder.as_data_source(split=split, decoders=decoders) for split in splits]
-        rows = [(source, i, split) for source, split in zip(sources, splits, strict=True) for i in range(len(source))]
+        rows = [
+            (source, i, split)
+            for source, split in zip(sources, splits, strict=True)
+            for i in range(len(source))
+        ]
         y, lock = np.empty(len(rows), np.int64), threading.Lock()
 
         def read(row: int) -> tuple[bytes, object]:
@@ -237,5 +282,7 @@ def _key(info: Any, kind: type, prepared: Path) -> str:
     keys = [key for key, feature in info.features.items() if type(feature) is kind]
     keys = [key for key in info.supervised_keys or () if key in keys] or keys
     if len(keys) != 1:
-        raise UsageError(f"{prepared}: must have one image and one class label, got {', '.join(info.features)}")
+        raise UsageError(
+            f"{prepared}: must have one image and one class label, got {', '.join(info.features)}"
+        )
     return keys[0]

@@ -39,7 +39,9 @@ def literature() -> Arrays:
     ((3541, 64), (3541, 64), 64, np.int32(19))
     """
     paths = sorted(Path(__file__).parents[1].joinpath("literature").glob("*.txt"))
-    return cut({path.name: path.read_text(encoding="utf-8") for path in paths}, "literature", "literature")
+    return cut(
+        {path.name: path.read_text(encoding="utf-8") for path in paths}, "literature", "literature"
+    )
 
 
 def load(folder: Path, cache_dir: Path | None = None) -> Arrays:
@@ -85,17 +87,26 @@ def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:
     for group, (author, text) in enumerate(texts.items()):
         count = (len(text) - 1) // LENGTH
         if count < 1:
-            raise UsageError(f"{source}: {author} has {len(text)} characters, fewer than {LENGTH + 1}; remove its file")
+            raise UsageError(
+                f"{source}: {author} has {len(text)} characters, fewer than {LENGTH + 1}; remove its file"
+            )
         codes = np.array([numbers[character] for character in text], np.int32)
         rows.append(codes[: count * LENGTH].reshape(count, LENGTH))
         labels.append(codes[1 : count * LENGTH + 1].reshape(count, LENGTH))
         groups.append(np.full(count, group, np.int32))
     x, y = np.concatenate(rows), np.concatenate(labels)
-    class_names = tuple("space" if character == " " else one_line(character) for character in characters)
+    class_names = tuple(
+        "space" if character == " " else one_line(character) for character in characters
+    )
     return Arrays(name, x, y, class_names, len(x), np.concatenate(groups))
 
 
-FILES = {"digits": "digits.csv.gz", "breast_cancer": "breast_cancer.csv", "wine": "wine_data.csv", "iris": "iris.csv"}
+FILES = {
+    "digits": "digits.csv.gz",
+    "breast_cancer": "breast_cancer.csv",
+    "wine": "wine_data.csv",
+    "iris": "iris.csv",
+}
 """Data set -> its file in the folder `datasets/data` of scikit-learn."""
 
 

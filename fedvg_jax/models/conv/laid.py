@@ -26,7 +26,11 @@ ELEMENTWISE = {
 }  # fmt: skip
 """Primitives; each entry of their result depends on one entry of each operand."""
 
-_GROUPS = {4: ((3,), (1,), (2,), (0,)), 5: ((4,), (2, 0), (3,), (1,)), 8: ((7,), (5, 2, 0), (6, 3, 1), (4,))}
+_GROUPS = {
+    4: ((3,), (1,), (2,), (0,)),
+    5: ((4,), (2, 0), (3,), (1,)),
+    8: ((7,), (5, 2, 0), (6, 3, 1), (4,)),
+}
 """Axes of memory -> axes of images, height, width and channels, of what `planes` computes."""
 
 
@@ -53,7 +57,9 @@ class Laid(NamedTuple):
 
     def array(self) -> Array:
         """Returns the array in the order of its axes."""
-        return self.memory.transpose([axis for group in self.groups for axis in group]).reshape(self.shape)
+        return self.memory.transpose([axis for group in self.groups for axis in group]).reshape(
+            self.shape
+        )
 
     def lay(self, x: Array) -> Array:
         """Returns x in the order of `memory`; its axes have this array's sizes or 1."""
@@ -68,7 +74,12 @@ def array(x: Any) -> Any:
 
 
 def convolve(
-    x: Any, w: Array, pads: Sequence[tuple[int, int]], axes: Sequence[int], out: Sequence[int], precision=None
+    x: Any,
+    w: Array,
+    pads: Sequence[tuple[int, int]],
+    axes: Sequence[int],
+    out: Sequence[int],
+    precision=None,
 ) -> Laid:
     """Returns the laid convolution of x with w [r, s, C, O] at stride 1.
 
@@ -87,7 +98,9 @@ def convolve(
     return Laid(y, [_GROUPS[y.ndim][out.index(axis)] for axis in range(4)])
 
 
-def max_pool(x: Laid, window: Sequence[int], strides: Sequence[int], padding: Sequence[tuple[int, int]]) -> Laid | None:
+def max_pool(
+    x: Laid, window: Sequence[int], strides: Sequence[int], padding: Sequence[tuple[int, int]]
+) -> Laid | None:
     """Returns the laid 2 x 2 maxima, stride 2; None for other windows."""
     space = {x.memory.ndim - 3, x.memory.ndim - 2}
     expected = [1 if space.isdisjoint(group) else 2 for group in x.groups]
@@ -104,7 +117,9 @@ def total(x: Laid, axes: Sequence[int]) -> Array:
     return sums.array().squeeze(axes)
 
 
-def elementwise(eqn: core.JaxprEqn, operands: Sequence[Any], evaluate: Callable) -> list[Any] | None:
+def elementwise(
+    eqn: core.JaxprEqn, operands: Sequence[Any], evaluate: Callable
+) -> list[Any] | None:
     """Returns the results of an elementwise operation, laid as its first laid operand is; None without one, for others.
 
     `evaluate` takes a list of arrays and returns the results, of the shapes that `eqn` states.
@@ -116,7 +131,10 @@ def elementwise(eqn: core.JaxprEqn, operands: Sequence[Any], evaluate: Callable)
         return None
 
     def memory(x) -> Any:
-        is_alike = isinstance(x, Laid) and (x.groups, x.memory.shape) == (first.groups, first.memory.shape)
+        is_alike = isinstance(x, Laid) and (x.groups, x.memory.shape) == (
+            first.groups,
+            first.memory.shape,
+        )
         if is_alike:
             return x.memory
         return first.lay(array(x)) if jnp.shape(x) else x
@@ -133,6 +151,12 @@ def elementwise(eqn: core.JaxprEqn, operands: Sequence[Any], evaluate: Callable)
 
 def _is_elementwise(eqn: core.JaxprEqn) -> bool:
     """Returns whether an operation is elementwise, or a function with a derivative of its own of such operations."""
-    inner = core.jaxprs_in_params(eqn.params) if eqn.primitive.name in ("custom_jvp_call", "jit") else []
+    inner = (
+        core.jaxprs_in_params(eqn.params)
+        if eqn.primitive.name in ("custom_jvp_call", "jit")
+        else []
+    )
     operations = [operation for jaxpr in inner for operation in jaxpr.eqns]
-    return eqn.primitive.name in ELEMENTWISE or (bool(operations) and all(map(_is_elementwise, operations)))
+    return eqn.primitive.name in ELEMENTWISE or (
+        bool(operations) and all(map(_is_elementwise, operations))
+    )

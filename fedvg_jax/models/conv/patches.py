@@ -15,7 +15,9 @@ from jax import Array, lax
 from fedvg_jax.models.conv import taps
 
 
-def convolve(x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]], precision=None) -> Array:
+def convolve(
+    x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]], precision=None
+) -> Array:
     """Convolves x with w by one matmul.
 
         y[n, p, q, o] = sum_ijc x[n, p s + i - pad, q s + j - pad, c] w[i, j, c, o]
@@ -62,5 +64,7 @@ def _patches(x: Array, kernel: Sequence[int], out: Sequence[int], strides: Seque
 
 def _matmul(patches: Array, matrix: Array, precision) -> Array:
     # as a matrix of rows: with four axes, XLA on the CPU transposes one factor of the kernel's gradient in memory
-    rows = lax.dot_general(patches.reshape(-1, len(matrix)), matrix, (((1,), (0,)), ((), ())), precision=precision)
+    rows = lax.dot_general(
+        patches.reshape(-1, len(matrix)), matrix, (((1,), (0,)), ((), ())), precision=precision
+    )
     return rows.reshape(*patches.shape[:3], -1)

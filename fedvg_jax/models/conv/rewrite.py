@@ -43,7 +43,9 @@ def fast_task(task: Task, conv: str = "auto") -> Task:
     functions = {"loss": task.loss, "predict": task.predict, "measure": task.measure}
     if task.forward:
         functions["forward"] = task.forward
-    return task._replace(**{name: fast_convolutions(function, conv) for name, function in functions.items()})
+    return task._replace(
+        **{name: fast_convolutions(function, conv) for name, function in functions.items()}
+    )
 
 
 def fast_convolutions(function: F, conv: str = "auto") -> F:
@@ -72,14 +74,19 @@ def fast_convolutions(function: F, conv: str = "auto") -> F:
 
         def of_arrays(*arrays):
             remaining = iter(arrays)
-            values = [leaf if static else next(remaining) for leaf, static in zip(leaves, is_static, strict=True)]
+            values = [
+                leaf if static else next(remaining)
+                for leaf, static in zip(leaves, is_static, strict=True)
+            ]
             args, kwargs = jax.tree.unflatten(structure, values)
             return function(*args, **kwargs)
 
         closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         # without a rule, too, its jaxpr is evaluated: tracing the function again takes longer
         has_rule = _has_rule(closed.jaxpr)
-        results = _evaluate(conv, closed, *arrays) if has_rule else core.jaxpr_as_fun(closed)(*arrays)
+        results = (
+            _evaluate(conv, closed, *arrays) if has_rule else core.jaxpr_as_fun(closed)(*arrays)
+        )
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
     return rewritten  # pyright: ignore[reportReturnType]
@@ -148,7 +155,11 @@ def _elementwise(operation: Operation, operands: Sequence[Value]) -> list[Value]
 def _sum(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Sums a laid array in the order of its memory."""
     (x,) = operands
-    return [laid.total(x, operation.params["axes"])] if isinstance(x, laid.Laid) else operation.original(operands)
+    return (
+        [laid.total(x, operation.params["axes"])]
+        if isinstance(x, laid.Laid)
+        else operation.original(operands)
+    )
 
 
 def _convolve(operation: Operation, operands: Sequence[Value]) -> list[Value]:
@@ -173,7 +184,11 @@ def _convolve(operation: Operation, operands: Sequence[Value]) -> list[Value]:
         y = convolve(x, w, strides, pads, precision)
     else:
         y = _convolve_any(x, w, is_dense, **params)
-    axes = [0, y.ndim - 1, *range(1, y.ndim - 1)]  # of y, in the order of `out`: images, channels, space
+    axes = [
+        0,
+        y.ndim - 1,
+        *range(1, y.ndim - 1),
+    ]  # of y, in the order of `out`: images, channels, space
     return [y.transpose([axes[out.index(axis)] for axis in range(y.ndim)])]
 
 
@@ -183,10 +198,22 @@ def _max_pool(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     With the original operation, the CNN's steps take 1.36 times as long on a CPU.
     """
     (x,), params = operands, operation.params
-    window, strides, padding = params["window_dimensions"], params["window_strides"], params["padding"]
-    is_plain = {*params["base_dilation"], *params["window_dilation"]} == {1} and jnp.issubdtype(x.dtype, jnp.floating)
-    is_plain &= all(k <= n + low + high for k, n, (low, high) in zip(window, x.shape, padding, strict=True))
-    pooled = laid.max_pool(x, window, strides, padding) if is_plain and isinstance(x, laid.Laid) else None
+    window, strides, padding = (
+        params["window_dimensions"],
+        params["window_strides"],
+        params["padding"],
+    )
+    is_plain = {*params["base_dilation"], *params["window_dilation"]} == {1} and jnp.issubdtype(
+        x.dtype, jnp.floating
+    )
+    is_plain &= all(
+        k <= n + low + high for k, n, (low, high) in zip(window, x.shape, padding, strict=True)
+    )
+    pooled = (
+        laid.max_pool(x, window, strides, padding)
+        if is_plain and isinstance(x, laid.Laid)
+        else None
+    )
     if pooled is not None:
         return [pooled]
     x = laid.array(x)
@@ -195,7 +222,9 @@ def _max_pool(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     if any(low or high for low, high in padding):
         lowest = jnp.array(-jnp.inf, x.dtype)
         x = lax.pad(x, lowest, [(low, high, 0) for low, high in padding])
-    for axis in reversed(range(x.ndim)):  # one after the other: 4 instead of 8 maxima for a window of 3 x 3
+    for axis in reversed(
+        range(x.ndim)
+    ):  # one after the other: 4 instead of 8 maxima for a window of 3 x 3
         if (window[axis], strides[axis]) != (1, 1):
             x = _max_along(x, axis, window[axis], strides[axis])
     return [x]
@@ -226,14 +255,20 @@ def _on_arrays(rebuild: Callable[[Operation, list[Any]], list[Any]]) -> Rule:
 def _checkpoint(operation: Operation, arrays: list[Any]) -> list[Any]:
     params = operation.params
     inner = functools.partial(_evaluate, operation.conv, core.ClosedJaxpr(params["jaxpr"], []))
-    return jax.checkpoint(inner, policy=params["policy"], prevent_cse=params["prevent_cse"])(*arrays)
+    return jax.checkpoint(inner, policy=params["policy"], prevent_cse=params["prevent_cse"])(
+        *arrays
+    )
 
 
 @_on_arrays
 def _cond(operation: Operation, arrays: list[Any]) -> list[Any]:
     index, *others = arrays
     branches = operation.params["branches"]
-    return lax.switch(index, [functools.partial(_evaluate, operation.conv, branch) for branch in branches], *others)
+    return lax.switch(
+        index,
+        [functools.partial(_evaluate, operation.conv, branch) for branch in branches],
+        *others,
+    )
 
 
 @_on_arrays
@@ -327,18 +362,30 @@ def _convolve_any(
     out = [taps.output_size(*dim) for dim in dims]
     if is_dense and min(out) > 0:
         box = taps.live_box(*zip(*dims, strict=True))
-        x, w = patches.pad_to_box(x, box, out, window_strides, padding), w[tuple(slice(*live) for live in box)]
+        x, w = (
+            patches.pad_to_box(x, box, out, window_strides, padding),
+            w[tuple(slice(*live) for live in box)],
+        )
     else:
-        pads = [(low, high, dilation - 1) for (low, high), dilation in zip(padding, lhs_dilation, strict=True)]
+        pads = [
+            (low, high, dilation - 1)
+            for (low, high), dilation in zip(padding, lhs_dilation, strict=True)
+        ]
         x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
     slices = _slices(x, w.shape[:-2], window_strides, rhs_dilation)
     w = w.reshape(-1, *w.shape[-2:])
     if feature_group_count == 1:
-        return jnp.matmul(jnp.concatenate(slices, -1), w.reshape(-1, w.shape[-1]), precision=precision)
+        return jnp.matmul(
+            jnp.concatenate(slices, -1), w.reshape(-1, w.shape[-1]), precision=precision
+        )
     groups, features = feature_group_count, w.shape[-1] // feature_group_count
-    if w.shape[1] == 1:  # depthwise; with an axis for the features, XLA's gradient of w takes 7 times as long
+    if (
+        w.shape[1] == 1
+    ):  # depthwise; with an axis for the features, XLA's gradient of w takes 7 times as long
         kernels = jnp.expand_dims(w, range(1, x.ndim - 1))
-        products = [jnp.repeat(part, features, -1) * kernels[tap] for tap, part in enumerate(slices)]
+        products = [
+            jnp.repeat(part, features, -1) * kernels[tap] for tap, part in enumerate(slices)
+        ]
         return functools.reduce(jnp.add, products)
     parts = jnp.stack([part.reshape(*part.shape[:-1], groups, -1) for part in slices], -3)
     kernel = w.reshape(len(slices), w.shape[1], groups, features)
@@ -346,10 +393,15 @@ def _convolve_any(
     return y.reshape(*y.shape[:-2], groups * features)
 
 
-def _slices(x: Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]) -> list[Array]:
+def _slices(
+    x: Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
+) -> list[Array]:
     """Returns, for every entry of a window on x [N, ..., C] that lies within it, the pixels under that entry."""
     spans = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
-    sizes = [max(0, (n - span) // s + 1) for n, span, s in zip(x.shape[1:-1], spans, strides, strict=True)]
+    sizes = [
+        max(0, (n - span) // s + 1)
+        for n, span, s in zip(x.shape[1:-1], spans, strides, strict=True)
+    ]
     starts = [range(0, k * d, d) for k, d in zip(window, dilation, strict=True)]
 
     def pixels(start: Sequence[int]) -> Array:

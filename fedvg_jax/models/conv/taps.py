@@ -49,7 +49,10 @@ def live_taps(size: int, kernel: int, stride: int, pad: tuple[int, int]) -> list
     [Tap(index=0, first=1, count=1), Tap(index=1, first=0, count=2), Tap(index=2, first=0, count=1)]
     """
     num_outputs = output_size(size, kernel, stride, pad)
-    met = [[o for o in range(num_outputs) if 0 <= o * stride + i - pad[0] < size] for i in range(kernel)]
+    met = [
+        [o for o in range(num_outputs) if 0 <= o * stride + i - pad[0] < size]
+        for i in range(kernel)
+    ]
     return [Tap(i, outputs[0], len(outputs)) for i, outputs in enumerate(met) if outputs]
 
 
@@ -59,7 +62,10 @@ def live_box(size: Size, kernel: Size, strides: Size, pads: Pads) -> list[tuple[
     >>> live_box((1, 2), (3, 3), (1, 1), ((1, 1), (1, 1)))
     [(1, 2), (0, 3)]
     """
-    indices = [[tap.index for tap in live_taps(*dim)] for dim in zip(size, kernel, strides, pads, strict=True)]
+    indices = [
+        [tap.index for tap in live_taps(*dim)]
+        for dim in zip(size, kernel, strides, pads, strict=True)
+    ]
     return [(min(live), max(live) + 1) for live in indices]
 
 
@@ -81,8 +87,12 @@ def is_faster(size: Size, kernel: Size, strides: Size, pads: Pads, limit: float 
     return num_products(size, kernel, strides, pads) <= min(_MAX_PRODUCT_RATIO * patches, limit)
 
 
-@functools.partial(jax.jit, static_argnames=("strides", "pads", "precision"))  # traced once for all layers of a shape
-def convolve(x: Array, w: Array, strides: tuple[int, int], pads: tuple[tuple[int, int], ...], precision=None) -> Array:
+@functools.partial(
+    jax.jit, static_argnames=("strides", "pads", "precision")
+)  # traced once for all layers of a shape
+def convolve(
+    x: Array, w: Array, strides: tuple[int, int], pads: tuple[tuple[int, int], ...], precision=None
+) -> Array:
     """Convolves x with w, one matmul per pair of live taps.
 
     Args:
@@ -100,13 +110,25 @@ def convolve(x: Array, w: Array, strides: tuple[int, int], pads: tuple[tuple[int
 
     def product(row: Tap, column: Tap) -> Array:
         pair = (row, column)
-        begins = [tap.first * s + tap.index - pad[0] for tap, s, pad in zip(pair, strides, pads, strict=True)]
-        ends = [begin + (tap.count - 1) * s + 1 for begin, tap, s in zip(begins, pair, strides, strict=True)]
+        begins = [
+            tap.first * s + tap.index - pad[0]
+            for tap, s, pad in zip(pair, strides, pads, strict=True)
+        ]
+        ends = [
+            begin + (tap.count - 1) * s + 1
+            for begin, tap, s in zip(begins, pair, strides, strict=True)
+        ]
         pixels = x[:, *map(slice, begins, ends, strides)]
         matrix = w[row.index, column.index]
-        y = lax.dot_general(pixels.reshape(-1, len(matrix)), matrix, (((1,), (0,)), ((), ())), precision=precision)
-        margins = [(tap.first, n - tap.first - tap.count) for tap, n in zip(pair, size, strict=True)]
+        y = lax.dot_general(
+            pixels.reshape(-1, len(matrix)), matrix, (((1,), (0,)), ((), ())), precision=precision
+        )
+        margins = [
+            (tap.first, n - tap.first - tap.count) for tap, n in zip(pair, size, strict=True)
+        ]
         return jnp.pad(y.reshape(*pixels.shape[:3], -1), ((0, 0), *margins, (0, 0)))
 
-    products = (product(row, column) for row in live_taps(*dims[0]) for column in live_taps(*dims[1]))
+    products = (
+        product(row, column) for row in live_taps(*dims[0]) for column in live_taps(*dims[1])
+    )
     return sum(products)  # pyright: ignore[reportReturnType]  # at least one tap is live

@@ -55,7 +55,11 @@ of two; 32 images."""
 
 def is_faster(x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]]) -> bool:
     """Returns whether `convolve` supports this convolution and saves work; on one pixel only the middle tap is live."""
-    supported = w.shape[:2] == (3, 3) and tuple(strides) == (1, 1) and all(tuple(pad) == (1, 1) for pad in pads)
+    supported = (
+        w.shape[:2] == (3, 3)
+        and tuple(strides) == (1, 1)
+        and all(tuple(pad) == (1, 1) for pad in pads)
+    )
     return supported and min(x.shape[1:3]) > 1 and is_eligible(x, w)
 
 
@@ -98,8 +102,12 @@ def _convolve_4x4(x: Array, w: Array, precision) -> Array:
     (n, height, width, channels), features = x.shape, w.shape[3]
     rows, columns = -(-height // 4), -(-width // 4)
     x = jnp.pad(x, ((0, 0), (1, 3 + 4 * rows - height), (1, 3 + 4 * columns - width), (0, 0)))
-    patches = _overlapping_tiles(_overlapping_tiles(x, 2, 4, columns, 6), 2, 4, rows, 6).reshape(36, -1)
-    of_patch, of_kernel, of_output = (jnp.asarray(np.kron(m, m), x.dtype) for m in transform_matrices(4, 3))
+    patches = _overlapping_tiles(_overlapping_tiles(x, 2, 4, columns, 6), 2, 4, rows, 6).reshape(
+        36, -1
+    )
+    of_patch, of_kernel, of_output = (
+        jnp.asarray(np.kron(m, m), x.dtype) for m in transform_matrices(4, 3)
+    )
     patches = _matmul_axis_0(of_patch, patches, -1, channels)
     kernels = _matmul_axis_0(of_kernel, w.reshape(9, -1), channels, features)
     products = lax.dot_general(patches, kernels, (((2,), (1,)), ((0,), (0,))), precision=precision)
@@ -112,12 +120,19 @@ def _convolve_2x2(x: Array, w: Array, precision) -> Array:
     """Returns `convolve` by 2 x 2 output tiles. The transforms have few terms, written out as sums of slices."""
     (n, height, width, channels), features = x.shape, w.shape[3]
     of_patch, of_kernel, of_output = transform_matrices(2, 3)
-    rows, columns = -(-height // 2), -(-width // 2)  # of an odd size, the last row or column is cut off at the end
+    rows, columns = (
+        -(-height // 2),
+        -(-width // 2),
+    )  # of an odd size, the last row or column is cut off at the end
     x = jnp.pad(x, ((0, 0), (1, 1 + height % 2), (1, 1 + width % 2), (0, 0)))
     patches = [
         patch
-        for line in _linear_combinations(of_patch, [x[:, i : i + 2 * rows - 1 : 2] for i in range(4)])
-        for patch in _linear_combinations(of_patch, [line[:, :, j : j + 2 * columns - 1 : 2] for j in range(4)])
+        for line in _linear_combinations(
+            of_patch, [x[:, i : i + 2 * rows - 1 : 2] for i in range(4)]
+        )
+        for patch in _linear_combinations(
+            of_patch, [line[:, :, j : j + 2 * columns - 1 : 2] for j in range(4)]
+        )
     ]
     kernels = [
         kernel
@@ -126,11 +141,15 @@ def _convolve_2x2(x: Array, w: Array, precision) -> Array:
     ]
 
     def product(patch: Array, kernel: Array) -> Array:
-        return lax.dot_general(patch.reshape(-1, channels), kernel, (((1,), (0,)), ((), ())), precision=precision)
+        return lax.dot_general(
+            patch.reshape(-1, channels), kernel, (((1,), (0,)), ((), ())), precision=precision
+        )
 
     products = [product(*pair) for pair in zip(patches, kernels, strict=True)]
     lines = [_linear_combinations(of_output, products[j::4]) for j in range(4)]
-    y = [jnp.stack(_linear_combinations(of_output, [line[i] for line in lines]), 1) for i in range(2)]
+    y = [
+        jnp.stack(_linear_combinations(of_output, [line[i] for line in lines]), 1) for i in range(2)
+    ]
     y = [half.reshape(n, rows, columns, 2, features) for half in y]
     return jnp.stack(y, 2).reshape(n, 2 * rows, 2 * columns, features)[:, :height, :width]
 
@@ -160,12 +179,18 @@ def _convolve_rows(x: Array, w: Array, m: int) -> Array:
     """
     (channels, height, width, images), (r, _, _, features) = x.shape, w.shape
     size, count, width = m + r - 1, (height - r + 1) // m, width - r + 1
-    of_patch, of_kernel, of_output = (jnp.asarray(matrix, x.dtype) for matrix in transform_matrices(m, r))
+    of_patch, of_kernel, of_output = (
+        jnp.asarray(matrix, x.dtype) for matrix in transform_matrices(m, r)
+    )
     tiles = _overlapping_tiles(x, 1, m, count, size)
     tiles = _matmul_axis_0(of_patch, tiles, *tiles.shape[1:])
-    patches = jnp.concatenate([tiles[:, :, :, j : j + width] for j in range(r)], 1).reshape(size, r * channels, -1)
+    patches = jnp.concatenate([tiles[:, :, :, j : j + width] for j in range(r)], 1).reshape(
+        size, r * channels, -1
+    )
     kernels = _matmul_axis_0(of_kernel, w, r * channels, features)
-    products = lax.dot_general(kernels, patches, (((1,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST)
+    products = lax.dot_general(
+        kernels, patches, (((1,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST
+    )
     return _matmul_axis_0(of_output, products, features, count, width, images)
 
 
@@ -180,14 +205,22 @@ def _convolve_squares(x: Array, w: Array) -> Array:
     size, rows, columns = m + r - 1, (height - r + 1) // m, (width - r + 1) // m
     patches = _overlapping_tiles(_overlapping_tiles(x, 1, m, rows, size), 3, m, columns, size)
     patches = jnp.moveaxis(patches, 0, 1)
-    matrices = (jnp.asarray(np.kron(matrix, matrix), x.dtype) for matrix in transform_matrices(m, r))
+    matrices = (
+        jnp.asarray(np.kron(matrix, matrix), x.dtype) for matrix in transform_matrices(m, r)
+    )
     of_patch, of_kernel, of_output = matrices
     # rows ordered by position in the pooling window first
-    of_output = of_output.reshape(m // 2, 2, m // 2, 2, -1).transpose(1, 3, 0, 2, 4).reshape(m**2, -1)
+    of_output = (
+        of_output.reshape(m // 2, 2, m // 2, 2, -1).transpose(1, 3, 0, 2, 4).reshape(m**2, -1)
+    )
     patches = _matmul_axis_0(of_patch, patches.reshape(size**2, -1), channels, -1)
     kernels = _matmul_axis_0(of_kernel, w.reshape(r**2, -1), channels, features)
-    products = lax.dot_general(kernels, patches, (((1,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST)
-    return _matmul_axis_0(of_output, products, -1).reshape(4, m // 2, m // 2, features, rows, columns, images)
+    products = lax.dot_general(
+        kernels, patches, (((1,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST
+    )
+    return _matmul_axis_0(of_output, products, -1).reshape(
+        4, m // 2, m // 2, features, rows, columns, images
+    )
 
 
 @functools.cache
@@ -206,9 +239,13 @@ def transform_matrices(m: int, r: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     for i, a in enumerate(points):
         others = [point for point in points if point != a]
         of_patch[i, :-1] = _coefficients(others)
-        of_kernel[i] = [float(a**power / math.prod(a - point for point in others)) for power in range(r)]
+        of_kernel[i] = [
+            float(a**power / math.prod(a - point for point in others)) for power in range(r)
+        ]
     of_patch[-1], of_kernel[-1, -1] = _coefficients(points), 1
-    of_output = np.array([[float(a**power) for a in points] + [float(power == m - 1)] for power in range(m)])
+    of_output = np.array(
+        [[float(a**power) for a in points] + [float(power == m - 1)] for power in range(m)]
+    )
     return of_patch, of_kernel, of_output
 
 
@@ -216,13 +253,18 @@ def _coefficients(roots: Sequence[Fraction]) -> list[float]:
     """Returns the coefficients of prod (x - root), the lowest power first."""
     product = [Fraction(1)]
     for root in roots:
-        product = [up - root * down for up, down in zip([Fraction(0), *product], [*product, Fraction(0)], strict=True)]
+        product = [
+            up - root * down
+            for up, down in zip([Fraction(0), *product], [*product, Fraction(0)], strict=True)
+        ]
     return [float(c) for c in product]
 
 
 def _linear_combinations(matrix: np.ndarray, arrays: Sequence[Array]) -> list[Array]:
     """Returns matrix @ arrays, a written-out sum for each row."""
-    sums = [sum(float(c) * array for c, array in zip(row, arrays, strict=True) if c) for row in matrix]
+    sums = [
+        sum(float(c) * array for c, array in zip(row, arrays, strict=True) if c) for row in matrix
+    ]
     return sums  # pyright: ignore[reportReturnType]  # no row of a transform is zero
 
 
@@ -239,7 +281,9 @@ def _overlapping_tiles(x: Array, axis: int, m: int, count: int, size: int) -> Ar
     def pixels_from(first: int) -> Array:
         pieces = lax.slice_in_dim(x, first, first + m * count, axis=axis)
         pieces = pieces.reshape(*x.shape[:axis], count, m, *x.shape[axis + 1 :])
-        return jnp.moveaxis(lax.slice_in_dim(pieces, 0, min(m, size - first), axis=axis + 1), axis + 1, 0)
+        return jnp.moveaxis(
+            lax.slice_in_dim(pieces, 0, min(m, size - first), axis=axis + 1), axis + 1, 0
+        )
 
     return jnp.concatenate([pixels_from(first) for first in firsts])
 

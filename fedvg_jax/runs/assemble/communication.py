@@ -43,7 +43,12 @@ class Traffic(NamedTuple):
 
 
 def round_traffic(
-    config: Config, program: Program, state: SimState, data: Data, hyper: Hyper, chosen: Selection | None
+    config: Config,
+    program: Program,
+    state: SimState,
+    data: Data,
+    hyper: Hyper,
+    chosen: Selection | None,
 ) -> Traffic:
     """Returns what clients and candidates receive and send in a round; the algorithm's client functions are traced.
 
@@ -55,7 +60,14 @@ def round_traffic(
     """
     local, stats_too = program.local, departs(config, "server-stats")
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
-    arguments = (state.server, tree.entry_shapes(state.clients), state.variables, data.pool, hyper, data.base)
+    arguments = (
+        state.server,
+        tree.entry_shapes(state.clients),
+        state.variables,
+        data.pool,
+        hyper,
+        data.base,
+    )
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
     make = functools.partial(_traced, program.algorithm, program.bind, stats_too, shapes)
     is_read, messages = program.keep(("traffic", *reuse.key_of_shapes(shapes)), make)
@@ -77,7 +89,9 @@ def round_traffic(
     if send := program.algorithm.send:
         sent = local.sent(state.variables.params)
         up += send.num_bytes(sent) - num_bytes(sent)
-    return Traffic(model + size(read), up + sum(map(size, messages)), others * model, 4 * num_candidates)
+    return Traffic(
+        model + size(read), up + sum(map(size, messages)), others * model, 4 * num_candidates
+    )
 
 
 def entries(traffic: Traffic, record: Record) -> Record:
@@ -92,22 +106,33 @@ def entries(traffic: Traffic, record: Record) -> Record:
     return dict(zip(SENT, (down, up), strict=True))
 
 
-def _traced(algorithm: Algorithm, bind: Callable[[Tree], Bound], stats_too: bool, shapes: tuple) -> tuple[tuple, Tree]:
+def _traced(
+    algorithm: Algorithm, bind: Callable[[Tree], Bound], stats_too: bool, shapes: tuple
+) -> tuple[tuple, Tree]:
     """Returns which arguments the algorithm's client functions read, and the shapes of what is sent."""
 
-    def on_client(server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper, base: Tree) -> dict[str, Tree]:
+    def on_client(
+        server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper, base: Tree
+    ) -> dict[str, Tree]:
         task = bind(base).task
         theta = model if stats_too else model.params
-        anchor = Anchor(theta, server, client.memory if isinstance(client, local_training.Kept) else client)
+        anchor = Anchor(
+            theta, server, client.memory if isinstance(client, local_training.Kept) else client
+        )
         minibatch = tree.gather(pool, jnp.zeros(2, jnp.int32))
         received = tree.params_of(anchor)
         grads = algorithm.correct(hyper, model.params, model.params, received)
         if algorithm.loss is not None:
             rows, mask = minibatch
             key = jax.random.key(0)
-            grads = grads, algorithm.loss(hyper, task, model.params, model.stats, rows, mask, key, received)
+            grads = (
+                grads,
+                algorithm.loss(hyper, task, model.params, model.stats, rows, mask, key, received),
+            )
         memory, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
-        probe = Probe(task, model, lambda i: minibatch, jnp.int32(1), jnp.int32(0), local_training.counted)
+        probe = Probe(
+            task, model, lambda i: minibatch, jnp.int32(1), jnp.int32(0), local_training.counted
+        )
         measured = algorithm.probe(hyper, probe)
         sent = (*messages, measured if stats_too else tree.params_of(measured))
         return {"all": (grads, memory, sent)}

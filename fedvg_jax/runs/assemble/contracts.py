@@ -17,7 +17,17 @@ from fedvg_jax.config.options import choice
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import checks, reuse, tree, types
 from fedvg_jax.core.checks import dependencies
-from fedvg_jax.core.types import Algorithm, Batch, Data, Hyper, Task, Tree, UsageError, Variables, Weighting
+from fedvg_jax.core.types import (
+    Algorithm,
+    Batch,
+    Data,
+    Hyper,
+    Task,
+    Tree,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
@@ -62,7 +72,9 @@ def check_task(task: Task, pool: Any) -> None:
             f"task.init returned a {type(model).__name__}; expected Variables(params, stats) with a tensor"
         )
     is_frozen = task.is_frozen or (lambda path: False)
-    trained = {path: leaf for path, leaf in tree.by_path(model.params).items() if not is_frozen(path)}
+    trained = {
+        path: leaf for path, leaf in tree.by_path(model.params).items() if not is_frozen(path)
+    }
     checks.floating(trained, "task.init: params")
     checks.floating(model.stats, "task.init: stats")
     checks.takes_key(task.loss)
@@ -101,7 +113,9 @@ def _leading(pytree: Any, count: int, what: str) -> None:
     """Raises UsageError for the first leaf without the leading axis of that length."""
     for path, leaf in tree.by_path(pytree).items():
         if jnp.shape(leaf)[:1] != (count,):
-            raise UsageError(f"{what} leaf '{path}' has shape {jnp.shape(leaf)}; expected ({count}, ...)")
+            raise UsageError(
+                f"{what} leaf '{path}' has shape {jnp.shape(leaf)}; expected ({count}, ...)"
+            )
 
 
 def _check_reads_mask(task: Task, model: Variables, batch: Any, mask: Any) -> None:
@@ -150,11 +164,17 @@ float32 of shape (7,); use val_loss
     """
     batch = _shapes_of_batch(pool)[0]
     output = jax.eval_shape(task.predict, *jax.eval_shape(task.init, jax.random.key(0)), batch)
-    is_floats = isinstance(output, jax.ShapeDtypeStruct) and jnp.issubdtype(output.dtype, jnp.floating)
+    is_floats = isinstance(output, jax.ShapeDtypeStruct) and jnp.issubdtype(
+        output.dtype, jnp.floating
+    )
     if not (is_floats and output.shape[:-1] == batch.y.shape and output.shape[-1] >= num_classes):
-        needed = f"floats [{', '.join(map(str, batch.y.shape))}, C] of task.predict for {_ROWS} rows"
+        needed = (
+            f"floats [{', '.join(map(str, batch.y.shape))}, C] of task.predict for {_ROWS} rows"
+        )
         got = checks.described(output)
-        raise UsageError(f"{consumer} needs {needed}, C >= {num_classes} classes; got {got}; {instead}")
+        raise UsageError(
+            f"{consumer} needs {needed}, C >= {num_classes} classes; got {got}; {instead}"
+        )
 
 
 def check_forward(task: Task, pool: Tree) -> None:
@@ -183,7 +203,9 @@ def check_forward(task: Task, pool: Tree) -> None:
 # --- weightings
 
 
-def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, *, in_blocks: bool = False) -> None:
+def check_weighting(
+    weighting: Weighting, task: Task, data: Data, hyper: Hyper, *, in_blocks: bool = False
+) -> None:
     """Checks the functions of a weighting against `types.Weighting`, on three clients of shapes alone.
 
     Args:
@@ -208,12 +230,18 @@ def check_weighting(weighting: Weighting, task: Task, data: Data, hyper: Hyper, 
     fedvg_jax.UsageError: weighting.weigh: weights leaf 'params/w' is float32 of shape (); expected floats of shape (3,)
     """
     if in_blocks and not weighting.terms:
-        raise UsageError("--hold needs a weighting with terms; set weighting.terms, or use --hold 0")
+        raise UsageError(
+            "--hold needs a weighting with terms; set weighting.terms, or use --hold 0"
+        )
     few = data._replace(scoring=data.scoring[:1], val=data.val[:1])
-    jax.eval_shape(functools.partial(_run_weighting, weighting, task), jax.random.key(0), few, dict(hyper))
+    jax.eval_shape(
+        functools.partial(_run_weighting, weighting, task), jax.random.key(0), few, dict(hyper)
+    )
 
 
-def _run_weighting(weighting: Weighting, task: Task, key: jax.Array, data: Data, hyper: Hyper) -> Tree:
+def _run_weighting(
+    weighting: Weighting, task: Task, key: jax.Array, data: Data, hyper: Hyper
+) -> Tree:
     """Calls every function of the weighting as a round does, checks what it returns, and returns the weights."""
     model = task.init(key)
     hyper = tree.arrays(dict(hyper), tree.dtype(model))
@@ -221,9 +249,13 @@ def _run_weighting(weighting: Weighting, task: Task, key: jax.Array, data: Data,
     returned = types.ClientReturn(clients, each, clients.params, each)
     view = types.ServerView(model, clients, each, data, each >= 0)
     measured = _call(
-        "weighting.signal", lambda h: jax.lax.map(lambda one: weighting.signal(h, one, data), returned), hyper
+        "weighting.signal",
+        lambda h: jax.lax.map(lambda one: weighting.signal(h, one, data), returned),
+        hyper,
     )
-    measured = _recall(weighting.memory, hyper, model, measured, view) if weighting.memory else measured
+    measured = (
+        _recall(weighting.memory, hyper, model, measured, view) if weighting.memory else measured
+    )
     weights = _call("weighting.weigh", weighting.weigh, hyper, measured, view)
     like = jax.tree.map(lambda _: checks.floats(_CLIENTS), model)
     checks.expect(weights, like, "weighting.weigh: weights", any_float=True)
@@ -231,19 +263,29 @@ def _run_weighting(weighting: Weighting, task: Task, key: jax.Array, data: Data,
         score, detail = jnp.asarray(weighting.score(measured)), weighting.detail(measured)
     names = list(detail) if isinstance(detail, dict) else [None]
     if any(not isinstance(name, str) or history.is_reserved(name) for name in names):
-        raise UsageError(f"weighting.detail must be a dict with names that the history has not; got {detail!r:.99}")
-    checks.expect(jax.ShapeDtypeStruct(score.shape, jnp.float32), checks.floats(_CLIENTS), "weighting.score")
+        raise UsageError(
+            f"weighting.detail must be a dict with names that the history has not; got {detail!r:.99}"
+        )
+    checks.expect(
+        jax.ShapeDtypeStruct(score.shape, jnp.float32), checks.floats(_CLIENTS), "weighting.score"
+    )
     _leading(detail, _CLIENTS, "weighting.detail")
     return weights
 
 
-def _recall(memory: types.WeightingMemory, hyper: Hyper, model: Variables, measured: Tree, view: Any) -> Tree:
+def _recall(
+    memory: types.WeightingMemory, hyper: Hyper, model: Variables, measured: Tree, view: Any
+) -> Tree:
     """Checks a weighting's memory, which keeps its shapes, and returns the signals to weigh clients by."""
     made = _call("weighting.memory.init", memory.init, hyper, model.params, count=2)
     server, client = tree.arrays(tuple(made), tree.dtype(model))
     recall, clients = jax.vmap(memory.recall, (None, 0, 0, None)), tree.repeat(client, _CLIENTS)
-    measured, after = _call("weighting.memory.recall", recall, hyper, measured, clients, server, count=2)
-    checks.expect(tree.entry_shapes(after), client, "weighting.memory.recall: memory", any_float=True)
+    measured, after = _call(
+        "weighting.memory.recall", recall, hyper, measured, clients, server, count=2
+    )
+    checks.expect(
+        tree.entry_shapes(after), client, "weighting.memory.recall: memory", any_float=True
+    )
     updated = _call("weighting.memory.update", memory.update, hyper, server, measured, view)
     checks.expect(updated, server, "weighting.memory.update: memory", any_float=True)
     return measured
@@ -255,7 +297,9 @@ def reads_rows(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> bo
     def weights(pool: Tree, key: jax.Array, tables: Data, hyper: Hyper) -> dict[str, Tree]:
         return {"weights": _run_weighting(weighting, task, key, tables._replace(pool=pool), hyper)}
 
-    read, _ = dependencies(weights, data.pool, jax.random.key(0), data._replace(pool=None), dict(hyper))
+    read, _ = dependencies(
+        weights, data.pool, jax.random.key(0), data._replace(pool=None), dict(hyper)
+    )
     return any(jax.tree.leaves(read["weights"][0]))
 
 
@@ -284,7 +328,13 @@ tensor, which negative measurements, such as losses, do not give
 
 
 def check_algorithm(
-    algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, *, num_clients: int = _CLIENTS, stats_too: bool = False
+    algorithm: Algorithm,
+    task: Task,
+    pool: Tree,
+    hyper: Hyper,
+    *,
+    num_clients: int = _CLIENTS,
+    stats_too: bool = False,
 ) -> Tree:
     """Checks the functions of an algorithm against `types.Algorithm`, on three clients of shapes alone.
 
@@ -316,7 +366,13 @@ def check_algorithm(
 
 
 def _run_algorithm(
-    algorithm: Algorithm, task: Task, num_clients: int, stats_too: bool, key: jax.Array, pool: Tree, hyper: Hyper
+    algorithm: Algorithm,
+    task: Task,
+    num_clients: int,
+    stats_too: bool,
+    key: jax.Array,
+    pool: Tree,
+    hyper: Hyper,
 ) -> Tree:
     """Calls every function of the algorithm as a round does, checks what it returns, and returns the messages."""
     model = task.init(key)
@@ -329,7 +385,10 @@ def _run_algorithm(
     memories = call("init", theta, count=2)
     with checks.calling("algorithm.init"):
         server, client = tree.arrays(tuple(memories), tree.dtype(model))
-    anchor, minibatch = types.Anchor(model.params, server, client), tree.gather(pool, jnp.zeros(2, jnp.int32))
+    anchor, minibatch = (
+        types.Anchor(model.params, server, client),
+        tree.gather(pool, jnp.zeros(2, jnp.int32)),
+    )
     of_params = tree.params_of(anchor)
     for name in ("correct", "personal") if algorithm.personal else ("correct",):
         grads = call(name, model.params, model.params, of_params)
@@ -344,11 +403,18 @@ def _run_algorithm(
     memory, summed, averaged = call("report", *arguments, count=3)
     checks.expect(memory, client, "algorithm.report: memory")
     if jax.tree.leaves(averaged):
-        with checks.calling("algorithm.report: the message to be averaged, () or one entry for each tensor,"):
+        with checks.calling(
+            "algorithm.report: the message to be averaged, () or one entry for each tensor,"
+        ):
             jax.tree.map(lambda _, entry: None, theta, averaged)
         checks.floating(averaged, "algorithm.report: the message to be averaged")
     measured = tree.arrays(
-        call("probe", types.Probe(task, model, lambda i: minibatch, jnp.int32(1), jnp.int32(0), local_training.counted))
+        call(
+            "probe",
+            types.Probe(
+                task, model, lambda i: minibatch, jnp.int32(1), jnp.int32(0), local_training.counted
+            ),
+        )
     )
     probes = tree.repeat(measured if stats_too else tree.params_of(measured), _CLIENTS)
     weights = jax.tree.map(lambda leaf: jnp.ones(_CLIENTS, leaf.dtype), theta)
@@ -368,10 +434,14 @@ def _check_send(send: types.Send, params: Tree, hyper: Hyper, key: jax.Array) ->
     checks.expect(after, memory, "algorithm.send.apply: memory")
     size = _call("algorithm.send.num_bytes", lambda: send.num_bytes(params))
     if not isinstance(size, int) or size < 0:
-        raise UsageError(f"algorithm.send.num_bytes returned {size!r:.99}; expected a whole number >= 0")
+        raise UsageError(
+            f"algorithm.send.num_bytes returned {size!r:.99}; expected a whole number >= 0"
+        )
 
 
-def check_features(algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, name: str = "the algorithm") -> None:
+def check_features(
+    algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, name: str = "the algorithm"
+) -> None:
     """Raises UsageError where a loss reads features that no trained tensor affects, or that do not fix the output.
 
     Args:
@@ -393,19 +463,32 @@ def check_features(algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, n
         others = outputs._replace(features=None), stats
         return {"features": outputs.features, "outputs": outputs.outputs, "others": others}
 
-    def loss_of(features: jax.Array, others: tuple, model: Variables, batch: Tree, hyper: Hyper) -> dict[str, Tree]:
-        replayed = task._replace(forward=lambda *_, **__: (others[0]._replace(features=features), others[1]))
+    def loss_of(
+        features: jax.Array, others: tuple, model: Variables, batch: Tree, hyper: Hyper
+    ) -> dict[str, Tree]:
+        replayed = task._replace(
+            forward=lambda *_, **__: (others[0]._replace(features=features), others[1])
+        )
         anchor = types.Anchor(model.params, *algorithm.init(hyper, model.params))
-        return {"loss": algorithm.loss(hyper, replayed, *model, batch, mask, jax.random.key(0), anchor)[0]}  # pyright: ignore
+        return {
+            "loss": algorithm.loss(hyper, replayed, *model, batch, mask, jax.random.key(0), anchor)[
+                0
+            ]
+        }  # pyright: ignore
 
     read, shapes = dependencies(forward, model, batch)
     features, last = shapes["features"], recorded[0]
     arguments = features, shapes["others"], model, batch, tree.arrays(dict(hyper))
     if features is None or not dependencies(loss_of, *arguments)[0]["loss"][0]:
         return
-    which, remedy = f"the input of {last.layer or 'the last layer'}", "call the head as the last layer"
+    which, remedy = (
+        f"the input of {last.layer or 'the last layer'}",
+        "call the head as the last layer",
+    )
     if not any(jax.tree.leaves(read["features"])):
-        raise UsageError(f"{name} needs {which}, which nn.remat or nn.jit hides; call the head without")
+        raise UsageError(
+            f"{name} needs {which}, which nn.remat or nn.jit hides; call the head without"
+        )
     if not any(jax.tree.leaves(read["features"][0].params)):
         raise UsageError(
             f"{name} would equal FedAvg: this model's features are {which}, which no trained tensor affects; use a"
@@ -439,15 +522,27 @@ def check_settings_of_task(config: Config, task: Task, pool: Batch) -> None:
     settings, defaults = flatten(config), flatten(Config())
     for name in MODEL_SETTINGS:
         if settings[name] not in (defaults[name], "columns") and unmet(config, name) is None:
-            raise UsageError(f"{name} {settings[name]} has no effect beside task=; leave it out, set it in the task")
+            raise UsageError(
+                f"{name} {settings[name]} has no effect beside task=; leave it out, set it in the task"
+            )
     if CONFUSION in listed(config.record):
-        sums = jax.eval_shape(task.measure, *jax.eval_shape(task.init, jax.random.key(0)), *_shapes_of_batch(pool))
+        sums = jax.eval_shape(
+            task.measure, *jax.eval_shape(task.init, jax.random.key(0)), *_shapes_of_batch(pool)
+        )
         if not isinstance(sums, dict) or CONFUSION not in sums:
-            raise UsageError(f"record {CONFUSION} needs '{CONFUSION}' of task.measure, [C * C] counts; leave it out")
+            raise UsageError(
+                f"record {CONFUSION} needs '{CONFUSION}' of task.measure, [C * C] counts; leave it out"
+            )
 
 
 def check_given(
-    config: Config, given: Given, program: Program, pool: Batch, arrays: Arrays, tables: Data, hyper: Hyper
+    config: Config,
+    given: Given,
+    program: Program,
+    pool: Batch,
+    arrays: Arrays,
+    tables: Data,
+    hyper: Hyper,
 ) -> None:
     """Raises UsageError if a given weighting or algorithm breaks its contract, or accuracies cannot be computed.
 
@@ -457,7 +552,9 @@ def check_given(
     task, own_algorithm = given.task, given.algorithm
     if given.weighting:
         if (rule := choice(config, "robust")[0]) not in ("mean", "clipped_mean"):
-            raise UsageError(f"robust {rule} ignores weighting=; use clipped_mean, or leave one out")
+            raise UsageError(
+                f"robust {rule} ignores weighting=; use clipped_mean, or leave one out"
+            )
         if program.weighting.num_clients not in (None, config.clients):
             wanted = f"{program.weighting.num_clients} clients; the run has {config.clients}"
             raise UsageError(f"weightings.given has the weights of {wanted}")
@@ -486,7 +583,9 @@ def check_given(
             raise UsageError(message)
     name = "the algorithm" if own_algorithm else f"algorithm {config.algorithm}"
     key = "features", *reuse.key_of_shapes((tables.pool, hyper))
-    program.keep(key, lambda: check_features(program.algorithm, program.task, tables.pool, hyper, name))
+    program.keep(
+        key, lambda: check_features(program.algorithm, program.task, tables.pool, hyper, name)
+    )
 
 
 def _check_accuracies(
@@ -509,11 +608,15 @@ def _check_accuracies(
         is_native = "native" in config.weighting and algorithm.native_weighting == "val_accuracy"
         if is_native or "val_accuracy" in config.weighting:
             consumers.append(("weighting val_accuracy", "use val_loss"))
-    recorded = [name for name in ("client_accuracy", *CLIENT_ACCURACIES) if name in listed(config.record)]
+    recorded = [
+        name for name in ("client_accuracy", *CLIENT_ACCURACIES) if name in listed(config.record)
+    ]
     consumers += [(f"record {name}", "use client_val_loss") for name in recorded]
     num_classes = len(arrays.class_names)
     if CONFUSION in listed(config.record) and num_classes > MOST_COUNTED:
-        raise UsageError(f"record confusion is for at most {MOST_COUNTED:,} classes; got {num_classes:,}; leave it out")
+        raise UsageError(
+            f"record confusion is for at most {MOST_COUNTED:,} classes; got {num_classes:,}; leave it out"
+        )
     for consumer, instead in consumers:
         user_data.class_labels(arrays, consumer, instead, of_rows=False)
         if task:
@@ -525,4 +628,6 @@ def check_clients(config: Config, parts: Partition) -> None:
     by_client = [name for name in CLIENT_ACCURACIES if name in listed(config.record)]
     if by_client and len(parts.test) != len(parts.train):
         instead = "give each client's" if config.holdout == "client" else "use --holdout client"
-        raise UsageError(f"record {by_client[0]} needs test rows of every client, and they are one set; {instead}")
+        raise UsageError(
+            f"record {by_client[0]} needs test rows of every client, and they are one set; {instead}"
+        )

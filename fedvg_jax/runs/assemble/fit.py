@@ -20,22 +20,34 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
                 f" {arrays.name} has x {shape(arrays.x)}, y {shape(arrays.y)} and {num_classes} names; use --model mlp"
             )
         if arrays.x.min() < 0 or arrays.x.max() >= num_classes:
-            raise UsageError(f"data: characters must be 0..{num_classes - 1}; got {arrays.x.min()}..{arrays.x.max()}")
+            raise UsageError(
+                f"data: characters must be 0..{num_classes - 1}; got {arrays.x.min()}..{arrays.x.max()}"
+            )
         return
-    user_data.class_labels(arrays, named, "use --model gru" if user_data.is_sequences(arrays) else own)
+    user_data.class_labels(
+        arrays, named, "use --model gru" if user_data.is_sequences(arrays) else own
+    )
     of_row = arrays.x.shape[1:]
     images = len(of_row) == 3
     if not MODELS[config.model].takes_rows:
         if not images:
-            raise UsageError(f"{named} takes images [T, H, W, D], x is {shape(arrays.x)}; use x[..., None], or {own}")
+            raise UsageError(
+                f"{named} takes images [T, H, W, D], x is {shape(arrays.x)}; use x[..., None], or {own}"
+            )
         user_data.refuse_channels_first(arrays, named)
     if not of_row or not arrays.x[0].size:
-        raise UsageError(f"{named} takes rows [T, D] of one value or more, x is {shape(arrays.x)}; use x[:, None]")
+        raise UsageError(
+            f"{named} takes rows [T, D] of one value or more, x is {shape(arrays.x)}; use x[:, None]"
+        )
     if config.normalise == "imagenet" and not (images and of_row[-1] in (1, 3)):
-        raise UsageError(f"normalise imagenet takes 1 or 3 channels, x is {shape(arrays.x)}; use none or half")
+        raise UsageError(
+            f"normalise imagenet takes 1 or 3 channels, x is {shape(arrays.x)}; use none or half"
+        )
     if (channels := MODELS[config.model].channels) and of_row[-1] not in channels:
         allowed = " or ".join(map(str, channels))
-        raise UsageError(f"{named} is for images of {allowed} channels, x is {shape(arrays.x)}; use another model")
+        raise UsageError(
+            f"{named} is for images of {allowed} channels, x is {shape(arrays.x)}; use another model"
+        )
 
 
 def check_pixel_settings(arrays: Arrays, config: Config) -> None:
@@ -43,10 +55,14 @@ def check_pixel_settings(arrays: Arrays, config: Config) -> None:
     if config.normalise == "columns" and (
         user_data.is_images(arrays) or user_data.is_sequences(arrays) or arrays.x.ndim < 2
     ):
-        raise UsageError(f"normalise columns takes tables and float images, x is {shape(arrays.x)}; use none or half")
+        raise UsageError(
+            f"normalise columns takes tables and float images, x is {shape(arrays.x)}; use none or half"
+        )
     for name, value in (("augment", config.augment), ("normalise", config.normalise)):
         if value in ("none", "columns"):
             continue
         if arrays.x.ndim != 4:
-            raise UsageError(f"{name} {value} is for images [T, H, W, D], x is {shape(arrays.x)}; use none")
+            raise UsageError(
+                f"{name} {value} is for images [T, H, W, D], x is {shape(arrays.x)}; use none"
+            )
         user_data.refuse_channels_first(arrays, f"{name} {value}")

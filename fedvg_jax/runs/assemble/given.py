@@ -56,8 +56,15 @@ class Given(NamedTuple):
     @property
     def replaced(self) -> dict[str, str]:
         """What takes the place of settings, with the names of functions; "" for what has none."""
-        own = {n: value for n, value in self._asdict().items() if value is not None and n not in ("hyper", "initial")}
-        return {name: getattr(value, "__name__", "").replace("<lambda>", "") for name, value in own.items()}
+        own = {
+            n: value
+            for n, value in self._asdict().items()
+            if value is not None and n not in ("hyper", "initial")
+        }
+        return {
+            name: getattr(value, "__name__", "").replace("<lambda>", "")
+            for name, value in own.items()
+        }
 
 
 FUNCTIONS = ("task", "algorithm", "weighting", "selection")
@@ -104,9 +111,13 @@ def check_kinds(task: Any, algorithm: Any, weighting: Any) -> None:
         ("algorithm", algorithm, Algorithm),
         ("weighting", weighting, Weighting),
     ):
-        if not (value is None or isinstance(value, kind) or (kind is Weighting and callable(value))):
+        if not (
+            value is None or isinstance(value, kind) or (kind is Weighting and callable(value))
+        ):
             got = type(value).__name__
-            raise UsageError(f"{name} must be a fedvg_jax.{kind.__name__}, got a {got}; Config(...) takes names")
+            raise UsageError(
+                f"{name} must be a fedvg_jax.{kind.__name__}, got a {got}; Config(...) takes names"
+            )
 
 
 def new_functions(bundle: T) -> T:
@@ -175,10 +186,19 @@ def merge_hyperparameters(
     settable = {parameter.name for part in own for parameter in part.hyperparameters}
     for name, value in (given or {}).items():
         if name not in settable:
-            hint = "; it is a field of Config" if name in values else suggestion(name, sorted(settable))
-            raise UsageError(f"unknown hyperparameter '{name}' of the given algorithm or weighting{hint}")
+            hint = (
+                "; it is a field of Config"
+                if name in values
+                else suggestion(name, sorted(settable))
+            )
+            raise UsageError(
+                f"unknown hyperparameter '{name}' of the given algorithm or weighting{hint}"
+            )
         new[name] = value
-    return {**values, **{name: jnp.float32(checked(declared[name], value)) for name, value in new.items()}}
+    return {
+        **values,
+        **{name: jnp.float32(checked(declared[name], value)) for name, value in new.items()},
+    }
 
 
 def check_kind(given: Any) -> None:
@@ -187,7 +207,9 @@ def check_kind(given: Any) -> None:
         raise UsageError(f"hyper must be a dict, name -> value; got {type(given).__name__}")
 
 
-def own_values(config: Config, algorithm: Algorithm, weighting: Weighting, hyper: Hyper) -> dict[str, float]:
+def own_values(
+    config: Config, algorithm: Algorithm, weighting: Weighting, hyper: Hyper
+) -> dict[str, float]:
     """Returns the declared values that no field of the config determines, because a user's own functions declare them.
 
     Args:
@@ -222,7 +244,9 @@ def checked(parameter: Hyperparameter, value: Any) -> float:
     """
     number = checks.in_range(parameter, value)
     if number and not FLOAT32[0] <= abs(number) <= FLOAT32[1]:
-        raise UsageError(f"hyperparameter '{parameter.name}' must be a number that float32 can hold; got {value}")
+        raise UsageError(
+            f"hyperparameter '{parameter.name}' must be a number that float32 can hold; got {value}"
+        )
     return number
 
 
@@ -236,5 +260,7 @@ def _declared(algorithm: Algorithm, weighting: Weighting) -> dict[str, Hyperpara
                 f" {declared[parameter.name].doc or declared[parameter.name].value}; rename one"
             )
         if parameter.name in registry.READ_BY_ROUNDS:
-            raise UsageError(f"hyperparameter '{parameter.name}' is a setting of every run; give yours another name")
+            raise UsageError(
+                f"hyperparameter '{parameter.name}' is a setting of every run; give yours another name"
+            )
     return declared

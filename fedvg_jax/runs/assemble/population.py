@@ -49,7 +49,9 @@ class Population(NamedTuple):
         return Batch(self.shared.x, self.shared.y)
 
 
-def make_partition(config: Config, arrays: Arrays, progress: Callable[[int, int], None] | None = None) -> Partition:
+def make_partition(
+    config: Config, arrays: Arrays, progress: Callable[[int, int], None] | None = None
+) -> Partition:
     """Draws the config's partition, or reads it from its file.
 
     Args:
@@ -91,7 +93,9 @@ def _labels(config: Config, arrays: Arrays) -> np.ndarray:
     return user_data.class_labels(arrays, f"partition {config.partition}", instead)
 
 
-def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray]) -> Partition:
+def take_partition(
+    config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray]
+) -> Partition:
     """Checks a partition from Python.
 
     Args:
@@ -105,13 +109,19 @@ def take_partition(config: Config, arrays: Arrays, partition: tuple | Sequence[n
             the config's `holdout` holds rows out before the partition.
     """
     if isinstance(partition, str):
-        raise UsageError(f"partition= takes the clients' rows; {partition!r} is a setting, Config(partition=...)")
+        raise UsageError(
+            f"partition= takes the clients' rows; {partition!r} is a setting, Config(partition=...)"
+        )
     if config.holdout != "client" and not isinstance(partition, tuple):
-        raise UsageError(f"holdout {config.holdout} is made before a partition; use client, or give (train, val, test)")
+        raise UsageError(
+            f"holdout {config.holdout} is made before a partition; use client, or give (train, val, test)"
+        )
     return _checked(config, arrays, partition, "the partition given")
 
 
-def make_columns(config: Config, x: np.ndarray, training_rows: np.ndarray | None = None) -> Columns | None:
+def make_columns(
+    config: Config, x: np.ndarray, training_rows: np.ndarray | None = None
+) -> Columns | None:
     """Returns the means and deviations that scale columns: the stored model's, or else the training rows'.
 
     Args:
@@ -125,13 +135,17 @@ def make_columns(config: Config, x: np.ndarray, training_rows: np.ndarray | None
     """
     stored, is_wanted = columns_of_model(config.init), config.normalise == "columns"
     if stored and not is_wanted:
-        raise UsageError(f"init {config.init} was trained on scaled columns; use --normalise columns")
+        raise UsageError(
+            f"init {config.init} was trained on scaled columns; use --normalise columns"
+        )
     if stored:
         stored.scaled(x[:1])  # refuses other columns
     if stored or not is_wanted:
         return stored
     if training_rows is None:
-        raise UsageError("normalise columns needs training rows, or init of a run that has scaled columns; use none")
+        raise UsageError(
+            "normalise columns needs training rows, or init of a run that has scaled columns; use none"
+        )
     return scaling.measure(x, training_rows)
 
 
@@ -139,7 +153,11 @@ def columns_of_model(init: Path | None) -> Columns | None:
     """Returns by what the columns are scaled that a stored model takes; None for rows as they are."""
     if init is None:
         return None
-    return run_folder.read_columns(digests.run_of(init)) if digests.is_run(init) else pretrained.read_columns(init)
+    return (
+        run_folder.read_columns(digests.run_of(init))
+        if digests.is_run(init)
+        else pretrained.read_columns(init)
+    )
 
 
 def make_shared(
@@ -179,7 +197,9 @@ def make_shared(
     clean = shared.y
     shared = validation.noisy(shared, options.label_noise, classes, seed)
     if options.label_noise and np.array_equal(shared.y, clean):
-        raise UsageError(f"validation.label_noise {options.label_noise:g} changes no label; use a larger share, or 0")
+        raise UsageError(
+            f"validation.label_noise {options.label_noise:g} changes no label; use a larger share, or 0"
+        )
     kind, strength = choice(config, "corrupt.kind")
     x, y = corrupt.apply(
         kind,
@@ -206,9 +226,13 @@ def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
     if options.rho:
         user_data.class_labels(arrays, f"validation.rho {options.rho:g}", "use 0")
     if options.label_noise:
-        user_data.class_labels(arrays, f"validation.label_noise {options.label_noise:g}", "use 0", of_rows=False)
+        user_data.class_labels(
+            arrays, f"validation.label_noise {options.label_noise:g}", "use 0", of_rows=False
+        )
     if kind in corrupt.IMAGES:
-        user_data.check_rows_are_images(arrays, f"corrupt.kind {kind}", f"use {', '.join(corrupt.LABELS)}")
+        user_data.check_rows_are_images(
+            arrays, f"corrupt.kind {kind}", f"use {', '.join(corrupt.LABELS)}"
+        )
     if kind in corrupt.LABELS:
         user_data.class_labels(arrays, f"corrupt.kind {kind}", "use none", of_rows=False)
 
@@ -222,9 +246,15 @@ def describe(config: Config, population: Population, is_given: bool = False) -> 
         is_given: whether the partition comes from Python.
     """
     arrays, parts, shared = population.arrays, population.partition, population.shared
-    result: dict[str, Any] = {"partition": "given" if is_given else config.partition, "holdout": config.holdout}
+    result: dict[str, Any] = {
+        "partition": "given" if is_given else config.partition,
+        "holdout": config.holdout,
+    }
     result |= client_rows.describe(arrays.y, arrays.class_names, parts)
-    result["validation"] = {"source": choice(config, "validation.source")[0], "samples": len(shared.rows)}
+    result["validation"] = {
+        "source": choice(config, "validation.source")[0],
+        "samples": len(shared.rows),
+    }
     if "counts" in result:
         counts = np.bincount(shared.y[shared.rows], minlength=len(arrays.class_names))
         result["validation"]["counts"] = counts.tolist()
@@ -233,7 +263,9 @@ def describe(config: Config, population: Population, is_given: bool = False) -> 
     return result
 
 
-def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray], source: object) -> Partition:
+def _checked(
+    config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray], source: object
+) -> Partition:
     """Checks a given partition, and that training and test sets have rows.
 
     Raises:
@@ -243,9 +275,13 @@ def _checked(config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndar
         for name in OF_SPLIT:
             value, default = getattr(config, name), SETTINGS[name].default
             if value not in (default, 0):  # 0 rows to validate belong to an external D_val
-                raise UsageError(f"{name} {value} has no effect: {source} is split already; leave it out")
+                raise UsageError(
+                    f"{name} {value} has no effect: {source} is split already; leave it out"
+                )
     options = {name: getattr(config, name) for name in OF_SPLIT} | {"seed": partition_seed(config)}
-    parts = exchange.check(partition, num_samples=len(arrays.y), num_clients=config.clients, source=source, **options)
+    parts = exchange.check(
+        partition, num_samples=len(arrays.y), num_clients=config.clients, source=source, **options
+    )
     return _with_rows(parts, source)
 
 
@@ -253,7 +289,9 @@ def _with_rows(parts: Partition, source: object) -> Partition:
     """Returns a partition; a UsageError where it has no row to train or to test. D_val may be external."""
     for name, part in {"training": parts.train, "test": parts.test}.items():
         if not sizes(part).any():
-            raise UsageError(f"{source}: leaves no {name} row; add some, or use fewer clients or another {name} ratio")
+            raise UsageError(
+                f"{source}: leaves no {name} row; add some, or use fewer clients or another {name} ratio"
+            )
     return parts
 
 

@@ -19,7 +19,16 @@ from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.config.methods import WEIGHTINGS, weighting_names
 from fedvg_jax.config.options import choice
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import Algorithm, Cohort, Hyper, NamedWeighting, Selection, SimState, Tree, UsageError
+from fedvg_jax.core.types import (
+    Algorithm,
+    Cohort,
+    Hyper,
+    NamedWeighting,
+    Selection,
+    SimState,
+    Tree,
+    UsageError,
+)
 from fedvg_jax.engine import local_training, privacy
 from fedvg_jax.host import extras, files
 from fedvg_jax.runs.record import digests, history
@@ -34,7 +43,9 @@ UNKNOWN = (
 )
 
 
-def sensitivity(config: Config, algorithm: Algorithm, *, is_own: bool) -> privacy.Sensitivity | None:
+def sensitivity(
+    config: Config, algorithm: Algorithm, *, is_own: bool
+) -> privacy.Sensitivity | None:
     """Returns how much one client can change the aggregate; None without privacy.
 
     Args:
@@ -50,7 +61,9 @@ def sensitivity(config: Config, algorithm: Algorithm, *, is_own: bool) -> privac
     return privacy.tensorwise if is_tensorwise else privacy.modelwise
 
 
-def check(config: Config, algorithm: Algorithm, state: SimState, hyper: Hyper, selection: Selection | None) -> None:
+def check(
+    config: Config, algorithm: Algorithm, state: SimState, hyper: Hyper, selection: Selection | None
+) -> None:
     """Raises UsageError where the server reads more of the clients than the aggregate with noise.
 
     Args:
@@ -65,17 +78,31 @@ def check(config: Config, algorithm: Algorithm, state: SimState, hyper: Hyper, s
         cohort = Cohort(update, (), (), weights, (), config.clients)
         return {"all": algorithm.residual(hyper, server, update, cohort)}
 
-    instead = "use fedavg, fedavgm, fedprox, fedadam, fedyogi, fedadagrad, fedntd, feddecorr or ditto"
+    instead = (
+        "use fedavg, fedavgm, fedprox, fedadam, fedyogi, fedadagrad, fedntd, feddecorr or ditto"
+    )
     if algorithm.report is not no_report or algorithm.probe is not no_probe:
-        raise UsageError(f"dp covers the aggregate, and the algorithm has messages or memories of clients; {instead}")
+        raise UsageError(
+            f"dp covers the aggregate, and the algorithm has messages or memories of clients; {instead}"
+        )
     if algorithm.send and jax.tree.leaves(jax.eval_shape(algorithm.send.init, hyper, params)):
-        raise UsageError("dp does not account for what clients keep, as errors of send topk; use qsgd or none")
-    if isinstance(state.clients, local_training.Kept) and jax.tree.leaves((state.clients.weighting, state.weighting)):
-        raise UsageError("dp does not account for a weighting with a memory, which weighs by earlier rounds, too")
-    weights = jax.tree.map(lambda _: jax.ShapeDtypeStruct((cohort_size(config),), tree.dtype(params)), params)
+        raise UsageError(
+            "dp does not account for what clients keep, as errors of send topk; use qsgd or none"
+        )
+    if isinstance(state.clients, local_training.Kept) and jax.tree.leaves(
+        (state.clients.weighting, state.weighting)
+    ):
+        raise UsageError(
+            "dp does not account for a weighting with a memory, which weighs by earlier rounds, too"
+        )
+    weights = jax.tree.map(
+        lambda _: jax.ShapeDtypeStruct((cohort_size(config),), tree.dtype(params)), params
+    )
     read, _ = checks.dependencies(residual, weights, params, state.server, hyper)
     if any(jax.tree.leaves(read["all"][0])):
-        raise UsageError(f"dp covers the aggregate, and the algorithm's residual reads the weights; {instead}")
+        raise UsageError(
+            f"dp covers the aggregate, and the algorithm's residual reads the weights; {instead}"
+        )
     if jax.tree.leaves(state.variables.stats) and config.norm_layers != "frozen":
         raise UsageError(
             "running statistics of BatchNorm would get no noise; use --norm-layers group or frozen, or a task without"
@@ -110,7 +137,10 @@ class Account(NamedTuple):
             UsageError: dp-accounting is not installed.
         """
         accounting = extras.load("dp_accounting", "dp", "dp.clip")
-        spent = [(count, _divergences(*mechanism)) for mechanism, count in (*self.earlier, (self.mechanism, rounds))]
+        spent = [
+            (count, _divergences(*mechanism))
+            for mechanism, count in (*self.earlier, (self.mechanism, rounds))
+        ]
         total = sum(count * divergences for count, (_, divergences) in spent)
         return float(accounting.rdp.compute_epsilon(spent[0][1][0], total, self.delta)[0])
 
@@ -119,7 +149,9 @@ class Account(NamedTuple):
         return json.dumps([self.earlier, self.mechanism])
 
 
-def mechanism(config: Config, algorithm: Algorithm, hyper: Hyper, own_reads: bool | None = None) -> Mechanism:
+def mechanism(
+    config: Config, algorithm: Algorithm, hyper: Hyper, own_reads: bool | None = None
+) -> Mechanism:
     """Returns the mechanism of a run's rounds.
 
     Cohorts are uniform, without replacement. They hide a client that is not sampled, unless the weights read rows of
@@ -134,7 +166,9 @@ def mechanism(config: Config, algorithm: Algorithm, hyper: Hyper, own_reads: boo
         reads_d_val = any(entry.reads_rows for entry in _entries(config, algorithm))
         own_reads = reads_d_val and choice(config, "validation.source")[0] == "clients"
     return Mechanism(
-        float(hyper["dp.noise_multiplier"]), config.clients, config.clients if own_reads else cohort_size(config)
+        float(hyper["dp.noise_multiplier"]),
+        config.clients,
+        config.clients if own_reads else cohort_size(config),
     )
 
 
@@ -148,7 +182,9 @@ def earlier_rounds(config: Config, sources: Callable[[], Mapping[str, str]]) -> 
         config: its `init` is where the run starts.
         sources: () -> digests of the new run, see `provenance.sources`.
     """
-    begun = config.out if config.resume and config.out and digests.newest_round(config.out) else None
+    begun = (
+        config.out if config.resume and config.out and digests.newest_round(config.out) else None
+    )
     started = files.read_object_if_any(begun / "manifest.json") if begun else {}
     if "privacy" in started:
         return _counted(*json.loads(started["privacy"])[0]) if started["privacy"] else None
@@ -157,7 +193,9 @@ def earlier_rounds(config: Config, sources: Callable[[], Mapping[str, str]]) -> 
         return ()
     run = digests.run_of(init)
     manifest, own_sources = files.read_object_if_any(run / "manifest.json"), sources()
-    if not manifest.get("privacy") or any(manifest.get(name) != own_sources[name] for name in ("data", "partition")):
+    if not manifest.get("privacy") or any(
+        manifest.get(name) != own_sources[name] for name in ("data", "partition")
+    ):
         return None
     earlier, own = json.loads(manifest["privacy"])
     rounds = digests.about(init)["round"] if digests.is_checkpoint(init) else len(history.read(run))
@@ -191,12 +229,16 @@ def _divergences(noise: float, clients: int, cohort: int) -> tuple[Any, np.ndarr
     """Returns Renyi's orders and the divergences of one round: composing every round anew would take 0.7 s each."""
     accounting = extras.load("dp_accounting", "dp", "dp.clip")
     event = accounting.GaussianDpEvent(noise)
-    events = [event]  # also a bound for sampled cohorts, and where there is little noise the smaller one
+    events = [
+        event
+    ]  # also a bound for sampled cohorts, and where there is little noise the smaller one
     if cohort < clients:
         events.append(accounting.SampledWithoutReplacementDpEvent(clients, cohort, event))
     one_round = []
     for event in events:
-        accountant = accounting.rdp.RdpAccountant(neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE)
+        accountant = accounting.rdp.RdpAccountant(
+            neighboring_relation=accounting.NeighboringRelation.REPLACE_ONE
+        )
         one_round.append(accountant.compose(event)._rdp)
     return accountant._orders, np.minimum.reduce(one_round)
 

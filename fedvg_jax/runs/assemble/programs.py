@@ -64,7 +64,11 @@ VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind 
 USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
 """Traced hyperparameters on which a program depends by whether they are above 0."""
 
-NAMES_OF_TRACED = [name for name, setting in SETTINGS.items() if setting.traced_names and not setting.facts.is_traced]
+NAMES_OF_TRACED = [
+    name
+    for name, setting in SETTINGS.items()
+    if setting.traced_names and not setting.facts.is_traced
+]
 """Settings NAME:VALUE with a traced value: a program depends on the name only."""
 
 WeightingOrFactory = Weighting | Callable[[Task], Weighting]
@@ -161,7 +165,9 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
     algorithm = registry.with_send(config, algorithm or algorithm_of(config))
     algorithm = keeping_models(algorithm) if "client_models" in listed(config.record) else algorithm
     # a task of the caller's may have negative losses, which have no weights by val_loss
-    may_be_negative = isinstance(model, Task) and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
+    may_be_negative = (
+        isinstance(model, Task) and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
+    )
     is_unsure = weighting is not None or may_be_negative
     executor = registry.make_executor(config, devices)
     optimiser = registry.make_optimiser(config)
@@ -170,13 +176,24 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
     def bound(task: Task, scored: Task) -> Bound:
         own = weighting or registry.make_weighting(config, scored, algorithm)
         own = own if isinstance(own, Weighting) else new_functions(weighting_of(own, scored))
-        measures = {name: recorded.MEASURES[name](task) for name in listed(config.record) if name in recorded.MEASURES}
+        measures = {
+            name: recorded.MEASURES[name](task)
+            for name in listed(config.record)
+            if name in recorded.MEASURES
+        }
         own = recorded.with_records(own, measures) if measures else own
-        parts, options = (task, algorithm, own, executor, optimiser), registry.round_options(config, task, local)
-        step = federated_round.make_round(*parts, config.clients, **options, check_weights=is_unsure, private=private)
+        parts, options = (
+            (task, algorithm, own, executor, optimiser),
+            registry.round_options(config, task, local),
+        )
+        step = federated_round.make_round(
+            *parts, config.clients, **options, check_weights=is_unsure, private=private
+        )
         return Bound(task, own, step)
 
-    init = trained_part.bind(whole, base).init  # one function, which JAX traces once for all bindings
+    init = trained_part.bind(
+        whole, base
+    ).init  # one function, which JAX traces once for all bindings
 
     def bound_to(base: Tree) -> Bound:
         return bound(*(task._replace(init=init) for task in _tasks(config, model, base)))
@@ -184,8 +201,12 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
     first = bound(whole, scored) if base is None else bound_to(base)
     bind = bound_to if base is not None else lambda base: first
 
-    def chunk(state: SimState, num_rounds, rounds: Schedule, data: Data, hyper: Hyper) -> tuple[SimState, Metrics]:
-        return federated_round.make_chunk(bind(data.base).step)(state, num_rounds, rounds, data, hyper)
+    def chunk(
+        state: SimState, num_rounds, rounds: Schedule, data: Data, hyper: Hyper
+    ) -> tuple[SimState, Metrics]:
+        return federated_round.make_chunk(bind(data.base).step)(
+            state, num_rounds, rounds, data, hyper
+        )
 
     of_state = cohort_memories.placement(executor)
     of_chunk = of_state and (of_state, executor.placement)
@@ -219,18 +240,27 @@ def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
     with checks.calling("weighting(task)"):
         weighting = factory(task)
     if not isinstance(weighting, Weighting):
-        raise UsageError(f"weighting(task) returned a {type(weighting).__name__}; expected a Weighting")
+        raise UsageError(
+            f"weighting(task) returned a {type(weighting).__name__}; expected a Weighting"
+        )
     return weighting
 
 
-def _tasks(config: Config, model: Images | Task, base: Variables | None = None) -> tuple[Task, Task]:
+def _tasks(
+    config: Config, model: Images | Task, base: Variables | None = None
+) -> tuple[Task, Task]:
     """Returns the task of training and that of scoring, with jitted losses; with `base`, of the trained part."""
     if isinstance(model, Task):
         task, scored = trained_part.bind(model, base), None
     else:
-        task, scored = registry.named_task(config, *model, base), registry.scoring_task(config, *model, base)
+        task, scored = (
+            registry.named_task(config, *model, base),
+            registry.scoring_task(config, *model, base),
+        )
     task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
-    return task, task if scored is None else scored._replace(loss=jax.jit(scored.loss, static_argnums=4))
+    return task, task if scored is None else scored._replace(
+        loss=jax.jit(scored.loss, static_argnums=4)
+    )
 
 
 def _shapes_of_base(config: Config, task: Task, local: LocalPart) -> Variables | None:
@@ -244,7 +274,13 @@ def _shapes_of_base(config: Config, task: Task, local: LocalPart) -> Variables |
 
 
 def compile_for(
-    keep: reuse.Keep, chunk: Wrapped, evaluate: Wrapped, state: SimState, rounds: Schedule, data: Data, hyper: Hyper
+    keep: reuse.Keep,
+    chunk: Wrapped,
+    evaluate: Wrapped,
+    state: SimState,
+    rounds: Schedule,
+    data: Data,
+    hyper: Hyper,
 ) -> tuple[Callable, Callable]:
     """Returns the two programs of a run compiled for its shapes, kept ones if equal shapes were compiled.
 
@@ -256,27 +292,46 @@ def compile_for(
         data: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
     """
     shapes = jax.tree.map(reuse.abstract, (state, np.int32(0), rounds, data, hyper))
-    return keep(("compiled", *reuse.key_of_shapes(shapes)), lambda: _compiled(chunk, evaluate, *shapes))
+    return keep(
+        ("compiled", *reuse.key_of_shapes(shapes)), lambda: _compiled(chunk, evaluate, *shapes)
+    )
 
 
 def _compiled(
-    chunk: Wrapped, evaluate: Wrapped, state: SimState, count, rounds: Schedule, data: Data, hyper: Hyper
+    chunk: Wrapped,
+    evaluate: Wrapped,
+    state: SimState,
+    count,
+    rounds: Schedule,
+    data: Data,
+    hyper: Hyper,
 ) -> tuple[Callable, Callable]:
-    tables = [] if data.training is not None else [t for t in (data.val, data.test, data.selection) if t is not None]
+    tables = (
+        []
+        if data.training is not None
+        else [t for t in (data.val, data.test, data.selection) if t is not None]
+    )
     with extras.paused(), futures.ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(chunk.lower(state, count, rounds, data, hyper).compile)
         # traced while the rounds compile; the program of the longest table skips the empty groups of a shorter one
         variables = trained_part.whole(state.variables, data.base)
-        longest = {_width(table): table for table in sorted(tables, key=lambda table: table.shape[-2])}
+        longest = {
+            _width(table): table for table in sorted(tables, key=lambda table: table.shape[-2])
+        }
         compiled = {
-            width: (table.shape[-2], _compile_evaluation(evaluate.trace(variables, data.pool, table)))
+            width: (
+                table.shape[-2],
+                _compile_evaluation(evaluate.trace(variables, data.pool, table)),
+            )
             for width, table in longest.items()
         }
         compiled_chunk = compiling.result()
 
     def evaluate_compiled(variables: Variables, pool: Tree, rows) -> Tree:
         count, program = compiled[_width(rows)]
-        if rows.shape[-2] < count:  # with empty groups at its end, by NumPy: JAX would compile a program
+        if (
+            rows.shape[-2] < count
+        ):  # with empty groups at its end, by NumPy: JAX would compile a program
             padding = [*(rows.ndim - 2) * [(0, 0)], (0, count - rows.shape[-2]), (0, 0)]
             rows = np.pad(np.asarray(rows), padding, constant_values=-1)
         return program(variables, pool, rows)
@@ -293,7 +348,9 @@ def _compile_evaluation(traced: Traced) -> Compiled:
 def _num_loops(jaxpr: core.Jaxpr) -> int:
     """Returns the number of loops in a jaxpr and those within it; a scan of one step is none."""
     own = sum(e.primitive.name == "while" or e.params.get("length", 1) > 1 for e in jaxpr.eqns)
-    return own + sum(_num_loops(inner) for e in jaxpr.eqns for inner in core.jaxprs_in_params(e.params))
+    return own + sum(
+        _num_loops(inner) for e in jaxpr.eqns for inner in core.jaxprs_in_params(e.params)
+    )
 
 
 def _width(table: Any) -> tuple[int, ...]:
@@ -347,7 +404,9 @@ def first_seconds(model: str) -> float:
     >>> first_seconds("resnet18_cifar"), first_seconds("mlp")
     (75.0, 5.0)
     """
-    return next((seconds for family, seconds in FIRST_SECONDS.items() if model.startswith(family)), 5.0)
+    return next(
+        (seconds for family, seconds in FIRST_SECONDS.items() if model.startswith(family)), 5.0
+    )
 
 
 @contextlib.contextmanager
@@ -381,7 +440,10 @@ def replacing_damaged(say: Callable[[str], None]) -> Iterator[None]:
     said = []
 
     def show(message: Warning | str, *details: Any) -> None:
-        match, folder = _UNREADABLE.match(str(message)), jax.config.values["jax_compilation_cache_dir"]
+        match, folder = (
+            _UNREADABLE.match(str(message)),
+            jax.config.values["jax_compilation_cache_dir"],
+        )
         if match is None or folder is None:
             shown(message, *details)
             return

@@ -20,7 +20,16 @@ from fedvg_jax.config.options import local, lora
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
 from fedvg_jax.core import checks, trained_part, tree
 from fedvg_jax.core.trained_part import NOTHING, LocalPart, local_part
-from fedvg_jax.core.types import Algorithm, Executor, Hyper, Signal, Task, UsageError, Variables, Weighting
+from fedvg_jax.core.types import (
+    Algorithm,
+    Executor,
+    Hyper,
+    Signal,
+    Task,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, local_training
 from fedvg_jax.host import hardware as hw
@@ -39,7 +48,9 @@ def with_send(config: Config, algorithm: Algorithm) -> Algorithm:
     if send is None:
         return algorithm
     if algorithm.send is not None:
-        raise UsageError(f"send {config.send} and algorithm.send both compress updates; leave one out")
+        raise UsageError(
+            f"send {config.send} and algorithm.send both compress updates; leave one out"
+        )
     return algorithm._replace(send=send)
 
 
@@ -66,10 +77,14 @@ def check_images(config: Config, arrays: Arrays) -> None:
     shape, least = arrays.x.shape[1:], MODELS[config.model].smallest
     if min(shape[:2]) < least:
         got = f"{arrays.name} has {shape[0]} x {shape[1]}"
-        raise UsageError(f"model {config.model} needs images of {least} x {least} or more; {got}; use another --model")
+        raise UsageError(
+            f"model {config.model} needs images of {least} x {least} or more; {got}; use another --model"
+        )
 
 
-def named_task(config: Config, shape: tuple[int, ...], num_classes: int, base: Variables | None = None) -> Task:
+def named_task(
+    config: Config, shape: tuple[int, ...], num_classes: int, base: Variables | None = None
+) -> Task:
     """Returns the config's model as a task.
 
     Args:
@@ -102,7 +117,9 @@ def scoring_task(config: Config, *arguments: Any) -> Task | None:
 
 def _scoring_conv(config: Config) -> str | None:
     """Returns the convolution of scoring passes; None if it is the same as in training."""
-    is_chosen = config.conv == "auto" and config.lanes != "all" and MODELS[config.model].has_convolutions
+    is_chosen = (
+        config.conv == "auto" and config.lanes != "all" and MODELS[config.model].has_convolutions
+    )
     return hw.choices().scoring_conv if is_chosen else None
 
 
@@ -121,13 +138,19 @@ def make_variables(
     key = jax.random.key(config.seed)
     if config.lora and initial is None:
         drawn = init(key)
-        plain = make_variables(dataclasses.replace(config, lora=""), lambda key: adapters.removed(drawn))
+        plain = make_variables(
+            dataclasses.replace(config, lora=""), lambda key: adapters.removed(drawn)
+        )
         return adapters.filled(drawn, plain)
     if initial is not None:
         if config.init:
-            raise UsageError("initial gives the initial model, and so does init of the config; use one")
+            raise UsageError(
+                "initial gives the initial model, and so does init of the config; use one"
+            )
         if not isinstance(initial, tuple) or len(initial) != 2:
-            raise UsageError(f"initial must be Variables(params, stats); got a {type(initial).__name__}")
+            raise UsageError(
+                f"initial must be Variables(params, stats); got a {type(initial).__name__}"
+            )
         checks.expect(Variables(*initial), jax.eval_shape(init, key), "initial")
         return jax.tree.map(jnp.array, Variables(*initial))
     if config.init is None:
@@ -136,7 +159,9 @@ def make_variables(
     if digests.is_run(config.init):
         return jax.tree.map(jnp.array, checkpoint.final_variables(config.init, shapes))
     if not isinstance(shapes.params, Mapping) or pretrained.HEAD not in shapes.params:
-        raise UsageError(f"init FILE needs a model with a layer {pretrained.HEAD}; give initial= for your own task")
+        raise UsageError(
+            f"init FILE needs a model with a layer {pretrained.HEAD}; give initial= for your own task"
+        )
     read = pretrained.load(config.init, shapes, config.model)
     head = hw.jit_once(lambda key: init(key).params[pretrained.HEAD])(key)
     return read._replace(params={**read.params, pretrained.HEAD: head})
@@ -174,7 +199,9 @@ def round_options(config: Config, task: Task, local: LocalPart) -> dict[str, Any
     return {
         "aggregate": SETTINGS["robust"].made(config),
         "disturb": SETTINGS["attack"].made(config)(corrupt_clients(config), config.clients),
-        "refine": baselines.server_steps(task, config.tuning.steps) if config.tuning.steps else None,
+        "refine": baselines.server_steps(task, config.tuning.steps)
+        if config.tuning.steps
+        else None,
         "augment": transforms.AUGMENTATIONS[config.augment],
         "stats_too": departs(config, "server-stats"),
         "weigh_untrained": departs(config, "untrained"),
@@ -189,8 +216,14 @@ def corrupt_clients(config: Config) -> np.ndarray:
 
 def make_hyper(config: Config) -> Hyper:
     """Returns the hyperparameters that the config has a field for, as float32 scalars."""
-    values = {name: value for setting in SETTINGS.values() for name, value in setting.scalars(config).items()}
-    return jax.device_put({name: np.float32(value) for name, value in values.items()})  # jnp.float32 runs a program
+    values = {
+        name: value
+        for setting in SETTINGS.values()
+        for name, value in setting.scalars(config).items()
+    }
+    return jax.device_put(
+        {name: np.float32(value) for name, value in values.items()}
+    )  # jnp.float32 runs a program
 
 
 ADAM_EPS_ROOT = 1e-36
@@ -198,7 +231,9 @@ ADAM_EPS_ROOT = 1e-36
 changes no bit of an update in float32; 1e-30 changes updates by up to 2.4e-7 of their size if gradients are below 1e-8.
 """
 
-READ_BY_ROUNDS = {name for setting in SETTINGS.values() for name in setting.traced_names} - {*methods.SETTINGS}
+READ_BY_ROUNDS = {name for setting in SETTINGS.values() for name in setting.traced_names} - {
+    *methods.SETTINGS
+}
 """Hyperparameters that are read beside algorithms and weightings, as lr, dp.clip and clip_norm; none declares them."""
 
 
@@ -211,8 +246,16 @@ def make_optimiser(config: Config) -> local_training.Optimiser:
         if config.optimiser == "adamw":
             return optax.adamw(rate, eps_root=ADAM_EPS_ROOT, weight_decay=hyper["weight_decay"])
         momentum = hyper["momentum"] if config.momentum else None
-        rule = optax.adam(rate, eps_root=ADAM_EPS_ROOT) if config.optimiser == "adam" else optax.sgd(rate, momentum)
-        return optax.chain(optax.add_decayed_weights(hyper["weight_decay"]), rule) if config.weight_decay else rule
+        rule = (
+            optax.adam(rate, eps_root=ADAM_EPS_ROOT)
+            if config.optimiser == "adam"
+            else optax.sgd(rate, momentum)
+        )
+        return (
+            optax.chain(optax.add_decayed_weights(hyper["weight_decay"]), rule)
+            if config.weight_decay
+            else rule
+        )
 
     return optimiser
 
@@ -220,7 +263,9 @@ def make_optimiser(config: Config) -> local_training.Optimiser:
 # --- weightings
 
 
-def make_weighting(config: Config, task: Task, algorithm: Algorithm, gradient: Signal | None = None) -> Weighting:
+def make_weighting(
+    config: Config, task: Task, algorithm: Algorithm, gradient: Signal | None = None
+) -> Weighting:
     """Returns the weighting that `config.weighting` names.
 
     Args:
@@ -252,9 +297,13 @@ def _fedvg_options(config: Config, gradient: Signal | None) -> dict[str, Any]:
     """Returns the arguments of `fedvg` beside the task."""
     options, most_rows = config.fedvg, costs(config.model).rows_per_scoring_pass
     return _layer_options(config) | {
-        "signal": "delta" if "delta" in (options.norm, options.signal) else gradient or options.signal,
+        "signal": "delta"
+        if "delta" in (options.norm, options.signal)
+        else gradient or options.signal,
         "mode": options.mode,
-        "groups_per_pass": functools.partial(hw.groups_per_scoring_pass, config.batch_size, most_rows),
+        "groups_per_pass": functools.partial(
+            hw.groups_per_scoring_pass, config.batch_size, most_rows
+        ),
     }
 
 
@@ -272,7 +321,10 @@ def _layer_options(config: Config) -> dict[str, Any]:
 
 def layer_names(config: Config, task: Task) -> list[str]:
     """Returns the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
-    if not any(name in WEIGHTINGS and WEIGHTINGS[name].options for name in weighting_names(config.weighting)):
+    if not any(
+        name in WEIGHTINGS and WEIGHTINGS[name].options
+        for name in weighting_names(config.weighting)
+    ):
         return []
     return [layer.name for layer in layers_of(task, **_layer_options(config))]
 
@@ -281,7 +333,9 @@ def _native_name(algorithm: Algorithm) -> str:
     """Returns `algorithm.native_weighting`, a key of `WEIGHTINGS`."""
     name = algorithm.native_weighting
     if not isinstance(name, str) or name not in WEIGHTINGS:
-        raise UsageError(f"algorithm.native_weighting must be one of {', '.join(WEIGHTINGS)}; got {str(name)[:100]!r}")
+        raise UsageError(
+            f"algorithm.native_weighting must be one of {', '.join(WEIGHTINGS)}; got {str(name)[:100]!r}"
+        )
     return name
 
 
@@ -301,7 +355,9 @@ def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Execu
     chosen = hw.choices()
     max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
     num_lanes = min(max_lanes, -(-block_size(config) // count))
-    num_mapped = 1 if _scoring_conv(config) else max(num_lanes, costs(config.model).clients_per_scoring_pass)
+    num_mapped = (
+        1 if _scoring_conv(config) else max(num_lanes, costs(config.model).clients_per_scoring_pass)
+    )
     if count > 1:
         return executors.sharded(count, num_lanes, devices, num_mapped)
     return executors.lanes(num_lanes, num_mapped)
@@ -322,9 +378,13 @@ def num_devices(config: Config) -> int:
     double = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
     most = processes * hw.auto_devices(costs(config.model).client_bytes, double)
     if processes > 1 and config.lanes == "all":
-        raise UsageError(f"lanes all runs on one device only; got {processes} processes; use --lanes auto")
+        raise UsageError(
+            f"lanes all runs on one device only; got {processes} processes; use --lanes auto"
+        )
     if processes > size:
-        raise UsageError(f"{processes} processes are more than the {size} clients held at a time; start fewer")
+        raise UsageError(
+            f"{processes} processes are more than the {size} clients held at a time; start fewer"
+        )
     if config.devices == "auto":
         return min(most, processes * -(-size // processes))
     wanted = int(config.devices)

@@ -39,7 +39,15 @@ from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, processes
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs.assemble import communication, contracts, fit, privacy, programs, registry, tables
+from fedvg_jax.runs.assemble import (
+    communication,
+    contracts,
+    fit,
+    privacy,
+    programs,
+    registry,
+    tables,
+)
 from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
 from fedvg_jax.runs.assemble.population import (
     Population,
@@ -133,7 +141,9 @@ class Simulation(NamedTuple):
         (1, (2,))
         """
         if self.host_rows or self.memories.is_on_host:
-            raise UsageError("sim.step needs rows and memories on the device; use placement device, or fv.run")
+            raise UsageError(
+                "sim.step needs rows and memories on the device; use placement device, or fv.run"
+            )
         rounds = schedule.stack([self.schedule(round, state)], tables.MAX_ROUNDS)
         after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
         return after, tree.take(metrics, 0)
@@ -155,9 +165,13 @@ class Simulation(NamedTuple):
         """
         if tree.paths(variables) != tree.paths(self.state.variables):
             return variables
-        if self.base is not None and jax.tree.structure(variables) != jax.tree.structure(self.state.variables):
+        if self.base is not None and jax.tree.structure(variables) != jax.tree.structure(
+            self.state.variables
+        ):
             provenance.refuse_other_base(run, self.base)
-        part = jax.tree.unflatten(jax.tree.structure(self.state.variables), jax.tree.leaves(variables))
+        part = jax.tree.unflatten(
+            jax.tree.structure(self.state.variables), jax.tree.leaves(variables)
+        )
         return trained_part.whole(part, self.base)
 
     def validation_loss(self, model: SimState | Variables) -> jax.Array:
@@ -169,7 +183,9 @@ class Simulation(NamedTuple):
             UsageError: the rows stay on the host.
         """
         if self.host_rows:
-            raise UsageError("sim.validation_loss needs the rows on the device; use placement device, or fv.evaluate")
+            raise UsageError(
+                "sim.validation_loss needs the rows on the device; use placement device, or fv.evaluate"
+            )
         variables = model.variables if isinstance(model, SimState) else model
         rows = self.data.val if self.data.selection is None else self.data.selection
         return evaluate.mean_loss(self.model, self.whole(variables), self.data.pool, rows)
@@ -232,22 +248,31 @@ def assemble(
     """
     assert config.cache_dir is not None, "the check sets it"
     programs.use_cache(config.cache_dir)
-    if config.init and not digests.is_run(config.init):  # checked before the data are read, which may take minutes
+    if config.init and not digests.is_run(
+        config.init
+    ):  # checked before the data are read, which may take minutes
         pretrained.read(config.init)
     population = _make_population(config, given, progress, reading)
     program = _make_program(config, population, given, keep)
-    own = tuple(getattr(program, name) for name in ("algorithm", "weighting") if getattr(given, name))
+    own = tuple(
+        getattr(program, name) for name in ("algorithm", "weighting") if getattr(given, name)
+    )
     hyper = merge_hyperparameters(config, program.algorithm, program.weighting, given.hyper, own)
     variables, base = _initial_model(config, program.model, given.initial)
     program = _bound(program, base)
     rows, host = _make_rows(config, population, program, base)
     chosen = tables.choose_selection(config, given.selection, host is not None)
     round_rows = host.resident if host else rows
-    contracts.check_given(config, given, program, population.pool, population.arrays, round_rows, hyper)
+    contracts.check_given(
+        config, given, program, population.pool, population.arrays, round_rows, hyper
+    )
     contracts.check_clients(config, population.partition)
     state, memories = _make_state(config, program, hyper, variables)
     privacy.check(config, program.algorithm, state, hyper, given.selection)
-    program, parts = _bound(program, rows.base), population.partition  # again, to the base on the devices
+    program, parts = (
+        _bound(program, rows.base),
+        population.partition,
+    )  # again, to the base on the devices
     select = tables.make_cohorts(config, chosen, program, rows, parts.train) if chosen else None
     account = _account(config, given, program, population, round_rows, hyper)
     origin = privacy.origin(config, account)
@@ -259,8 +284,12 @@ def assemble(
         scaled_by=population.scaled_by,
         state=state,
         data=rows,
-        hyper=hyper if processes.count() == 1 else jax.tree.map(np.asarray, hyper),  # on no process's device
-        schedule=tables.make_schedule(config, population.arrays, parts, program, select=select, origin=origin),
+        hyper=hyper
+        if processes.count() == 1
+        else jax.tree.map(np.asarray, hyper),  # on no process's device
+        schedule=tables.make_schedule(
+            config, population.arrays, parts, program, select=select, origin=origin
+        ),
         selection=chosen,
         given=given.replaced,
         host_rows=host,
@@ -271,7 +300,9 @@ def assemble(
     )
 
 
-def _make_population(config: Config, given: Given, progress: Progress | None, reading: Progress | None) -> Population:
+def _make_population(
+    config: Config, given: Given, progress: Progress | None, reading: Progress | None
+) -> Population:
     """Reads the data set and draws the partition, unless they are given."""
     data, partition = given.data, given.partition
     if data is None:
@@ -279,12 +310,18 @@ def _make_population(config: Config, given: Given, progress: Progress | None, re
     else:
         arrays = limited(user_data.as_arrays(data), config.max_rows, config.max_rows_seed)
     fit.check_pixel_settings(arrays, config)
-    parts = make_partition(config, arrays, progress) if partition is None else take_partition(config, arrays, partition)
+    parts = (
+        make_partition(config, arrays, progress)
+        if partition is None
+        else take_partition(config, arrays, partition)
+    )
     scaled_by = make_columns(config, arrays.x, joined(parts.train))
     return Population(arrays, parts, make_shared(config, arrays, parts, scaled_by), scaled_by)
 
 
-def _make_program(config: Config, population: Population, given: Given, keep: reuse.Keep) -> programs.Program:
+def _make_program(
+    config: Config, population: Population, given: Given, keep: reuse.Keep
+) -> programs.Program:
     """Returns the program of a run, after checking that the data fit the given task, or the config's model."""
     arrays, model = population.arrays, given.task
     if model is None:
@@ -296,7 +333,9 @@ def _make_program(config: Config, population: Population, given: Given, keep: re
     return programs.make_program(config, model, given.algorithm, given.weighting, keep=keep)
 
 
-def _initial_model(config: Config, model: Task, initial: Variables | None) -> tuple[Variables, Variables | None]:
+def _initial_model(
+    config: Config, model: Task, initial: Variables | None
+) -> tuple[Variables, Variables | None]:
     """Returns the trained part of the initial model, and its frozen tensors; None where all are trained."""
     variables = registry.make_variables(config, model.init, initial)
     is_trained = registry.make_is_trained(config, model)
@@ -323,7 +362,12 @@ def _make_rows(
 
 
 def _account(
-    config: Config, given: Given, program: programs.Program, population: Population, rows: Data, hyper: Hyper
+    config: Config,
+    given: Given,
+    program: programs.Program,
+    population: Population,
+    rows: Data,
+    hyper: Hyper,
 ) -> privacy.Account | None:
     """Returns what the rounds cost in privacy; None without it, and for a given initial model.
 
@@ -334,10 +378,14 @@ def _account(
         return None
     extras.load("dp_accounting", "dp", "dp.clip")  # before anything is computed
     is_own = given.weighting is not None
-    own_reads = contracts.reads_rows(program.weighting, program.task, rows, hyper) if is_own else None
+    own_reads = (
+        contracts.reads_rows(program.weighting, program.task, rows, hyper) if is_own else None
+    )
     mechanism = privacy.mechanism(config, program.algorithm, hyper, own_reads)
     arrays, parts = population.arrays, population.partition
-    earlier = privacy.earlier_rounds(config, lambda: provenance.sources(arrays, parts, population.pool, {}, ()))
+    earlier = privacy.earlier_rounds(
+        config, lambda: provenance.sources(arrays, parts, population.pool, {}, ())
+    )
     return None if earlier is None else privacy.Account(config.dp.delta, mechanism, earlier)
 
 
@@ -350,10 +398,14 @@ def _make_state(
 
     def init() -> SimState:
         """Returns the state with the memories of one client."""
-        return federated_round.init_state(program.task, program.algorithm, 1, hyper, variables=variables, **options)
+        return federated_round.init_state(
+            program.task, program.algorithm, 1, hyper, variables=variables, **options
+        )
 
     client_bytes = tree.num_bytes(jax.eval_shape(init).clients)
-    memories = client_memories.choose(config, client_bytes, tables.MAX_ROUNDS, program.executor.rows)
+    memories = client_memories.choose(
+        config, client_bytes, tables.MAX_ROUNDS, program.executor.rows
+    )
     one = processes.place(init(), program.executor.placement)
     memories = memories._replace(fresh=one.clients)
     return client_memories.first_state(memories, one, config.clients), memories

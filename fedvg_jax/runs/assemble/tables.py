@@ -13,7 +13,17 @@ from fedvg_jax.config.fidelity import departs
 from fedvg_jax.config.options import choice, partition_seed
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import checks, trained_part, tree, types
-from fedvg_jax.core.types import Algorithm, Batch, Data, Schedule, Selection, SimState, Task, UsageError, Variables
+from fedvg_jax.core.types import (
+    Algorithm,
+    Batch,
+    Data,
+    Schedule,
+    Selection,
+    SimState,
+    Task,
+    UsageError,
+    Variables,
+)
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
@@ -44,11 +54,17 @@ def make_data(config: Config, population: Population, task: Task, is_on_host: bo
     pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
     max_test = int(len(arrays.y) * config.test_ratio)
     is_split = config.best_on == "held_out"
-    scored, selected = halves(shared.rows, partition_seed(config)) if is_split else (shared.rows, None)
+    scored, selected = (
+        halves(shared.rows, partition_seed(config)) if is_split else (shared.rows, None)
+    )
     max_selected = shared.most // 2 if is_split else 0
     max_scored = shared.most - max_selected
     is_read_in_training = config.tuning.steps or "fltrust" in config.weighting
-    only_evaluated = config.fedvg.mode == "eval" and unmet(config, "fedvg.mode") is None and not is_read_in_training
+    only_evaluated = (
+        config.fedvg.mode == "eval"
+        and unmet(config, "fedvg.mode") is None
+        and not is_read_in_training
+    )
     keeps_lone_row = only_evaluated or len(scored) % config.batch_size != 1
     if not keeps_lone_row:  # a model is traced only where it matters
         keeps_lone_row = not layers.lone_row_is_undefined(task.init)
@@ -82,7 +98,9 @@ def fitting_width(batch_size: int, largest: int) -> int:
     return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
 
 
-def table_shape(config: Config, num_rows: int, largest: int, algorithm: Algorithm) -> tuple[int, int]:
+def table_shape(
+    config: Config, num_rows: int, largest: int, algorithm: Algorithm
+) -> tuple[int, int]:
     """Returns F and B of a chunk's table of minibatches, its rows and columns.
 
     Args:
@@ -92,7 +110,9 @@ def table_shape(config: Config, num_rows: int, largest: int, algorithm: Algorith
     """
     width = fitting_width(config.batch_size, largest)
     epochs = epochs_range(config)[1] + (registry.probe_ratio(config, algorithm) > 0)
-    return schedule.capacity(max(num_rows, largest), cohort_size(config), epochs, width, largest), width
+    return schedule.capacity(
+        max(num_rows, largest), cohort_size(config), epochs, width, largest
+    ), width
 
 
 def keeps_single_rows(
@@ -112,12 +132,16 @@ def keeps_single_rows(
         UsageError: if all minibatches have a single row and BatchNorm would have undefined statistics.
     """
     # a model is traced only where it matters; a probe leaves other numbers of rows
-    is_possible = registry.probe_ratio(config, algorithm) > 0 or bool((sizes % config.batch_size == 1).any())
+    is_possible = registry.probe_ratio(config, algorithm) > 0 or bool(
+        (sizes % config.batch_size == 1).any()
+    )
     if departs(config, "single-rows") or not (config.batch_size == 1 or is_possible):
         return False
     is_undefined = layers.lone_row_is_undefined(init)
     if is_undefined and config.batch_size == 1:
-        raise UsageError("batch_size 1 leaves BatchNorm a single value; use --batch-size 2 or more, or no BatchNorm")
+        raise UsageError(
+            "batch_size 1 leaves BatchNorm a single value; use --batch-size 2 or more, or no BatchNorm"
+        )
     return not is_undefined
 
 
@@ -141,7 +165,11 @@ def make_schedule(
     size = cohort_size(config)
     capacity, batch_size = table_shape(config, len(arrays.y), int(sizes.max()), program.algorithm)
     is_official = departs(config, "cohorts")
-    official = schedule.official_cohorts(config.seed + sum(origin), config.clients, size) if is_official else None
+    official = (
+        schedule.official_cohorts(config.seed + sum(origin), config.clients, size)
+        if is_official
+        else None
+    )
     cohort_of = select or (lambda number, state: official(number) if official else None)
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
@@ -177,7 +205,9 @@ Cohorts = Callable[[int, SimState | None], np.ndarray]
 """(round from 0, state before it) -> ids int32 [K]. Without a state all losses count as equal."""
 
 
-def choose_selection(config: Config, given: Selection | None, pool_is_on_host: bool) -> Selection | None:
+def choose_selection(
+    config: Config, given: Selection | None, pool_is_on_host: bool
+) -> Selection | None:
     """Returns the given selection, or else the one that the config names; None for uniform sampling.
 
     Raises:
@@ -189,16 +219,26 @@ def choose_selection(config: Config, given: Selection | None, pool_is_on_host: b
     if chosen is None:
         return None
     if not isinstance(chosen, Selection) or not callable(chosen.choose):
-        raise UsageError(f"selection must be a fedvg_jax.Selection of a function; got {type(chosen).__name__}")
+        raise UsageError(
+            f"selection must be a fedvg_jax.Selection of a function; got {type(chosen).__name__}"
+        )
     if departs(config, "cohorts"):
-        raise UsageError("--departures cohorts and a selection both choose the cohorts; leave one out")
+        raise UsageError(
+            "--departures cohorts and a selection both choose the cohorts; leave one out"
+        )
     if chosen.num_candidates and pool_is_on_host:
-        raise UsageError("this selection measures losses on the device, and rows are on the host; use placement device")
+        raise UsageError(
+            "this selection measures losses on the device, and rows are on the host; use placement device"
+        )
     return chosen
 
 
 def make_cohorts(
-    config: Config, chosen: Selection, program: programs.Program, data: Data, rows: Sequence[np.ndarray]
+    config: Config,
+    chosen: Selection,
+    program: programs.Program,
+    data: Data,
+    rows: Sequence[np.ndarray],
 ) -> Cohorts:
     """Returns the cohorts of a selection.
 
@@ -225,14 +265,21 @@ def make_cohorts(
                     f"selection.choose asks for {len(clients)} losses; at most num_candidates, {most}, are allowed:"
                     " raise it"
                 )
-            return np.array([loss(state.variables, client) if state else 0.0 for client in clients], np.float64)
+            return np.array(
+                [loss(state.variables, client) if state else 0.0 for client in clients], np.float64
+            )
 
-        population = types.Population(number, schedule.selection_stream(config.seed, number), sizes, count, losses)
+        population = types.Population(
+            number, schedule.selection_stream(config.seed, number), sizes, count, losses
+        )
         with checks.calling("selection.choose"):
             clients = np.asarray(chosen.choose(population))
         is_whole = clients.shape == (count,) and np.issubdtype(clients.dtype, np.integer)
         if not is_whole or len({*clients.tolist()} & {*range(len(sizes))}) < count:
-            expected, got = f"{count} different clients from 0 to {len(sizes) - 1}", str(clients.tolist())[:100]
+            expected, got = (
+                f"{count} different clients from 0 to {len(sizes) - 1}",
+                str(clients.tolist())[:100],
+            )
             raise UsageError(f"selection.choose must return {expected}; got {got}")
         return clients.astype(np.int32)
 

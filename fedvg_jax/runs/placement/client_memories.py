@@ -69,7 +69,9 @@ class Placement(NamedTuple):
         return DEVICE if self.sharding is None else DIVIDED
 
 
-def choose(config: Config, client_bytes: int, max_rounds: int, sharding: NamedSharding | None = None) -> Placement:
+def choose(
+    config: Config, client_bytes: int, max_rounds: int, sharding: NamedSharding | None = None
+) -> Placement:
     """Returns where a run stores its clients' states. It depends on sizes, never on the seed.
 
     By default they are on the host if they are large, and the run samples some clients only or they fill the devices.
@@ -101,7 +103,9 @@ def _is_too_large(config: Config, client_bytes: int, sharding: NamedSharding | N
     num_bytes = config.clients * client_bytes
     num_devices = 1 if sharding is None else sharding.mesh.size
     is_sparse = most_clients(config) < config.clients
-    return num_bytes > DENSE_BYTES and (is_sparse or hw.auto_pool(2 * (num_bytes // num_devices)) == "host")
+    return num_bytes > DENSE_BYTES and (
+        is_sparse or hw.auto_pool(2 * (num_bytes // num_devices)) == "host"
+    )
 
 
 def most_clients(config: Config) -> int:
@@ -195,7 +199,9 @@ def number_rows(placement: Placement, planned: list[Schedule]) -> tuple[np.ndarr
     clients = sampled[np.sort(np.unique(sampled, return_index=True)[1])]
     order = np.argsort(clients).astype(np.int32)
     sorted_clients = clients[order]
-    rows = (order[np.searchsorted(sorted_clients, planned_round.clients)] for planned_round in planned)
+    rows = (
+        order[np.searchsorted(sorted_clients, planned_round.clients)] for planned_round in planned
+    )
     return clients, [each._replace(memory_rows=r) for each, r in zip(planned, rows, strict=True)]
 
 
@@ -254,7 +260,9 @@ def read(placement: Placement, store: Store | None, state: SimState, clients: np
 
 
 # --- a row for every client on the devices ----------------------------------------------------------------------------
-def _take_nothing(placement: Placement, store: Store | None, state: SimState, clients: np.ndarray) -> SimState:
+def _take_nothing(
+    placement: Placement, store: Store | None, state: SimState, clients: np.ndarray
+) -> SimState:
     return state
 
 
@@ -262,11 +270,15 @@ def _put_nothing(store: Store | None, state: SimState, clients: np.ndarray) -> S
     return store
 
 
-def _read_from_device(placement: Placement, store: Store | None, local: Tree, clients: np.ndarray) -> Tree:
+def _read_from_device(
+    placement: Placement, store: Store | None, local: Tree, clients: np.ndarray
+) -> Tree:
     return tree.take(local, clients.astype(np.int32))
 
 
-def _read_from_devices(placement: Placement, store: Store | None, local: Tree, clients: np.ndarray) -> Tree:
+def _read_from_devices(
+    placement: Placement, store: Store | None, local: Tree, clients: np.ndarray
+) -> Tree:
     assert placement.sharding is not None, "several devices divide the rows"
     return _exchange(placement.sharding)(local, clients.astype(np.int32))
 
@@ -286,13 +298,19 @@ def _restore_every_client(state: SimState, saved: SimState) -> SimState:
 
 
 # --- rows of sampled clients on the host ------------------------------------------------------------------------------
-def _take_rows(placement: Placement, store: Store | None, state: SimState, clients: np.ndarray) -> SimState:
+def _take_rows(
+    placement: Placement, store: Store | None, state: SimState, clients: np.ndarray
+) -> SimState:
     capacity = placement.num_rows
-    assert store is not None and capacity is not None, "the devices store as many rows as a chunk needs"
+    assert store is not None and capacity is not None, (
+        "the devices store as many rows as a chunk needs"
+    )
     rows = store.row_of[clients]
 
     def placed(fresh: Any, stored: np.ndarray) -> jax.Array:
-        taken = np.zeros((capacity, *stored.shape[1:]), stored.dtype)  # rows past the chunk's clients are not read
+        taken = np.zeros(
+            (capacity, *stored.shape[1:]), stored.dtype
+        )  # rows past the chunk's clients are not read
         np.take(stored, rows, 0, out=taken[: len(rows)], mode="clip")
         return checkpoint.typed_like(fresh, processes.place(taken, placement.sharding))
 
@@ -312,7 +330,9 @@ def _put_rows(store: Store | None, state: SimState, clients: np.ndarray) -> Stor
     return store._replace(clients=np.concatenate([store.clients, new]))
 
 
-def _read_from_host(placement: Placement, store: Store | None, local: Tree, clients: np.ndarray) -> Tree:
+def _read_from_host(
+    placement: Placement, store: Store | None, local: Tree, clients: np.ndarray
+) -> Tree:
     assert store is not None, "it was opened before the first chunk"
     rows = store.row_of[clients]
     tensors = jax.tree.map(lambda leaf: leaf[rows], store.states.local)
@@ -328,9 +348,13 @@ def _restore_sampled_clients(state: SimState, saved: SimState) -> SimState:
     return _restored(state, saved, saved.clients, _clients_of_rows(saved, num_rows))
 
 
-DEVICE = Storage(_take_nothing, _put_nothing, _read_from_device, _save_every_client, _restore_every_client)
+DEVICE = Storage(
+    _take_nothing, _put_nothing, _read_from_device, _save_every_client, _restore_every_client
+)
 DIVIDED = DEVICE._replace(read=_read_from_devices)
-HOST = Storage(_take_rows, _put_rows, _read_from_host, _save_sampled_clients, _restore_sampled_clients)
+HOST = Storage(
+    _take_rows, _put_rows, _read_from_host, _save_sampled_clients, _restore_sampled_clients
+)
 
 
 # --- stores on the host -----------------------------------------------------------------------------------------------
@@ -349,7 +373,9 @@ def open_store(placement: Placement, config: Config, state: SimState) -> Store |
     row_of[clients] = np.arange(1, len(clients) + 1, dtype=np.int32)
 
     def allocated(fresh: np.ndarray, stored: np.ndarray) -> np.ndarray:
-        rows = np.empty((1 + max(most_clients(config), len(clients)), *fresh.shape[1:]), fresh.dtype)
+        rows = np.empty(
+            (1 + max(most_clients(config), len(clients)), *fresh.shape[1:]), fresh.dtype
+        )
         rows[:1], rows[1 : 1 + len(clients)] = fresh, stored
         return rows
 
@@ -366,7 +392,9 @@ def shapes_on_devices(placement: Placement, state: SimState) -> SimState:
     """
     if not placement.is_on_host:
         return state
-    return shapes_of_rows(with_client_states(state, placement.fresh), placement.num_rows, 0, placement.sharding)
+    return shapes_of_rows(
+        with_client_states(state, placement.fresh), placement.num_rows, 0, placement.sharding
+    )
 
 
 def whole_state(store: Store | None, state: SimState) -> SimState:
@@ -391,13 +419,17 @@ def saved_shapes(state: SimState, leaves: Mapping[str, np.ndarray], num_clients:
     if clients is None:
         return shapes_of_rows(state, None, num_clients)
     (count,) = clients.shape
-    return shapes_of_rows(state, count, num_clients)._replace(memory_clients=jax.ShapeDtypeStruct((count,), np.int32))
+    return shapes_of_rows(state, count, num_clients)._replace(
+        memory_clients=jax.ShapeDtypeStruct((count,), np.int32)
+    )
 
 
 def _saved(state: SimState, num_rows: int) -> SimState:
     """Returns a copy of a state on the host, with the first rows of its client states."""
     others = checkpoint.to_host(state._replace(clients=()))
-    states = jax.tree.map(np.array, _rows_on_host(state.clients, num_rows))  # copies, which no later round overwrites
+    states = jax.tree.map(
+        np.array, _rows_on_host(state.clients, num_rows)
+    )  # copies, which no later round overwrites
     return with_client_states(others, states, others.memory_clients)
 
 
@@ -409,7 +441,11 @@ def _restored(state: SimState, saved: SimState, states: Tree, clients: Tree = ()
 
 def _clients_of_rows(saved: SimState, num_rows: int) -> np.ndarray:
     """Returns int32 [n], the client of each row of a saved state."""
-    return np.arange(num_rows, dtype=np.int32) if is_by_client(saved) else np.asarray(saved.memory_clients)
+    return (
+        np.arange(num_rows, dtype=np.int32)
+        if is_by_client(saved)
+        else np.asarray(saved.memory_clients)
+    )
 
 
 def _rows_on_host(states: Tree, count: int) -> Tree:

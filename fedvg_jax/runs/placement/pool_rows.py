@@ -45,7 +45,9 @@ class HostRows(NamedTuple):
 
 def is_chosen(config: Config, num_bytes: int) -> bool:
     """Returns whether a pool of so many bytes stays on the host."""
-    return config.placement == "host" or (config.placement == "auto" and hw.auto_pool(num_bytes) == "host")
+    return config.placement == "host" or (
+        config.placement == "auto" and hw.auto_pool(num_bytes) == "host"
+    )
 
 
 def renumber(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -71,9 +73,13 @@ def resident_data(config: Config, data: Data) -> Data:
         data: the whole pool and its tables, on the host.
     """
     reads_test = "client_accuracy" in listed(config.record)
-    tables = {"scoring": data.scoring, "val": data.val} | ({"test": data.test} if reads_test else {})
+    tables = {"scoring": data.scoring, "val": data.val} | (
+        {"test": data.test} if reads_test else {}
+    )
     rows = np.unique(np.concatenate([tree.real_rows(table) for table in tables.values()]))
-    num_rows = min(len(data.pool.y), sum(table.size for name, table in tables.items() if name != "val"))
+    num_rows = min(
+        len(data.pool.y), sum(table.size for name, table in tables.items() if name != "val")
+    )
     numbers = {name: renumber(table, rows) for name, table in tables.items()}
     pool = _take(data.pool, rows, num_rows)
     return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), base=data.base)
@@ -88,10 +94,14 @@ def make(config: Config, data: Data, parts: Partition, executor: Executor) -> Ho
         parts: the partition.
         executor: of the run.
     """
-    needed = int(np.sort(client_rows.sizes(parts.train))[-cohort_size(config) :].sum())  # of any round
+    needed = int(
+        np.sort(client_rows.sizes(parts.train))[-cohort_size(config) :].sum()
+    )  # of any round
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
     capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))
-    most_evaluated = max(table.size for table in (data.val, data.test, data.selection) if table is not None)
+    most_evaluated = max(
+        table.size for table in (data.val, data.test, data.selection) if table is not None
+    )
     piece = max(1, min(int(PIECE_BYTES / row_bytes), most_evaluated))
     resident = processes.place(resident_data(config, data), executor.placement)
     return HostRows(data.pool, resident, capacity, piece, executor.placement)
@@ -145,7 +155,9 @@ def take(host: HostRows | None, data: Data, rounds: Schedule) -> tuple[Schedule,
         return rounds, data
     rows = np.unique(tree.real_rows(rounds.rows))
     training = processes.place(_take(host.pool, rows, host.capacity), host.placement)
-    return rounds._replace(rows=renumber(rounds.rows, rows)), host.resident._replace(training=training)
+    return rounds._replace(rows=renumber(rounds.rows, rows)), host.resident._replace(
+        training=training
+    )
 
 
 def shapes(host: HostRows | None, data: Data) -> Data:
@@ -155,12 +167,16 @@ def shapes(host: HostRows | None, data: Data) -> Data:
 
     def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
         dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return jax.ShapeDtypeStruct((host.capacity, *leaf.shape[1:]), dtype, sharding=host.placement)
+        return jax.ShapeDtypeStruct(
+            (host.capacity, *leaf.shape[1:]), dtype, sharding=host.placement
+        )
 
     return host.resident._replace(training=jax.tree.map(shape, host.pool))
 
 
-def evaluating(evaluate: Callable[..., Tree], host: HostRows) -> Callable[[Variables, Tree, np.ndarray], Tree]:
+def evaluating(
+    evaluate: Callable[..., Tree], host: HostRows
+) -> Callable[[Variables, Tree, np.ndarray], Tree]:
     """Returns a function as `evaluate.make_evaluate` does, for tables on the host; it copies their rows by pieces.
 
     Args:
@@ -180,7 +196,9 @@ def evaluating(evaluate: Callable[..., Tree], host: HostRows) -> Callable[[Varia
             numbers = renumber(minibatches, rows)
             if totals is None:
                 sums = jax.eval_shape(evaluate, variables, copied, numbers)
-                totals = processes.place(jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), sums), host.placement)
+                totals = processes.place(
+                    jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), sums), host.placement
+                )
             processes.wait(before)  # two pieces at a time
             before, totals = totals, evaluate(variables, copied, numbers, totals)
         return totals

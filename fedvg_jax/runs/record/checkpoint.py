@@ -64,13 +64,22 @@ def save_base(run: Path, base: Tree) -> None:
         _write(run / BASE, base, {})
 
 
-def _write(path: Path, state: Tree, of_run: Mapping[str, Digest], number: int | None = None) -> None:
+def _write(
+    path: Path, state: Tree, of_run: Mapping[str, Digest], number: int | None = None
+) -> None:
     """Writes arrays by path, such as "state.variables.params.fc1.kernel", except empty ones, which Orbax refuses."""
     leaves = _leaves_by_path(state)
-    about = {"round": number, "files": dict(of_run), "leaves": {key: _describe(leaf) for key, leaf in leaves.items()}}
+    about = {
+        "round": number,
+        "files": dict(of_run),
+        "leaves": {key: _describe(leaf) for key, leaf in leaves.items()},
+    }
     stored = {key: leaf for key, leaf in leaves.items() if leaf.size}
     with _orbax() as (ocp, checkpointer):
-        parts = {digests.STATE: ocp.args.PyTreeSave(stored), digests.ABOUT: ocp.args.JsonSave(about)}
+        parts = {
+            digests.STATE: ocp.args.PyTreeSave(stored),
+            digests.ABOUT: ocp.args.JsonSave(about),
+        }
         checkpointer.save(path.absolute(), args=ocp.args.Composite(**parts), force=True)
 
 
@@ -78,10 +87,19 @@ def _read(path: Path) -> dict[str, np.ndarray]:
     """Returns the arrays of a checkpoint by path; raises any error where they are not as they were written."""
     written = digests.about(path)["leaves"]
     with _orbax() as (ocp, checkpointer):
-        wanted = {k: ocp.RestoreArgs(restore_type=np.ndarray) for k, (shape, *_) in written.items() if 0 not in shape}
+        wanted = {
+            k: ocp.RestoreArgs(restore_type=np.ndarray)
+            for k, (shape, *_) in written.items()
+            if 0 not in shape
+        }
         parts = {digests.STATE: ocp.args.PyTreeRestore(restore_args=wanted)}
-        stored = checkpointer.restore(path.absolute(), args=ocp.args.Composite(**parts))[digests.STATE]
-    leaves = {key: stored[key] if key in stored else np.zeros(*of_leaf[:2]) for key, of_leaf in written.items()}
+        stored = checkpointer.restore(path.absolute(), args=ocp.args.Composite(**parts))[
+            digests.STATE
+        ]
+    leaves = {
+        key: stored[key] if key in stored else np.zeros(*of_leaf[:2])
+        for key, of_leaf in written.items()
+    }
     if damaged := [key for key, leaf in leaves.items() if _describe(leaf) != written[key]]:
         raise ValueError(f"{damaged[0]} is damaged")
     return leaves
@@ -98,9 +116,15 @@ def _orbax() -> Iterator[tuple[Any, Any]]:
 
     this, options = jax.process_index(), ocp.options.MultiprocessingOptions()
     if processes.count() > 1:
-        alone = {"primary_host": this, "active_processes": {this}, "barrier_sync_key_prefix": f"process{this}"}
+        alone = {
+            "primary_host": this,
+            "active_processes": {this},
+            "barrier_sync_key_prefix": f"process{this}",
+        }
         options = ocp.options.MultiprocessingOptions(**alone)
-    handler = ocp.CompositeCheckpointHandler(composite_options=ocp.CompositeOptions(multiprocessing_options=options))
+    handler = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(multiprocessing_options=options)
+    )
     log, hook = logging.getLogger("absl"), sys.unraisablehook
     log.disabled, sys.unraisablehook = True, lambda unraisable: None
     try:
@@ -138,7 +162,9 @@ def restore(
             skipped.append(f"checkpoint of round {int(path.name)} skipped: {files.reason(error)}")
             log(skipped[-1])
     if skipped:
-        raise UsageError(f"{run} has no usable checkpoint ({skipped[0]}); nothing was changed; start a new run")
+        raise UsageError(
+            f"{run} has no usable checkpoint ({skipped[0]}); nothing was changed; start a new run"
+        )
     return None
 
 
@@ -193,7 +219,9 @@ def final_variables(run: Path | str, template: Variables | None = None) -> Varia
         ...
     fedvg_jax.UsageError: nowhere holds no global model (no checkpoint in nowhere/checkpoints); ...
     """
-    return _read_model(run, "state.variables.", "global model", "--keep 1 or more leaves one", template)
+    return _read_model(
+        run, "state.variables.", "global model", "--keep 1 or more leaves one", template
+    )
 
 
 def client_variables(run: Path | str, client: int) -> Variables:
@@ -204,24 +232,41 @@ def client_variables(run: Path | str, client: int) -> Variables:
 
 def _of_client(client: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns a client's own tensors among all leaves, and the global model's tensors in place of others."""
-    names = ("kept_model", "memory.kept_model", "local")  # a client does not send the tensors of `local`
-    own = {k: rows for name in names for k, rows in _with_prefix(f"state.clients.{name}.", leaves).items()}
+    names = (
+        "kept_model",
+        "memory.kept_model",
+        "local",
+    )  # a client does not send the tensors of `local`
+    own = {
+        k: rows
+        for name in names
+        for k, rows in _with_prefix(f"state.clients.{name}.", leaves).items()
+    }
     if not own:
         raise ValueError("clients keep no model")
     owners = leaves.get("state.memory_clients", np.arange(len(next(iter(own.values())))))
     rows_of_client = np.flatnonzero(owners == client)
     if not len(rows_of_client):
         raise ValueError(f"there is no client {client}, or it has not taken part")
-    return _with_prefix("state.variables.", leaves) | {key: rows[rows_of_client[0]] for key, rows in own.items()}
+    return _with_prefix("state.variables.", leaves) | {
+        key: rows[rows_of_client[0]] for key, rows in own.items()
+    }
 
 
 def _with_prefix(prefix: str, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns the leaves with paths that start with a prefix, by the rest of their paths."""
-    return {key.removeprefix(prefix): leaf for key, leaf in leaves.items() if key.startswith(prefix)}
+    return {
+        key.removeprefix(prefix): leaf for key, leaf in leaves.items() if key.startswith(prefix)
+    }
 
 
 def _read_model(
-    given: Path | str, prefix: str, what: str, remedy: str, template: Variables | None, client: int | None = None
+    given: Path | str,
+    prefix: str,
+    what: str,
+    remedy: str,
+    template: Variables | None,
+    client: int | None = None,
 ) -> Variables:
     """Returns the variables with paths that start with `prefix`, from the newest checkpoint that has them intact.
 
@@ -243,7 +288,9 @@ def _read_model(
             reasons.append(f"checkpoint {path.name}: {files.reason(error)}")
     if any("other shapes" in reason for reason in reasons):
         remedy = "use the settings of the model that it holds; of a run with train or lora, which keeps a part of it,"
-        remedy += " name the file of --export, or pass sim.whole(old.variables, old.folder) as initial="
+        remedy += (
+            " name the file of --export, or pass sim.whole(old.variables, old.folder) as initial="
+        )
     listed = "; ".join(reasons) or f"no checkpoint in {run / digests.CHECKPOINTS}"
     raise UsageError(f"{run} holds no {what} ({listed}); {remedy}")
 
@@ -262,7 +309,9 @@ def _in_structure(template: Tree, leaves: Mapping[str, np.ndarray]) -> Any:
     expected = {key: _shape(leaf) for key, leaf in _leaves_by_path(template).items()}
     shapes = {key: _shape(leaf) for key, leaf in leaves.items()}
     if expected != shapes:
-        other = min(key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key))
+        other = min(
+            key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key)
+        )
         raise ValueError(f"other shapes: {other} is {shapes.get(other)}, not {expected.get(other)}")
     return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
 
@@ -285,7 +334,11 @@ def untyped(leaf: Any) -> Any:
 
 def typed_like(expected: Any, leaf: Any) -> Any:
     """Returns key data as keys where `expected` has keys; other arrays as they are."""
-    return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(expected)) if _is_key(expected) else leaf
+    return (
+        jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(expected))
+        if _is_key(expected)
+        else leaf
+    )
 
 
 def _leaves_by_path(state: Tree) -> dict[str, Any]:

@@ -68,7 +68,9 @@ def about(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it is missing or damaged.
     """
-    return files.read_object(path / ABOUT / "metadata")  # where Orbax writes JSON; commands read it without Orbax
+    return files.read_object(
+        path / ABOUT / "metadata"
+    )  # where Orbax writes JSON; commands read it without Orbax
 
 
 def check(run: Path) -> list[str]:
@@ -84,7 +86,11 @@ def check(run: Path) -> list[str]:
     for path in checkpoints(run):
         with contextlib.suppress(Exception):  # damaged bytes may raise anything
             wanted += about(path)["files"].items()
-    changed = [f"{name} is not as its run left it" for name, digest in wanted if not _fits(run / name, digest)]
+    changed = [
+        f"{name} is not as its run left it"
+        for name, digest in wanted
+        if not _fits(run / name, digest)
+    ]
     return list(dict.fromkeys(changed))
 
 
@@ -102,7 +108,9 @@ def _fits(path: Path, digest: Digest) -> bool:
 
 def is_run(path: Path) -> bool:
     """Returns whether a path is a run folder or one of its checkpoints, and not a file or folder of weights alone."""
-    return is_checkpoint(path) or any((path / name).exists() for name in (CHECKPOINTS, FILE, HISTORY))
+    return is_checkpoint(path) or any(
+        (path / name).exists() for name in (CHECKPOINTS, FILE, HISTORY)
+    )
 
 
 def run_of(path: Path) -> Path:
@@ -116,7 +124,11 @@ def run_of(path: Path) -> Path:
 
 def is_checkpoint(path: Path) -> bool:
     """Returns whether a path is that of a checkpoint of a run."""
-    return path.resolve().parent.name == CHECKPOINTS and not path.is_file() and not (path / HISTORY).exists()
+    return (
+        path.resolve().parent.name == CHECKPOINTS
+        and not path.is_file()
+        and not (path / HISTORY).exists()
+    )
 
 
 def checkpoint_path(run: Path, number: int) -> Path:
@@ -153,7 +165,11 @@ def _is_checkpoint(path: Path) -> bool:
 def remove_checkpoints(run: Path, kept: Container[Path] = ()) -> None:
     """Removes a run's checkpoints except `kept`, half-written ones, and their folder if nothing else is in it."""
     folder = run / CHECKPOINTS
-    unfinished = [path for path in folder.glob(f"*{UNFINISHED}*") if path.name.partition(UNFINISHED)[0].isdecimal()]
+    unfinished = [
+        path
+        for path in folder.glob(f"*{UNFINISHED}*")
+        if path.name.partition(UNFINISHED)[0].isdecimal()
+    ]
     for path in (*checkpoints(run), *unfinished):
         if path not in kept:
             shutil.rmtree(path)

@@ -49,7 +49,11 @@ def reserve_folder(config: Config) -> Path:
     Raises:
         UsageError: it cannot be made.
     """
-    method = method_of(config.algorithm, config.weighting, config.local).replace("(", "-").replace(")", "")
+    method = (
+        method_of(config.algorithm, config.weighting, config.local)
+        .replace("(", "-")
+        .replace(")", "")
+    )
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
     paths = (Path("runs") / (name + (f"-{i}" if i else "")) for i in itertools.count())
     with files.writing("a run folder in runs", "--out"):
@@ -76,8 +80,12 @@ def read_config(folder: Path) -> Config:
     path = folder / "config.json"
     if not path.is_file():
         if (folder / "sweep.json").is_file():
-            raise UsageError(f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}")
-        raise UsageError(f"{folder} is not a run folder (it has no {path.name}); name the folder of a run")
+            raise UsageError(
+                f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}"
+            )
+        raise UsageError(
+            f"{folder} is not a run folder (it has no {path.name}); name the folder of a run"
+        )
     return config_from_json(files.read_object(path), str(path))
 
 
@@ -128,8 +136,12 @@ def refuse_taken(folder: Path) -> None:
     What trackers have written may stay: a point of a sweep that is started anew goes on in its tracked run.
     """
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    if (folder.exists() and not folder.is_dir()) or any(name[0] != "." and name != TRACKING for name in names):
-        raise UsageError(f"run folder {folder} is taken; name another with --out, or continue its run with --resume")
+    if (folder.exists() and not folder.is_dir()) or any(
+        name[0] != "." and name != TRACKING for name in names
+    ):
+        raise UsageError(
+            f"run folder {folder} is taken; name another with --out, or continue its run with --resume"
+        )
 
 
 def write_settings(
@@ -147,7 +159,10 @@ def write_settings(
         scaled_by: means and deviations of columns; None for rows as they are.
     """
     write_json(folder / "config.json", to_json(config))
-    texts = {"layers.json": _readable(list(layers)) if layers else "", "partition.json": _lines_of(partition or {})}
+    texts = {
+        "layers.json": _readable(list(layers)) if layers else "",
+        "partition.json": _lines_of(partition or {}),
+    }
     texts[scaling.FILE] = _lines_of(scaled_by.as_json() if scaled_by else {})
     for name, text in texts.items():
         if text and not (folder / name).exists():
@@ -203,7 +218,9 @@ def settings_to_resume(config: Config) -> Config:
     if folder is None:
         return dataclasses.replace(config, resume=None)
     if config.out and config.out.resolve() != folder.resolve():
-        raise UsageError(f"--resume {folder} continues in that folder; leave out --out {config.out}")
+        raise UsageError(
+            f"--resume {folder} continues in that folder; leave out --out {config.out}"
+        )
     _refuse_changed(folder, config)
     return dataclasses.replace(config, out=folder, resume=str(folder))
 
@@ -219,7 +236,11 @@ def differences(stored: Config, config: Config, allowed: Set[str] = RESUMABLE_CH
     old, new = effective(stored), effective(config)
     # with a cosine schedule every learning rate depends on the number of rounds
     allowed = allowed if config.lr_schedule != "cosine" else allowed - {"rounds"}
-    changed = [name for name in old if SETTINGS[name].meaning(old[name]) != SETTINGS[name].meaning(new[name])]
+    changed = [
+        name
+        for name in old
+        if SETTINGS[name].meaning(old[name]) != SETTINGS[name].meaning(new[name])
+    ]
     return [f"{name} {old[name]} -> {new[name]}" for name in changed if name not in allowed]
 
 
@@ -227,7 +248,9 @@ def _newest_match(config: Config) -> Path | None:
     """Returns the newest run folder of the same settings: `config.out` if that is set, else one below runs/."""
     if config.out:
         return config.out if (config.out / "config.json").exists() else None
-    newest_first = sorted(Path("runs").glob("*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    newest_first = sorted(
+        Path("runs").glob("*/config.json"), key=lambda path: path.stat().st_mtime, reverse=True
+    )
     for path in newest_first:
         with contextlib.suppress(UsageError):
             _refuse_changed(path.parent, config)
@@ -241,14 +264,20 @@ def _refuse_changed(folder: Path, config: Config) -> None:
     stored = read_config(folder)
     changed = differences(stored, config)
     if changed:
-        raise UsageError(f"{folder} ran with other settings: {', '.join(changed)}; repeat them, or start a new run")
+        raise UsageError(
+            f"{folder} ran with other settings: {', '.join(changed)}; repeat them, or start a new run"
+        )
     num_done = 0
     with contextlib.suppress(OSError):
         num_done = (folder / "history.jsonl").read_bytes().count(b"\n")
-    least = min(num_done + 1, stored.rounds)  # the last round is evaluated, and one before it may not be
+    least = min(
+        num_done + 1, stored.rounds
+    )  # the last round is evaluated, and one before it may not be
     if config.rounds < least:
         done = f"{num_done} of {stored.rounds} rounds"
-        raise UsageError(f"{folder} has done {done}; --rounds must be {least} or more, got {config.rounds}")
+        raise UsageError(
+            f"{folder} has done {done}; --rounds must be {least} or more, got {config.rounds}"
+        )
 
 
 def refuse_other_sources(
@@ -269,21 +298,30 @@ def refuse_other_sources(
     """
     objects = ("algorithm", "selection", "task", "weighting")
     before = manifest.get("given", {})
-    ran, passed = [name for name in objects if name in before], [name for name in objects if name in given]
+    ran, passed = (
+        [name for name in objects if name in before],
+        [name for name in objects if name in given],
+    )
     if ran != passed:
         raise UsageError(
             f"{folder} ran with these objects from Python: {', '.join(ran) or 'none'}; this run has"
             f" {', '.join(passed) or 'none'}; pass the same objects to fedvg_jax.run"
         )
     stored_code = manifest.get("code", {})
-    if changed := [name for name in {**stored_code, **code} if stored_code.get(name) != code.get(name)]:
+    if changed := [
+        name for name in {**stored_code, **code} if stored_code.get(name) != code.get(name)
+    ]:
         raise UsageError(
             f"{folder} {_difference(changed[0], stored_code, code)}; pass what it ran with, or start a new run"
         )
     for name, digest in digests.items():
         stored = manifest.get(name, digest)
         if stored != digest:
-            values = f": {stored or 'none'} -> {digest or 'none'}" if name in ("hyperparameters", "noise_seed") else ""
+            values = (
+                f": {stored or 'none'} -> {digest or 'none'}"
+                if name in ("hyperparameters", "noise_seed")
+                else ""
+            )
             other = "other data" if name == "data" else f"another {name.replace('_', ' ')}{values}"
             raise UsageError(f"{folder} ran on {other} (its manifest.json); give what it ran on")
 

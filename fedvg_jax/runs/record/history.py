@@ -29,7 +29,12 @@ CLIENT_ACCURACIES = {
 """Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; the summary has the
 values of the final round."""
 
-BETTER = {"loss": "lower", "accuracy": "higher", "balanced_accuracy": "higher", "macro_f1": "higher"}
+BETTER = {
+    "loss": "lower",
+    "accuracy": "higher",
+    "balanced_accuracy": "higher",
+    "macro_f1": "higher",
+}
 """Metric of the package -> which of its values are better; those over clients are added below."""
 
 for _mean, _worst_decile, _spread in CLIENT_ACCURACIES.values():
@@ -38,7 +43,17 @@ for _mean, _worst_decile, _spread in CLIENT_ACCURACIES.values():
 CONFUSION = "confusion"
 """Confusion matrix in `record`, and in what a task measures."""
 
-RESERVED_NAMES = ("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds", *SENT, "epsilon")
+RESERVED_NAMES = (
+    "round",
+    "clients",
+    "weights",
+    "scores",
+    "num_samples",
+    "train_loss",
+    "seconds",
+    *SENT,
+    "epsilon",
+)
 RESERVED_NAMES += ("dropped", "untrained", "diverged", "unweighed", "misweighed")
 RESERVED_NAMES += (*CLIENT_ACCURACIES, *itertools.chain(*CLIENT_ACCURACIES.values()))
 
@@ -109,7 +124,14 @@ class History(_Results):
         config = run_folder.read_config(folder)
         records = read(folder) if (folder / "history.jsonl").exists() else []
         summary = files.read_object_if_any(folder / "summary.json")
-        return cls(records, summary, _model_reader(folder, "final"), folder, _model_reader(folder, "best"), config)
+        return cls(
+            records,
+            summary,
+            _model_reader(folder, "final"),
+            folder,
+            _model_reader(folder, "best"),
+            config,
+        )
 
     @property
     def variables(self) -> Variables:  # pyright: ignore[reportIncompatibleVariableOverride]  reads the stored field
@@ -129,7 +151,9 @@ class History(_Results):
         for name, value in self.summary.items():
             if name.startswith(("test_", "best_val_")) and isinstance(value, (int, float)):
                 results.append(f"{name} {value:.4g}")
-        title = f"History of {len(self.records)} rounds" + (f", stopped by {stopped_by}" if stopped_by else "")
+        title = f"History of {len(self.records)} rounds" + (
+            f", stopped by {stopped_by}" if stopped_by else ""
+        )
         return f"{title}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
 
     def client_variables(self, client: int) -> Variables:
@@ -149,7 +173,9 @@ class History(_Results):
         fedvg_jax.UsageError: models of clients are in the run folder, and this run has none; run it with out=FOLDER
         """
         if self.folder is None:
-            raise UsageError("models of clients are in the run folder, and this run has none; run it with out=FOLDER")
+            raise UsageError(
+                "models of clients are in the run folder, and this run has none; run it with out=FOLDER"
+            )
         from fedvg_jax.runs.record import checkpoint  # which imports jax
 
         return checkpoint.client_variables(self.folder, client)
@@ -182,7 +208,11 @@ def _model_reader(folder: Path, which: Literal["final", "best"]) -> Callable[[],
     def read_model() -> Variables:
         from fedvg_jax.runs.record import checkpoint  # which imports jax
 
-        return checkpoint.best_variables(folder) if which == "best" else checkpoint.final_variables(folder)
+        return (
+            checkpoint.best_variables(folder)
+            if which == "best"
+            else checkpoint.final_variables(folder)
+        )
 
     return functools.cache(read_model)
 
@@ -214,12 +244,19 @@ def _without_lists(record: Record) -> Record:
 
 def by_client(records: Sequence[Record]) -> list[Record]:
     """Returns the numbers of every client in every round."""
-    names = {"clients": "client", "weights": "weight", "scores": "score", "num_samples": "num_samples"}
+    names = {
+        "clients": "client",
+        "weights": "weight",
+        "scores": "score",
+        "num_samples": "num_samples",
+    }
     rows = []
     for record in records:
         columns = [record[name] for name in names]
         for numbers in zip(*columns, strict=True):
-            rows.append({"round": record["round"], **dict(zip(names.values(), numbers, strict=True))})
+            rows.append(
+                {"round": record["round"], **dict(zip(names.values(), numbers, strict=True))}
+            )
     return rows
 
 
@@ -250,10 +287,14 @@ def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
     import numpy as np  # here, because `--help` takes 0.15 s without it, 0.22 s with it
 
     if "loss" not in metrics:
-        raise UsageError(f"task.metrics must return loss among its metrics; got {', '.join(metrics) or 'nothing'}")
+        raise UsageError(
+            f"task.metrics must return loss among its metrics; got {', '.join(metrics) or 'nothing'}"
+        )
     for name, value in metrics.items():
         if np.ndim(value):
-            raise UsageError(f"task.metrics must give numbers, shape []; got {list(np.shape(value))} for {name}")
+            raise UsageError(
+                f"task.metrics must give numbers, shape []; got {list(np.shape(value))} for {name}"
+            )
     return {f"{part}_{name}": number(value) for name, value in metrics.items()}
 
 
@@ -270,7 +311,10 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
         return {}
     final = evaluated[-1]
     name = primary_metric(final)
-    best, most = (max(evaluated, key=lambda r, part=part: quality(r, f"{part}_{name}")) for part in ("val", "test"))
+    best, most = (
+        max(evaluated, key=lambda r, part=part: quality(r, f"{part}_{name}"))
+        for part in ("val", "test")
+    )
     extreme, majority = "max" if BETTER[name] == "higher" else "min", "test_majority_accuracy"
     return {
         **{f"test_{each}_final": final[f"test_{each}"] for each in (name, "loss")},
@@ -333,7 +377,9 @@ def read(folder: Path, most: int | None = None) -> list[Record]:
         UsageError: there is no history, or it is damaged.
     """
     try:
-        return parse(b"".join((folder / "history.jsonl").read_bytes().splitlines(keepends=True)[:most]))
+        return parse(
+            b"".join((folder / "history.jsonl").read_bytes().splitlines(keepends=True)[:most])
+        )
     except OSError as error:
         raise UsageError(f"{folder} has no readable history.jsonl: {files.reason(error)}") from None
     except ValueError as error:
@@ -365,9 +411,15 @@ def _exceptions(schedule, metrics) -> Record:
     "unweighed" are the ids in "diverged" with a finite model and loss, but without a finite score, weight or probe.
     "misweighed" has the sum and the least of wrong weights, see `Metrics.extremes`.
     """
-    absent = {"dropped": ~schedule.heard, "untrained": schedule.num_steps == 0, "diverged": ~metrics.finite}
+    absent = {
+        "dropped": ~schedule.heard,
+        "untrained": schedule.num_steps == 0,
+        "diverged": ~metrics.finite,
+    }
     absent["unweighed"] = ~metrics.finite & (abs(metrics.train_loss) < math.inf)
-    exceptions: Record = {name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()}
+    exceptions: Record = {
+        name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()
+    }
     extremes = metrics.extremes  # bfloat16 rounds each weight by 0.2 %
     if len(extremes) and (abs(extremes[0] - 1) > 5e-3 or extremes[1] < -1e-6):
         exceptions["misweighed"] = list(map(float, extremes))
@@ -376,7 +428,9 @@ def _exceptions(schedule, metrics) -> Record:
 
 def _numbers(values) -> Any:
     """Returns an array of any rank as nested lists of numbers."""
-    return [_numbers(row) for row in values] if getattr(values, "shape", ()) else number(float(values))
+    return (
+        [_numbers(row) for row in values] if getattr(values, "shape", ()) else number(float(values))
+    )
 
 
 def number(value) -> float | None:

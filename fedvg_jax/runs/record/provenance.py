@@ -27,7 +27,12 @@ PACKAGES = ("jax", "flax", "optax", "numpy")
 
 
 def sources(
-    arrays: Arrays, partition: Partition, pool: Batch, hyper: Mapping[str, float], memory: Tree, base: Tree = None
+    arrays: Arrays,
+    partition: Partition,
+    pool: Batch,
+    hyper: Mapping[str, float],
+    memory: Tree,
+    base: Tree = None,
 ) -> dict[str, str]:
     """Returns what a run depends on besides its settings.
 
@@ -70,14 +75,18 @@ def refuse_other_base(run: Path | None, base: Tree) -> None:
         )
     manifest = files.read_object_if_any(run / "manifest.json")
     if manifest.get("frozen_base") != cache.digest(*jax.tree.leaves(jax.device_get(base))):
-        raise UsageError(f"{run} ran on another frozen base (its manifest.json); give the settings and files it ran on")
+        raise UsageError(
+            f"{run} ran on another frozen base (its manifest.json); give the settings and files it ran on"
+        )
 
 
 def _owners(partition: Partition, num_rows: int) -> np.ndarray:
     """Returns the client of every row, int32 [T], -1 for none. It does not depend on the split of a client's rows."""
     owners = np.full(num_rows, -1, np.int32)
     for part in partition:
-        owners[client_rows.joined(part)] = np.repeat(np.arange(len(part), dtype=np.int32), client_rows.sizes(part))
+        owners[client_rows.joined(part)] = np.repeat(
+            np.arange(len(part), dtype=np.int32), client_rows.sizes(part)
+        )
     return owners
 
 
@@ -101,7 +110,12 @@ def write_manifest(
     """
     path = folder / "manifest.json"
     parts = files.read_object(path)["runs"] if path.exists() else []
-    this_part = {"from_round": num_done + 1, "versions": versions(), "git": _git(Path(__file__).parent), **machine()}
+    this_part = {
+        "from_round": num_done + 1,
+        "versions": versions(),
+        "git": _git(Path(__file__).parent),
+        **machine(),
+    }
     entries = {
         **digests,
         "given": dict(sorted(given.items())),
@@ -131,7 +145,10 @@ def machine() -> dict[str, Any]:
 @functools.cache  # reads files: 2 ms each
 def versions() -> Mapping[str, str]:
     """Returns the versions of the packages that can affect results."""
-    return {"fedvg_jax": fedvg_jax.__version__, **{name: importlib.metadata.version(name) for name in PACKAGES}}
+    return {
+        "fedvg_jax": fedvg_jax.__version__,
+        **{name: importlib.metadata.version(name) for name in PACKAGES},
+    }
 
 
 @functools.cache
@@ -140,10 +157,17 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", __file__)  # fails in an unrelated repository around the installation
-        return {"commit": git("rev-parse", "HEAD"), "changed": bool(git("status", "--porcelain", "--", "."))}
+        git(
+            "ls-files", "--error-unmatch", __file__
+        )  # fails in an unrelated repository around the installation
+        return {
+            "commit": git("rev-parse", "HEAD"),
+            "changed": bool(git("status", "--porcelain", "--", ".")),
+        }
     except (OSError, subprocess.SubprocessError):
         return None

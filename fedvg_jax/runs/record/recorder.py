@@ -68,7 +68,11 @@ class Recorder:
     """
 
     def __init__(
-        self, config: Config, start: Start, pool: ThreadPoolExecutor | None = None, pending: Future | None = None
+        self,
+        config: Config,
+        start: Start,
+        pool: ThreadPoolExecutor | None = None,
+        pending: Future | None = None,
     ):
         """Makes a recorder.
 
@@ -79,7 +83,9 @@ class Recorder:
             pending: what the thread is writing.
         """
         self.folder, self._config, self._pool = config.out, config, pool
-        self._documents = digests.of_files(self.folder, digests.DOCUMENTS) if pool and self.folder else {}
+        self._documents = (
+            digests.of_files(self.folder, digests.DOCUMENTS) if pool and self.folder else {}
+        )
         self._history: Digest = start.history or [0, 0]
         self._pending = pending or Future()  # the newest checkpoint
         if pending is None:
@@ -138,7 +144,9 @@ class Recorder:
         best = self.best.variables if self.best else None
         content = {"state": stored, "best": best, "seconds": np.array(seconds)}
         of_run = {digests.HISTORY: self._history, **self._documents}
-        self._pending = self._pool.submit(_save, self.folder, self._round, content, of_run, self._config.keep)
+        self._pending = self._pool.submit(
+            _save, self.folder, self._round, content, of_run, self._config.keep
+        )
         self._saved_round, self._saved_at = self._round, time.perf_counter()
 
     def wait(self) -> None:

@@ -42,7 +42,9 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     """
     config = history.config
     assert config is not None, "a run has settings"
-    method, title = method_and_run(config, files.read_object_if_any(folder / "manifest.json").get("given", {}))
+    method, title = method_and_run(
+        config, files.read_object_if_any(folder / "manifest.json").get("given", {})
+    )
     metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"
     run = Folder(folder.name, {}, Run(folder, history))
     place = Place(method, (), (config.seed, partition_seed(config)))
@@ -50,4 +52,8 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     study = Study(title, (method,), ((),), make_frame([run], [place], [()]), outcome, {})
     with base.drawing([title]), files.writing(folder, "--out"):
         drawn = [*curves.learning_curves(study), *clients.client_weights(study)]
-        return [path for each in drawn for path in base.save(each._replace(title=title), folder, ("png",))]
+        return [
+            path
+            for each in drawn
+            for path in base.save(each._replace(title=title), folder, ("png",))
+        ]

@@ -155,7 +155,9 @@ def drawing(names: Sequence[str] = ()) -> Iterator[None]:
             listed = "; ".join(f"{spelling} is {word}" for word, spelling in spelled.items())
             _LOG.warning("no installed font has some letters of the names in figures: %s", listed)
         chosen: Any = {name: FONT for name in ("font.size", "axes.labelsize", "axes.titlesize")}
-        chosen |= {name: FONT - 1 for name in ("xtick.labelsize", "ytick.labelsize", "legend.fontsize")}
+        chosen |= {
+            name: FONT - 1 for name in ("xtick.labelsize", "ytick.labelsize", "legend.fontsize")
+        }
         chosen |= {"lines.linewidth": 1.6, "pdf.fonttype": 42, "font.family": fonts}
         token = _SPELLED.set(spelled)
         try:
@@ -172,7 +174,9 @@ def _fonts(names: Sequence[str]) -> tuple[list[str], frozenset[str]]:
     letters = frozenset(map(str, one_line("".join(names))))
     missing = letters - _letters_of(font_manager.findfont(DEFAULT_FONT))
     fonts = [DEFAULT_FONT]
-    installed = [entry for entry in font_manager.fontManager.ttflist if not entry.name.startswith(BOXES)]
+    installed = [
+        entry for entry in font_manager.fontManager.ttflist if not entry.name.startswith(BOXES)
+    ]
     while missing:
         best = max(installed, key=lambda entry: len(missing & _letters_of(entry.fname)))
         if not missing & _letters_of(best.fname):
@@ -210,7 +214,9 @@ def _letters_of(path: str) -> frozenset[str]:
     return frozenset(map(chr, font.get_charmap())) if font.scalable else frozenset()
 
 
-def grid(count: int, height: float = 1.0, width: float = WIDTH, **options: Any) -> tuple[Figure, list[Axes]]:
+def grid(
+    count: int, height: float = 1.0, width: float = WIDTH, **options: Any
+) -> tuple[Figure, list[Axes]]:
     """Returns a figure with `count` panels in rows.
 
     Args:
@@ -234,7 +240,9 @@ def whole_numbers(axis: Axis) -> None:
     """Labels an axis of rounds at about five whole numbers, at one where there is only one round."""
     from matplotlib.ticker import MaxNLocator
 
-    axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))  # two ticks would be fractions
+    axis.set_major_locator(
+        MaxNLocator(5, integer=True, min_n_ticks=1)
+    )  # two ticks would be fractions
 
 
 def set_title(axes: Axes, text: str, width: int = 40) -> None:
@@ -275,18 +283,25 @@ def add_legend(figure: Figure) -> None:
     figure.legend([*handles.values()], [*handles], loc="outside lower center", **options)
 
 
-def save(drawn: Drawing, folder: Path, suffixes: Sequence[str] = ("png", "pdf", "csv")) -> list[Path]:
+def save(
+    drawn: Drawing, folder: Path, suffixes: Sequence[str] = ("png", "pdf", "csv")
+) -> list[Path]:
     """Writes a figure as PNG and PDF, and its numbers as CSV; the same figure gives the same bytes."""
     title = plain(drawn.title, int(12.5 * drawn.figure.get_figwidth()))
     drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=FONT + 1)
     add_legend(drawn.figure)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{drawn.name}.{suffix}" for suffix in suffixes]
-    metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None, "Producer": None, "Creator": None}}
+    metadata = {
+        "png": {"Software": None},
+        "pdf": {"CreationDate": None, "Producer": None, "Creator": None},
+    }
     for suffix, path in zip(suffixes, paths, strict=True):
         if suffix == "csv":
             files.replace(path, csv_text(drawn.numbers))
         else:
             drawn.figure.savefig(path, dpi=200, metadata=metadata[suffix])
-            drawn.figure.set_layout_engine("none")  # keeps the layout of the first file, which takes half of the time
+            drawn.figure.set_layout_engine(
+                "none"
+            )  # keeps the layout of the first file, which takes half of the time
     return paths

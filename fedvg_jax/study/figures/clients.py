@@ -42,7 +42,11 @@ def weight_shares(records: Sequence[Record]) -> Frame:
 
     rows = []
     for record in records:
-        absent = {*record.get("dropped", ()), *record.get("untrained", ()), *record.get("diverged", ())}
+        absent = {
+            *record.get("dropped", ()),
+            *record.get("untrained", ()),
+            *record.get("diverged", ()),
+        }
         cohort = zip(record["clients"], record["num_samples"], record["weights"], strict=True)
         for client, size, weight in cohort:
             share = np.nan
@@ -63,7 +67,9 @@ def client_weights(study: Study) -> list[Drawing]:
     drawn = []
     for i, (scenario, *_) in enumerate(panels(study).values()):
         found = [study.cell(method, scenario) for method in study.methods]
-        runs = {(cell.method, min(cell.runs)): cell.runs[min(cell.runs)] for cell in found if cell.runs}
+        runs = {
+            (cell.method, min(cell.runs)): cell.runs[min(cell.runs)] for cell in found if cell.runs
+        }
         if runs:
             shares = {key: weight_shares(run.records) for key, run in runs.items()}
             names = [_name(study, *key) for key in runs]
@@ -94,7 +100,9 @@ def _weights_of_runs(names: Sequence[str], shares: Sequence[Frame]) -> Figure:
     figure, axes = base.grid(len(shares))
     image = None
     for panel, name, table in zip(axes, names, shares, strict=True):
-        grid = table.pivot(index=["rows", "client"], columns="round", values="weight_times_cohort").sort_index()
+        grid = table.pivot(
+            index=["rows", "client"], columns="round", values="weight_times_cohort"
+        ).sort_index()
         ids = grid.index.get_level_values("client")
         image = panel.imshow(
             np.clip(grid.to_numpy(float), 1 / limit, limit),
@@ -111,7 +119,9 @@ def _weights_of_runs(names: Sequence[str], shares: Sequence[Frame]) -> Figure:
         base.whole_numbers(panel.xaxis)
     assert image is not None, "there is a run"
     label = "weight × cohort size (1 is an equal weight, grey is absent)"
-    bar = figure.colorbar(image, ax=axes, location="bottom", extend="both", shrink=0.8, aspect=40, label=label)
+    bar = figure.colorbar(
+        image, ax=axes, location="bottom", extend="both", shrink=0.8, aspect=40, label=label
+    )
     bar.set_ticks([1 / limit, 1, limit], labels=[f"{1 / limit:.2g}", "1", f"{limit:g}"])
     bar.minorticks_off()
     return figure
@@ -133,7 +143,9 @@ def partitions(study: Study) -> list[Drawing]:
     """Returns a figure of training rows by client and class, a panel per partition of the smallest seeds."""
     import pandas
 
-    first = study.frame[study.frame["run"].notna()].drop_duplicates("scenario").sort_values("scenario")
+    first = (
+        study.frame[study.frame["run"].notna()].drop_duplicates("scenario").sort_values("scenario")
+    )
     runs: dict[str, tuple[Scenario, Run]] = {}
     for position, run in zip(first["scenario"], first["run"], strict=True):
         if counts := run.partition.get("counts"):
@@ -178,7 +190,9 @@ def one_partition(counts: np.ndarray, names: Sequence[str], title: str) -> Figur
     return figure
 
 
-def draw_counts(axes: Axes, counts: np.ndarray, largest: int, names: Sequence[str] = ()) -> AxesImage:
+def draw_counts(
+    axes: Axes, counts: np.ndarray, largest: int, names: Sequence[str] = ()
+) -> AxesImage:
     """Draws a square for every client and class; it is the darker, the more rows there are, and white for none.
 
     Args:
@@ -204,7 +218,9 @@ def add_key(figure: Figure, axes: Sequence[Axes], image: AxesImage | None) -> No
     assert image is not None, "there is a partition"
     least, most = 1, int(image.get_clim()[1] or 2)
     middle = round((least * most) ** 0.5)
-    bar = figure.colorbar(image, ax=list(axes), location="right", aspect=30, label="rows (white is none)")
+    bar = figure.colorbar(
+        image, ax=list(axes), location="right", aspect=30, label="rows (white is none)"
+    )
     numbers = sorted({least, middle, most})
     bar.set_ticks(numbers, labels=[f"{number:,}" for number in numbers])
     bar.minorticks_off()

@@ -34,7 +34,9 @@ def curves(study: Study, scenario: Scenario) -> Frame:
             rows += [(method, replicate, number, value) for number, value in values.items()]
     values: Frame = pandas.DataFrame(rows, columns=["method", "replicate", "round", "value"])
     counts = values.groupby("method")["replicate"].nunique()
-    points = values.groupby(["method", "round"], sort=False)["value"].agg(mean="mean", std="std", n="size")
+    points = values.groupby(["method", "round"], sort=False)["value"].agg(
+        mean="mean", std="std", n="size"
+    )
     points = points.fillna({"std": 0.0}).reset_index()
     return points[points["n"] == points["method"].map(counts)]
 
@@ -59,7 +61,13 @@ def learning_curves(study: Study) -> list[Drawing]:
             base.set_title(panel, value if column else scenario_text(scenario))
         if len(study.runs) == 1:
             of_validation = study.outcome.evaluations(study.runs[0].records, "val")
-            axes[0].plot([*of_validation], [*of_validation.values()], color=base.GREY, ls="--", label="validation")
+            axes[0].plot(
+                [*of_validation],
+                [*of_validation.values()],
+                color=base.GREY,
+                ls="--",
+                label="validation",
+            )
         base.label_rows(axes, metric_label(study.outcome))
         title = base.titled("Learning curves, means with bands of one standard deviation", rest)
         numbers = pandas.concat(points, names=["setting"]).reset_index("setting")
@@ -79,7 +87,14 @@ def draw_curves(axes: Axes, study: Study, points: Frame) -> None:
     styles = base.line_styles(study.methods)
     for method, line in points.groupby("method", sort=False):
         low, high = line["mean"] - line["std"], line["mean"] + line["std"]
-        axes.plot(line["round"], line["mean"], ms=3, markevery=max(1, len(line) // 6), clip_on=False, **styles[method])
+        axes.plot(
+            line["round"],
+            line["mean"],
+            ms=3,
+            markevery=max(1, len(line) // 6),
+            clip_on=False,
+            **styles[method],
+        )
         axes.fill_between(line["round"], low, high, color=styles[method]["color"], alpha=0.12, lw=0)
     if points["round"].nunique() > 1:
         axes.set_xlim(points["round"].min(), points["round"].max())
@@ -93,7 +108,11 @@ def accuracy_against_alpha(study: Study) -> list[Drawing]:
     if cells.column_setting(study) != "alpha":
         return []
     groups = cells.panels(study)
-    texts = {scenario: scenario_text(rest) for rest, scenarios in groups.items() for scenario in scenarios}
+    texts = {
+        scenario: scenario_text(rest)
+        for rest, scenarios in groups.items()
+        for scenario in scenarios
+    }
     by_cell = study.frame.groupby(["scenario", "method"], sort=False)["final"]
     points = by_cell.agg(mean="mean", std="std", n="count").reset_index()
     points = points[points["n"] > 0]
@@ -114,7 +133,15 @@ def _draw_against_alpha(axes: Axes, study: Study, points: Frame) -> None:
     axes.set_xscale("log")
     for method, look in base.line_styles(study.methods).items():
         line = points[points["method"] == method]
-        axes.errorbar(line["alpha"], line["mean"], line["std"].fillna(0), ms=4, capsize=2, elinewidth=0.7, **look)
+        axes.errorbar(
+            line["alpha"],
+            line["mean"],
+            line["std"].fillna(0),
+            ms=4,
+            capsize=2,
+            elinewidth=0.7,
+            **look,
+        )
     values = sorted(set(points["alpha"]))
     axes.set_xticks(values, list(map(value_text, values)))
     axes.set_xlabel(r"Dirichlet $\alpha$ (small is skewed)")
@@ -160,10 +187,14 @@ def differences(study: Study, chosen: Options | None = None) -> list[Drawing]:
     by_scenario = shown.groupby("scenario")
     is_alone = len(by_scenario) == 1
     width = NARROW if is_alone else base.WIDTH
-    figure, axes = base.grid(len(by_scenario), height / base.PANEL_HEIGHT, width, sharey=True, sharex=True)
+    figure, axes = base.grid(
+        len(by_scenario), height / base.PANEL_HEIGHT, width, sharey=True, sharex=True
+    )
     columns = ["method", "difference", "t_low", "t_high", "outcome"]
     baseline = method_title(chosen.baseline)
-    label = base.plain(f"{study.outcome.difference_unit} more than {baseline}", 45 if is_alone else 30)
+    label = base.plain(
+        f"{study.outcome.difference_unit} more than {baseline}", 45 if is_alone else 30
+    )
     for panel, (position, rows) in zip(axes, by_scenario, strict=True):
         values = rows[columns].itertuples(index=False)
         draw_bars(panel, [Bar(method_title(method), *others) for method, *others in values])
@@ -171,7 +202,9 @@ def differences(study: Study, chosen: Options | None = None) -> list[Drawing]:
         panel.set_xlabel(label)
         base.set_title(panel, scenario_text(study.scenarios[position]))
     numbers = shown[columns].set_axis(["method", "mean", "low", "high", "outcome"], axis=1)
-    numbers.insert(0, "setting", [scenario_text(study.scenarios[position]) for position in shown["scenario"]])
+    numbers.insert(
+        0, "setting", [scenario_text(study.scenarios[position]) for position in shown["scenario"]]
+    )
     title = f"Methods minus {baseline}, {study.outcome.choice_name(chosen.choice)}, means with 95 % intervals"
     return [Drawing("differences", title, figure, numbers)]
 

@@ -106,7 +106,9 @@ def run_simulation(
         trackers.add(records)
 
     try:
-        result = loop.run_simulation(sim, **listeners, log=log, on_start=trackers.open, on_records=report)
+        result = loop.run_simulation(
+            sim, **listeners, log=log, on_start=trackers.open, on_records=report
+        )
     except BaseException as error:
         trackers.close("failed", error.history if isinstance(error, DivergedError) else None)
         raise
@@ -123,7 +125,9 @@ class Trackers:
         given: what the caller passed in place of the config's.
     """
 
-    def __init__(self, config: Config, log: Callable[[str], None], given: Mapping[str, str]) -> None:
+    def __init__(
+        self, config: Config, log: Callable[[str], None], given: Mapping[str, str]
+    ) -> None:
         self._config, self._log, self._given = config, log, given
         self._folder = config.out and config.out / run_folder.TRACKING
         self._stored = _read(self._folder)
@@ -143,7 +147,9 @@ class Trackers:
                     self._folder.mkdir(exist_ok=True)
                 stored = self._stored.setdefault(name, {"rounds": 0})
                 module = importlib.import_module(f"{__name__}.{name}_run")
-                writer = module.open_writer(_describe(self._config, self._folder, stored, self._given))
+                writer = module.open_writer(
+                    _describe(self._config, self._folder, stored, self._given)
+                )
                 is_new = any(stored.get(key) != value for key, value in writer.stored.items())
                 self._writers[name] = writer
                 self._store(name, **writer.stored, **({"rounds": 0} if is_new else {}))
@@ -152,7 +158,9 @@ class Trackers:
     def add(self, records: Sequence[Record]) -> None:
         """Reports the rounds that are not tracked yet; the first call has the rounds of earlier parts."""
         for name, writer in list(self._writers.items()):
-            if new := {r["round"]: scalars(r) for r in records if r["round"] > self._stored[name]["rounds"]}:
+            if new := {
+                r["round"]: scalars(r) for r in records if r["round"] > self._stored[name]["rounds"]
+            }:
                 with self._left_if_it_fails(name):
                     writer.log(new)
                     self._store(name, rounds=max(new))
@@ -181,7 +189,9 @@ class Trackers:
             yield
         except Exception as error:  # of whatever kind a tracker raises: the run must not end
             self._writers.pop(name, None)
-            self._log(f"tracker {name} failed, and the run continues without it: {files.reason(error)}")
+            self._log(
+                f"tracker {name} failed, and the run continues without it: {files.reason(error)}"
+            )
 
 
 def scalars(record: Record) -> dict[str, float]:
@@ -194,7 +204,9 @@ def scalars(record: Record) -> dict[str, float]:
     for name, value in record.items():
         if _is_number(value) and name != "round":
             part, _, metric = name.partition("_")
-            values[f"{part}/{metric}" if metric and part in ("train", "val", "test") else name] = float(value)
+            values[f"{part}/{metric}" if metric and part in ("train", "val", "test") else name] = (
+                float(value)
+            )
     weights = record.get("weights") or []
     if weights and all(map(_is_number, weights)) and any(weights):
         values["clients/effective"] = sum(weights) ** 2 / sum(w * w for w in weights)
@@ -205,7 +217,9 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _describe(config: Config, folder: Path | None, stored: Mapping[str, Any], given: Mapping[str, str]) -> TrackedRun:
+def _describe(
+    config: Config, folder: Path | None, stored: Mapping[str, Any], given: Mapping[str, str]
+) -> TrackedRun:
     """Returns what a tracker shows of a run: objects from Python stand in place of the settings that they replace."""
     out = config.out.resolve() if config.out else None
     own = [given[argument] for argument in ("algorithm", "weighting") if argument in given]
@@ -223,4 +237,8 @@ def _read(folder: Path | None) -> dict[str, dict[str, Any]]:
         stored = files.read_object(folder / RUNS) if folder else {}
     except UsageError:
         return {}
-    return {name: e for name, e in stored.items() if isinstance(e, dict) and isinstance(e.get("rounds"), int)}
+    return {
+        name: e
+        for name, e in stored.items()
+        if isinstance(e, dict) and isinstance(e.get("rounds"), int)
+    }

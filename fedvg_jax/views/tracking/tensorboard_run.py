@@ -31,8 +31,12 @@ def open_writer(run: TrackedRun) -> Writer:
     from tensorboard.summary.writer.record_writer import RecordWriter  # pyright: ignore[reportMissingImports]
 
     assert run.folder is not None, "`tracking.require` refuses runs without a folder"
-    seconds, nanoseconds = divmod(time.time_ns(), 10**9)  # TensorBoard reads a folder's files by name
-    name = f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
+    seconds, nanoseconds = divmod(
+        time.time_ns(), 10**9
+    )  # TensorBoard reads a folder's files by name
+    name = (
+        f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
+    )
     file = (run.folder / name).open("xb")
     records = RecordWriter(file)
 
@@ -44,7 +48,9 @@ def open_writer(run: TrackedRun) -> Writer:
 
     def log(scalars: Scalars) -> None:
         def summary(values: dict[str, float]) -> Any:
-            return Summary(value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
+            return Summary(
+                value=[Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+            )
 
         write(*({"step": number, "summary": summary(values)} for number, values in scalars.items()))
 
@@ -54,8 +60,13 @@ def open_writer(run: TrackedRun) -> Writer:
     else:
         lines = json.dumps(dict(run.settings), indent=2, default=str).splitlines()
         text = "\n".join(f"    {line}" for line in lines)  # indented, Markdown shows it as it is
-        plain = {n: v if isinstance(v, (bool, int, float)) else str(v) for n, v in run.settings.items()}
-        write({"summary": text_pb("settings/text_summary", text)}, {"summary": hparams_pb(plain, trial_id=run.name)})
+        plain = {
+            n: v if isinstance(v, (bool, int, float)) else str(v) for n, v in run.settings.items()
+        }
+        write(
+            {"summary": text_pb("settings/text_summary", text)},
+            {"summary": hparams_pb(plain, trial_id=run.name)},
+        )
 
     def close(status: str, summary: Mapping[str, float], num_rounds: int) -> None:
         log({num_rounds: {f"summary/{name}": value for name, value in summary.items()}})

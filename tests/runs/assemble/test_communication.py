@@ -24,7 +24,8 @@ def test_bytes_of_a_client_equal_those_counted_by_hand(algorithm, down, up):
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "down", "up"), [("scaffold", 5120, 5120), ("feddyn", 2560, 5120), ("fednova", 2560, 5124)]
+    ("algorithm", "down", "up"),
+    [("scaffold", 5120, 5120), ("feddyn", 2560, 5120), ("fednova", 2560, 5124)],
 )
 def test_nothing_of_a_local_tensor_is_sent(algorithm, down, up):
     sim = fv.simulation(fv.Config(algorithm=algorithm, clients=4, model="linear", local="/bias$"))
@@ -32,7 +33,9 @@ def test_nothing_of_a_local_tensor_is_sent(algorithm, down, up):
 
 
 def test_dropped_clients_receive_and_do_not_send():
-    config = fv.Config(clients=8, join_ratio=1.0, rounds=6, dropout=0.4, weighting="samples", model="linear")
+    config = fv.Config(
+        clients=8, join_ratio=1.0, rounds=6, dropout=0.4, weighting="samples", model="linear"
+    )
     found = fv.run(config)
     assert any("dropped" in record for record in found.records)
     for record in found.records:

@@ -34,13 +34,19 @@ def test_algorithm_is_checked_on_what_server_stats_hands_to_it():
 
 def test_details_of_any_rank_pass_and_are_recorded_as_nested_lists():
     def detail(ones):
-        return {"mine": ones[:, None, None] * jnp.ones((1, 2, 2)), "present": ones > 0, "broken": ones / 0}
+        return {
+            "mine": ones[:, None, None] * jnp.ones((1, 2, 2)),
+            "present": ones > 0,
+            "broken": ones / 0,
+        }
 
     rule = basic.uniform()._replace(detail=detail)
     contracts.check_weighting(rule, worlds.QUADRATIC, worlds.uneven().data(), worlds.hyper())
     values = {name: np.asarray(value) for name, value in detail(jnp.ones(3)).items()}
     metrics = Metrics(*3 * [np.ones(3)], np.ones(3, bool), values)
-    schedule = schedules.pack(np.arange(3), [np.zeros((1, 1), int)] * 3, [1] * 3, num_lanes=1, capacity=3)
+    schedule = schedules.pack(
+        np.arange(3), [np.zeros((1, 1), int)] * 3, [1] * 3, num_lanes=1, capacity=3
+    )
     actual = json.loads(json.dumps(history.record(1, schedule, metrics, 0.0)))
     assert actual["mine"] == values["mine"].tolist() and actual["present"] == 3 * [True]
     assert actual["broken"] == 3 * [None]
@@ -58,8 +64,16 @@ def small_clients(hyper, client, data):
 
 
 WRONG = {
-    "one tensor": (0, basic.uniform()._replace(weigh=larger_in_one_tensor, terms=()), "1.5, the least is 0.25"),
-    "sum": (0, basic.uniform()._replace(weigh=lambda h, ones, view: basic.broadcast_weights(ones, view)), "4, the"),
+    "one tensor": (
+        0,
+        basic.uniform()._replace(weigh=larger_in_one_tensor, terms=()),
+        "1.5, the least is 0.25",
+    ),
+    "sum": (
+        0,
+        basic.uniform()._replace(weigh=lambda h, ones, view: basic.broadcast_weights(ones, view)),
+        "4, the",
+    ),
     "in blocks": (2, basic.by_scalar(small_clients), r"1, the least is -0\.\d+"),
 }
 
@@ -67,7 +81,9 @@ WRONG = {
 @pytest.mark.parametrize("kind", WRONG)
 def test_weights_of_real_cohorts_are_checked_in_every_tensor(kind):
     hold, rule, values = WRONG[kind]
-    settings = fv.Config(clients=4, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, model="linear", hold=hold)
+    settings = fv.Config(
+        clients=4, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, model="linear", hold=hold
+    )
     with pytest.raises(fv.UsageError, match=rf"^round 1: weights sum to .*{values}"):
         fv.run(settings, weighting=rule, data=worlds.images(120))
 
@@ -79,22 +95,45 @@ def test_negative_losses_have_no_weights_by_validation_loss():
         value, stats = linear.TASK.loss(*arguments)
         return value - 50, stats
 
-    settings = fv.Config(clients=3, rounds=1, local_epochs=1, alpha=10.0, weighting="samples+val_loss")
+    settings = fv.Config(
+        clients=3, rounds=1, local_epochs=1, alpha=10.0, weighting="samples+val_loss"
+    )
     with pytest.raises(fv.UsageError, match=r"round 1: weights sum .*negative measurements"):
         fv.run(settings, data=linear.data(), task=linear.TASK._replace(loss=loss))
 
 
 RECORDS = [
-    {"round": 1, "clients": [4, 2], "weights": [0.25, 0.75], "scores": [3.0, 1.0], "num_samples": [5, 6], "loss": 0.5},
-    {"round": 2, "clients": [0], "weights": [1.0], "scores": [2.0], "num_samples": [7], "loss": 0.25, "test_loss": 1.0},
+    {
+        "round": 1,
+        "clients": [4, 2],
+        "weights": [0.25, 0.75],
+        "scores": [3.0, 1.0],
+        "num_samples": [5, 6],
+        "loss": 0.5,
+    },
+    {
+        "round": 2,
+        "clients": [0],
+        "weights": [1.0],
+        "scores": [2.0],
+        "num_samples": [7],
+        "loss": 0.25,
+        "test_loss": 1.0,
+    },
 ]
 
 
 def test_a_history_is_two_tables():
-    pytest.importorskip("pandas", reason="History.to_pandas needs the extra pandas, which the extra test installs")
+    pytest.importorskip(
+        "pandas", reason="History.to_pandas needs the extra pandas, which the extra test installs"
+    )
     run_history = history.History(RECORDS, {}, None, None)
     rounds, clients = run_history.to_pandas(), run_history.to_pandas("client")
-    assert rounds.index.tolist() == [1, 2] and rounds.columns.tolist() == ["round", "loss", "test_loss"]
+    assert rounds.index.tolist() == [1, 2] and rounds.columns.tolist() == [
+        "round",
+        "loss",
+        "test_loss",
+    ]
     assert rounds.loc[2, "test_loss"] == 1 and rounds["test_loss"].isna().tolist() == [True, False]
     assert clients.to_numpy().tolist() == [[1, 4, 0.25, 3, 5], [1, 2, 0.75, 1, 6], [2, 0, 1, 2, 7]]
     assert history.History([], {}, None, None).to_pandas().empty, "of a run without a round"
@@ -103,7 +142,9 @@ def test_a_history_is_two_tables():
 # --- settings beside a user's task act as beside the config's model; `tests/messages/objects.py` has the refusals
 
 
-CONFIG = fv.Config(clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1")
+CONFIG = fv.Config(
+    clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1"
+)
 
 
 def built(task=linear.TASK, given=None, **changes):

@@ -20,7 +20,10 @@ from fedvg_jax.engine import privacy
 from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import privacy as accounts
 
-GIVEN = {"data": worlds.images(120), "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1))}
+GIVEN = {
+    "data": worlds.images(120),
+    "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1)),
+}
 CONFIG = fv.Config(
     clients=4, rounds=3, local_epochs=1, alpha=10.0, eval_every=1, weighting="uniform", train="^classifier/",
     dp={"clip": 0.5, "noise_multiplier": 1.5},
@@ -29,7 +32,9 @@ DELTA = CONFIG.dp.delta
 
 
 def by_hand(event, rounds):
-    accountant = dp_accounting.rdp.RdpAccountant(neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE)
+    accountant = dp_accounting.rdp.RdpAccountant(
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
     return accountant.compose(event, rounds).get_epsilon(DELTA)
 
 
@@ -68,7 +73,9 @@ def test_epsilon_is_that_of_the_library():
         assert epsilon(3, **settings) == pytest.approx(everybody, rel=1e-12)
     # with little noise, the library's bound of sampled cohorts exceeds that of all clients at some orders
     little = np.float32(0.3)  # as the rounds have it
-    assert epsilon(3, dp={"clip": 1.0, "noise_multiplier": 0.3}) <= by_hand(dp_accounting.GaussianDpEvent(little), 3)
+    assert epsilon(3, dp={"clip": 1.0, "noise_multiplier": 0.3}) <= by_hand(
+        dp_accounting.GaussianDpEvent(little), 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,14 +86,20 @@ def test_epsilon_is_that_of_the_library():
         ({"weighting": "samples+uniform"}, False, "modelwise"),
         ({"weighting": "fedvg"}, False, "modelwise"),
         ({"weighting": "fedvg", "fedvg": {"granularity": "blockwise"}}, False, "tensorwise"),
-        ({"weighting": "samples+fedvg", "fedvg": {"granularity": "layerwise"}}, False, "tensorwise"),
+        (
+            {"weighting": "samples+fedvg", "fedvg": {"granularity": "layerwise"}},
+            False,
+            "tensorwise",
+        ),
         ({}, True, "tensorwise"),
         ({"dp": {}}, False, None),
     ],
     ids=str,
 )
 def test_every_weighting_has_its_bound(settings, is_own, expected):
-    bound = accounts.sensitivity(dataclasses.replace(CONFIG, **settings), fv.algorithms.fedavg(), is_own=is_own)
+    bound = accounts.sensitivity(
+        dataclasses.replace(CONFIG, **settings), fv.algorithms.fedavg(), is_own=is_own
+    )
     assert bound is (expected and getattr(privacy, expected))
 
 
@@ -96,11 +109,19 @@ def test_a_resumed_run_goes_on_with_its_noise_and_its_epsilon(tmp_path):
     fv.run(dataclasses.replace(CONFIG, rounds=1, out=tmp_path), **GIVEN)
     resumed = fv.run(dataclasses.replace(CONFIG, resume=str(tmp_path)), **GIVEN)
     assert_equal_runs(resumed, whole)
-    assert [r["epsilon"] for r in whole.records] == pytest.approx([epsilon(n) for n in (1, 2, 3)], rel=1e-8)
-    assert (resumed.summary["epsilon"], resumed.summary["delta"]) == (whole.records[-1]["epsilon"], DELTA)
+    assert [r["epsilon"] for r in whole.records] == pytest.approx(
+        [epsilon(n) for n in (1, 2, 3)], rel=1e-8
+    )
+    assert (resumed.summary["epsilon"], resumed.summary["delta"]) == (
+        whole.records[-1]["epsilon"],
+        DELTA,
+    )
     sim = fv.simulation(CONFIG, **GIVEN)
     start, end = (tree.by_path(v.params) for v in (sim.whole(sim.state.variables), whole.variables))
-    assert {path for path in start if (start[path] != end[path]).any()} == {"classifier/bias", "classifier/kernel"}
+    assert {path for path in start if (start[path] != end[path]).any()} == {
+        "classifier/bias",
+        "classifier/kernel",
+    }
 
 
 def epsilons(history):
@@ -113,27 +134,44 @@ def test_a_run_that_starts_from_a_run_on_the_same_clients_has_the_epsilon_of_bot
     first = fv.run(dataclasses.replace(config, out=tmp_path / "first"), **GIVEN)
     second = dataclasses.replace(config, init=first.folder, out=tmp_path / "second")
     assert epsilons(fv.run(second, **GIVEN)) == pytest.approx([epsilon(3), epsilon(4)], rel=1e-8)
-    other = dataclasses.replace(second, init=tmp_path / "second/checkpoints/000002", out=None, dp={"clip": 1.0})
+    other = dataclasses.replace(
+        second, init=tmp_path / "second/checkpoints/000002", out=None, dp={"clip": 1.0}
+    )
     own = accounts.Mechanism(1.5, 4, 2)
     expected = epsilon(1, earlier=((own, 2), (own, 2)), dp=other.dp)
     assert epsilons(fv.run(other, **GIVEN))[0] == pytest.approx(expected, rel=1e-8)
     assert "no epsilon" not in caplog.text
 
-    fv.run(dataclasses.replace(config, rounds=5, resume=str(first.folder)), **GIVEN)  # after the second has started
+    fv.run(
+        dataclasses.replace(config, rounds=5, resume=str(first.folder)), **GIVEN
+    )  # after the second has started
     resumed = dataclasses.replace(second, rounds=3, resume=str(second.out))
     continued = fv.run(resumed, **GIVEN)
     assert epsilons(continued) == pytest.approx([epsilon(n) for n in (3, 4, 5)], rel=1e-8)
-    whole = dataclasses.replace(second, rounds=3, init=first.folder / "checkpoints/000002", out=None)
+    whole = dataclasses.replace(
+        second, rounds=3, init=first.folder / "checkpoints/000002", out=None
+    )
     assert_equal_runs(continued, fv.run(whole, **GIVEN))
 
     public = dataclasses.replace(config, dp={}, out=tmp_path / "public")
     fv.run(public, **GIVEN)
-    unknown = dataclasses.replace(config, rounds=1, init=public.out), dataclasses.replace(second, partition_seed=1)
+    unknown = (
+        dataclasses.replace(config, rounds=1, init=public.out),
+        dataclasses.replace(second, partition_seed=1),
+    )
     given = {"initial": first.variables}
-    for settings, initial in ((unknown[0], {}), (dataclasses.replace(unknown[1], out=None), {}), (config, given)):
+    for settings, initial in (
+        (unknown[0], {}),
+        (dataclasses.replace(unknown[1], out=None), {}),
+        (config, given),
+    ):
         caplog.clear()
         history = fv.run(settings, **GIVEN, **initial)
-        assert not any(epsilons(history)) and "epsilon" not in history.summary and "no epsilon" in caplog.text
+        assert (
+            not any(epsilons(history))
+            and "epsilon" not in history.summary
+            and "no epsilon" in caplog.text
+        )
 
 
 LOUD = dataclasses.replace(
@@ -156,12 +194,16 @@ def moves(config):
 
 
 @pytest.mark.parametrize("noise_seed", [0, 7])
-def test_every_pair_of_rounds_of_runs_that_start_from_one_another_has_independent_noise(tmp_path, noise_seed):
+def test_every_pair_of_rounds_of_runs_that_start_from_one_another_has_independent_noise(
+    tmp_path, noise_seed
+):
     """From a run, from one of its checkpoints, and from the weights that it has exported, under one seed."""
     config = dataclasses.replace(LOUD, dp=dataclasses.replace(LOUD.dp, noise_seed=noise_seed))
     weights = tmp_path / "weights.safetensors"
     first, drawn = moves(dataclasses.replace(config, out=tmp_path / "first", export=weights))
-    second, of_second = moves(dataclasses.replace(config, init=first.folder, out=tmp_path / "second"))
+    second, of_second = moves(
+        dataclasses.replace(config, init=first.folder, out=tmp_path / "second")
+    )
     drawn += of_second
     copy = shutil.copytree(first.folder / "checkpoints/000001", first.folder / "checkpoints/copy")
     for init in (second.folder, copy, weights):
@@ -176,7 +218,9 @@ def test_a_private_run_that_starts_from_a_run_draws_cohorts_of_its_own(tmp_path)
     """Epsilon counts cohorts that are independent of those of earlier rounds."""
     first = fv.run(dataclasses.replace(LOUD, rounds=6, out=tmp_path / "first"), **LARGE)
     second = fv.run(dataclasses.replace(LOUD, rounds=6, init=first.folder), **LARGE)
-    same = [a["clients"] == b["clients"] for a, b in zip(first.records, second.records, strict=True)]
+    same = [
+        a["clients"] == b["clients"] for a, b in zip(first.records, second.records, strict=True)
+    ]
     assert not any(same)
 
 
@@ -188,9 +232,13 @@ def test_an_own_weighting_that_reads_rows_hides_no_client_by_sampling(tmp_path):
         "none": lambda hyper, client, data: client.num_samples.astype(jnp.float32),
         "weights": lambda hyper, client, data: jnp.abs(client.delta["classifier"]["kernel"]).sum(),
         "all rows": lambda hyper, client, data: data.pool.x.astype(jnp.float32).mean(),
-        "test rows": lambda hyper, client, data: 1.0 + tree.gather(data.pool, data.test)[0].y.astype(float).sum(),
+        "test rows": lambda hyper, client, data: (
+            1.0 + tree.gather(data.pool, data.test)[0].y.astype(float).sum()
+        ),
     }
-    config = dataclasses.replace(CONFIG, validation={"source": "npz", "data_dir": tmp_path / "d_val.npz"})
+    config = dataclasses.replace(
+        CONFIG, validation={"source": "npz", "data_dir": tmp_path / "d_val.npz"}
+    )
     for name, signal in rows.items():
         for settings in (CONFIG, config):
             sim = fv.simulation(settings, **GIVEN, weighting=fv.weightings.by_scalar(signal))
@@ -204,7 +252,9 @@ def test_a_noise_seed_of_its_own_is_written_nowhere_and_given_again_to_resume(tm
     std = np.std(np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(change)]))
     assert std > 0.5 * 1.5 * 0.5 * (2 * 3) ** 0.5, "of two times three independent draws"
     fv.run(dataclasses.replace(secret, rounds=1, out=tmp_path), **GIVEN)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and b"987654321" in path.read_bytes()]
+    assert not [
+        path for path in tmp_path.rglob("*") if path.is_file() and b"987654321" in path.read_bytes()
+    ]
     for dp, message in ((CONFIG.dp, "noise_seed"), (secret.dp, None)):
         resumed = dataclasses.replace(CONFIG, resume=str(tmp_path), dp=dp)
         if message:
@@ -226,7 +276,17 @@ def test_a_diverged_run_has_the_epsilon_of_the_model_that_it_returns(monkeypatch
 
 
 def test_algorithms_whose_server_sees_the_aggregate_alone_are_allowed():
-    for name in ("fedavg", "fedavgm", "fedprox", "fedadam", "fedyogi", "fedadagrad", "fedntd", "feddecorr", "ditto"):
+    for name in (
+        "fedavg",
+        "fedavgm",
+        "fedprox",
+        "fedadam",
+        "fedyogi",
+        "fedadagrad",
+        "fedntd",
+        "feddecorr",
+        "ditto",
+    ):
         algorithm = worlds.algorithm(name)
         state = worlds.state(worlds.uneven(), algorithm, worlds.QUADRATIC)
         with naming(name):

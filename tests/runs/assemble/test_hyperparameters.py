@@ -15,16 +15,26 @@ from fedvg_jax.runs.assemble.given import checked, merge_hyperparameters
 
 
 def test_declared_defaults_equal_the_config_s():
-    algorithms = [(worlds.algorithm(name), config.Config(algorithm=name)) for name in config.ALGORITHMS]
-    rules = [(worlds.weighting(name, worlds.algorithm("fedavg")), config.Config()) for name in config.WEIGHTINGS]
+    algorithms = [
+        (worlds.algorithm(name), config.Config(algorithm=name)) for name in config.ALGORITHMS
+    ]
+    rules = [
+        (worlds.weighting(name, worlds.algorithm("fedavg")), config.Config())
+        for name in config.WEIGHTINGS
+    ]
     for bundle, settings in (*algorithms, *rules):
         hyper = registry.make_hyper(settings)
         for parameter in bundle.hyperparameters:
-            assert hyper[parameter.name] == np.float32(checked(parameter, parameter.value)) and parameter.doc
+            assert (
+                hyper[parameter.name] == np.float32(checked(parameter, parameter.value))
+                and parameter.doc
+            )
 
 
 def test_no_two_settings_are_one_hyperparameter():
-    names = [name for setting in config.SETTINGS.values() for name in setting.scalars(config.Config())]
+    names = [
+        name for setting in config.SETTINGS.values() for name in setting.scalars(config.Config())
+    ]
     assert len(names) == len(set(names)) == len(registry.make_hyper(config.Config()))
 
 
@@ -34,10 +44,18 @@ def test_no_two_settings_are_one_hyperparameter():
     + [("fedavg", name) for name in config.WEIGHTINGS if name not in ("uniform", "val_accuracy")],
 )
 def test_a_round_reads_only_lr_and_declared_hyperparameters(algorithm, weighting):
-    bundle, rule = worlds.algorithm(algorithm), worlds.weighting(weighting, worlds.algorithm(algorithm))
-    names = {"lr", *(parameter.name for parameter in (*bundle.hyperparameters, *rule.hyperparameters))}
+    bundle, rule = (
+        worlds.algorithm(algorithm),
+        worlds.weighting(weighting, worlds.algorithm(algorithm)),
+    )
+    names = {
+        "lr",
+        *(parameter.name for parameter in (*bundle.hyperparameters, *rule.hyperparameters)),
+    }
     hyper = {name: value for name, value in worlds.hyper().items() if name in names}
-    world, task = (worlds.small(), worlds.TASK) if bundle.loss else (worlds.uneven(), worlds.QUADRATIC)
+    world, task = (
+        (worlds.small(), worlds.TASK) if bundle.loss else (worlds.uneven(), worlds.QUADRATIC)
+    )
     step = worlds.round_step(world, bundle, rule, task)
     state = worlds.state(world, bundle, task)
     jax.eval_shape(step, state, world.schedule(0, 2, probe_ratio=0.5), world.data(), hyper)
@@ -50,22 +68,31 @@ def test_a_built_in_algorithm_passed_as_an_object_takes_the_config_s_field():
         (algorithms.fedavgm(), "fedavgm.lr", 0.25),
     ):
         assert merge_hyperparameters(settings, algorithm, weightings.uniform())[name] == value
-        given = merge_hyperparameters(settings, algorithm, weightings.uniform(), {name: 0.75}, (algorithm,))
+        given = merge_hyperparameters(
+            settings, algorithm, weightings.uniform(), {name: 0.75}, (algorithm,)
+        )
         assert given[name] == 0.75
 
 
 def test_a_declaration_of_the_user_s_own_replaces_a_field_of_the_same_name():
     own = algorithms.fedavg()._replace(hyperparameters=(Hyperparameter("fedprox.mu", 2.0),))
-    assert merge_hyperparameters(config.Config(), own, weightings.uniform(), own=(own,))["fedprox.mu"] == 2
+    assert (
+        merge_hyperparameters(config.Config(), own, weightings.uniform(), own=(own,))["fedprox.mu"]
+        == 2
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["dp.noise_multiplier", "dp.clip", "clip_norm", "attack_scale", "tuning.lr", "lr", "momentum"]
+    "name",
+    ["dp.noise_multiplier", "dp.clip", "clip_norm", "attack_scale", "tuning.lr", "lr", "momentum"],
 )
 def test_what_a_round_reads_beside_them_is_not_declared_by_an_algorithm_or_a_weighting(name):
     """Otherwise dp_noise would be another number than epsilon is computed of."""
     own = {"hyperparameters": (Hyperparameter(name, 0.5),)}
-    pair, uniform = (algorithms.fedavg()._replace(**own), weightings.uniform()), weightings.uniform()
+    pair, uniform = (
+        (algorithms.fedavg()._replace(**own), weightings.uniform()),
+        weightings.uniform(),
+    )
     for algorithm, weighting in (pair, (algorithms.fedavg(), uniform._replace(**own))):
         with pytest.raises(UsageError, match=f"'{name}'"):
             merge_hyperparameters(config.Config(), algorithm, weighting)

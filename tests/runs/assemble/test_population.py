@@ -67,14 +67,18 @@ def test_shapes_do_not_depend_on_alpha_or_seeds(elsewhere, options):
 
 
 def test_external_set_replaces_the_clients_validation_rows(elsewhere):
-    made = settings(**{"validation.source": "npz", "validation.data_dir": elsewhere, "val_ratio": 0.0})
+    made = settings(
+        **{"validation.source": "npz", "validation.data_dir": elsewhere, "val_ratio": 0.0}
+    )
     parts = population.make_partition(made, DIGITS)
     assert not any(map(len, parts.val))
     tables = tables_of(made, DIGITS, parts)
     assert tables.pool.x.shape == (1797 + 240, 8, 8, 1)
     for table in (tables.scoring, tables.val):
         rows = np.asarray(table)[np.asarray(table) >= 0]
-        assert len(rows) == 240 + 4 * 50 and rows.min() == 1797  # all once, and 50 of every class again
+        assert (
+            len(rows) == 240 + 4 * 50 and rows.min() == 1797
+        )  # all once, and 50 of every class again
     assert np.asarray(tables.test).max() < 1797
 
 
@@ -109,7 +113,9 @@ def scored(size, model="mlp", pixels=16, batch_size=4, task=None, others=None, *
     return int((np.asarray(tables_of(changed, made, parts, task=task).scoring) >= 0).sum())
 
 
-@pytest.mark.parametrize(("model", "pixels", "kept"), [("lenet5", 16, 9), ("resnet18", 64, 9), ("resnet18", 32, 8)])
+@pytest.mark.parametrize(
+    ("model", "pixels", "kept"), [("lenet5", 16, 9), ("resnet18", 64, 9), ("resnet18", 32, 8)]
+)
 def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, pixels, kept):
     """LeNet-5's layers have maps of several pixels.
 
@@ -124,7 +130,9 @@ def test_single_last_row_of_a_users_model_is_scored_unless_normalised_over_the_b
     assert scored(9, task=worlds.QUADRATIC) == 9
 
 
-@pytest.mark.parametrize("others", [{"weighting": "samples"}, {"tuning": Tuning(steps=1)}], ids=["unused", "trained"])
+@pytest.mark.parametrize(
+    "others", [{"weighting": "samples"}, {"tuning": Tuning(steps=1)}], ids=["unused", "trained"]
+)
 def test_single_last_row_is_scored_only_if_nothing_else_than_an_evaluation_reads_it(others):
     assert scored(9, task=worlds.TASK, mode="eval") == 9
     assert scored(9, task=worlds.TASK, mode="eval", others=others) == 8
@@ -135,7 +143,12 @@ def test_resuming_with_other_external_validation_images_is_refused(tmp_path):
     file, y = tmp_path / "external.npz", np.arange(20) % 10
     x = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
     np.savez(file, x=x, y=y)
-    options = {"validation.source": "npz", "validation.data_dir": str(file), "val_ratio": 0.0, "checkpoint_every": 1}
+    options = {
+        "validation.source": "npz",
+        "validation.data_dir": str(file),
+        "val_ratio": 0.0,
+        "checkpoint_every": 1,
+    }
     first = settings(rounds=1, out=str(tmp_path / "run"), local_epochs=1, **options)
     fedvg_jax.run(first)
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())

@@ -69,7 +69,9 @@ def program_text(settings: Config) -> str:
 )
 def test_program_depends_on_static_settings_only(settings):
     whole = changed(config.apply(SMALL, settings, "test"))
-    whole = replace(whole, clients=SMALL.clients, dp=whole.dp if whole.robust == "mean" else SMALL.dp)
+    whole = replace(
+        whole, clients=SMALL.clients, dp=whole.dp if whole.robust == "mean" else SMALL.dp
+    )
     static = programs.static_settings(whole)
     assert static != whole
     assert program_text(whole).split() == program_text(static).split()
@@ -97,7 +99,9 @@ def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_
     with compilations() as compiled:
         shared = fedvg_jax.run(other)
     assert compiled == []
-    alone = fedvg_jax.run(other, algorithm=fedvg_jax.algorithms.fedavg())  # whose program is of this call
+    alone = fedvg_jax.run(
+        other, algorithm=fedvg_jax.algorithms.fedavg()
+    )  # whose program is of this call
     assert_equal_runs(shared, alone)
 
 
@@ -109,18 +113,28 @@ def test_runs_of_one_call_share_the_programs_of_what_it_is_given():
     settings = replace(SMALL, partition="iid", rounds=1)
     with compilations() as compiled:
         fedvg_jax.run_sweep(
-            settings, {"seed": [0, 1]}, data=linear.data(), task=task, weighting=lambda task: basic.uniform()
+            settings,
+            {"seed": [0, 1]},
+            data=linear.data(),
+            task=task,
+            weighting=lambda task: basic.uniform(),
         )
     assert compiled.count("jit(chunk)") == 1
 
 
 @pytest.mark.parametrize("configured", [None, "/elsewhere"])
 def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tmp_path, configured):
-    before = {name: jax.config.values[name] for name in jax.config.values if "cache_dir" in name or "cache_min" in name}
+    before = {
+        name: jax.config.values[name]
+        for name in jax.config.values
+        if "cache_dir" in name or "cache_min" in name
+    }
     jax.config.update("jax_compilation_cache_dir", configured)
     try:
         simulation.simulation(replace(SMALL, cache_dir=tmp_path / "cache"))
-        assert jax.config.values["jax_compilation_cache_dir"] == (configured or str(tmp_path / "cache" / "xla"))
+        assert jax.config.values["jax_compilation_cache_dir"] == (
+            configured or str(tmp_path / "cache" / "xla")
+        )
     finally:
         for name, value in before.items():
             jax.config.update(name, value)
@@ -151,7 +165,10 @@ assert compile_once().keys() == {path} and len(lines) == 1, lines
 
 
 def test_a_damaged_program_in_the_cache_is_replaced_and_said_once(tmp_path):
-    command, env = [sys.executable, "-W", "error:Error reading", "-c", DAMAGED, str(tmp_path)], dict(os.environ)
+    command, env = (
+        [sys.executable, "-W", "error:Error reading", "-c", DAMAGED, str(tmp_path)],
+        dict(os.environ),
+    )
     env.pop("JAX_COMPILATION_CACHE_DIR", None)
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=env)
     assert done.returncode == 0, done.stderr

@@ -22,8 +22,22 @@ from fedvg_jax.runs.record import checkpoint, digests
 
 MILLION = Config(clients=10**6, join_ratio=1e-3, rounds=50)
 SETTINGS = Config(
-    **{"clients": 20, "join_ratio": 0.2, "partition": "iid", "min_samples": 2, "batch_size": 4, "local_epochs": 2},
-    **{"rounds": 3, "eval_every": 1, "devices": "1", "weighting": "uniform", "dropout": 0.2, "lr": 0.05},
+    **{
+        "clients": 20,
+        "join_ratio": 0.2,
+        "partition": "iid",
+        "min_samples": 2,
+        "batch_size": 4,
+        "local_epochs": 2,
+    },
+    **{
+        "rounds": 3,
+        "eval_every": 1,
+        "devices": "1",
+        "weighting": "uniform",
+        "dropout": 0.2,
+        "lr": 0.05,
+    },
     **{"momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
 )
 """Of `worlds.full_algorithm`, with probes as elastic has. One client is sampled in every round; others drop out."""
@@ -44,7 +58,10 @@ def run(layout, callbacks=True, **changes):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in LAYOUTS[layout].items():
             patch.setattr(client_memories, name, value)
-        given = linear.GIVEN | {"algorithm": worlds.full_algorithm(), "task": linear.TASK._replace()}
+        given = linear.GIVEN | {
+            "algorithm": worlds.full_algorithm(),
+            "task": linear.TASK._replace(),
+        }
         history = fv.run(config, **given, callbacks=[keep] if callbacks else [])
     return history, states
 
@@ -73,7 +90,9 @@ def test_memories_of_sampled_clients_give_the_same_states_to_the_bit():
     cohorts = [record["clients"] for record in history.records]
     sampled = list(dict.fromkeys(k for cohort in cohorts for k in cohort))
     assert len(sampled) < sum(map(len, cohorts)), "a client is sampled twice"
-    assert not set(sampled) >= set(range(20)) and any("dropped" in record for record in history.records)
+    assert not set(sampled) >= set(range(20)) and any(
+        "dropped" in record for record in history.records
+    )
     assert_equal_runs(history, whole[0])
     for some, every in zip(states, whole[1], strict=True):
         assert_equal_states(some, every)
@@ -81,13 +100,19 @@ def test_memories_of_sampled_clients_give_the_same_states_to_the_bit():
 
 
 def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients():
-    assert_equal_runs(run("host", callbacks=False, eval_every=3)[0], run("device", callbacks=False, eval_every=3)[0])
+    assert_equal_runs(
+        run("host", callbacks=False, eval_every=3)[0],
+        run("device", callbacks=False, eval_every=3)[0],
+    )
 
 
 @pytest.mark.parametrize(
-    ("first", "then", "num_stored"), [("device", "host, a round", 20), ("host, a round", "device", 7)]
+    ("first", "then", "num_stored"),
+    [("device", "host, a round", 20), ("host, a round", "device", 7)],
 )
-def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(tmp_path, first, then, num_stored):
+def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(
+    tmp_path, first, then, num_stored
+):
     """A checkpoint of memories on the host holds those of sampled clients only."""
     run(first, callbacks=False, rounds=2, out=tmp_path / "run")
     stored = digests.about(digests.checkpoint_path(tmp_path / "run", 2))["leaves"]
@@ -103,7 +128,9 @@ def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(tmp_path, 
         assert_equal_states(last, every)
 
 
-def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_yet_start_from(tmp_path):
+def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_yet_start_from(
+    tmp_path,
+):
     """A checkpoint of memories on the host has no personal model of theirs."""
     config = replace(SETTINGS, algorithm="ditto", placement="host", rounds=1, out=tmp_path / "run")
     model = Variables({"w": np.ones(3, np.float32)}, {})
@@ -133,15 +160,20 @@ BY_CLIENT = Placement(max_rounds=64)
 
 
 def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_are_sampled_or_they_fill_the_devices():
-    assert client_memories.choose(replace(MILLION, placement="host"), 0, 64) == BY_CLIENT, "no memories"
+    assert client_memories.choose(replace(MILLION, placement="host"), 0, 64) == BY_CLIENT, (
+        "no memories"
+    )
     assert client_memories.choose(MILLION, 67, 64) == BY_CLIENT, "64 MiB for all"
     assert client_memories.choose(replace(MILLION, placement="device"), 2**20, 64) == BY_CLIENT
     often = replace(MILLION, rounds=1000)
     gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
     with hw.assumed(gpus):
-        placed = [client_memories.choose(config, 2**10, 64).is_on_host for config in (MILLION, often)]
+        placed = [
+            client_memories.choose(config, 2**10, 64).is_on_host for config in (MILLION, often)
+        ]
         divided = [
-            client_memories.choose(often, 2**16, 64, rows).num_rows for rows in (None, executors.sharded(4, 1).rows)
+            client_memories.choose(often, 2**16, 64, rows).num_rows
+            for rows in (None, executors.sharded(4, 1).rows)
         ]
     assert placed == [True, False] and divided == [1024, None]
 
@@ -150,7 +182,9 @@ def test_a_run_has_the_storage_of_its_placement():
     on_host = client_memories.choose(replace(MILLION, placement="host"), 2**10, 64)
     assert on_host.storage is client_memories.HOST
     assert BY_CLIENT.storage is client_memories.DEVICE
-    assert BY_CLIENT._replace(sharding=executors.sharded(4, 1).rows).storage is client_memories.DIVIDED
+    assert (
+        BY_CLIENT._replace(sharding=executors.sharded(4, 1).rows).storage is client_memories.DIVIDED
+    )
 
 
 # --- memory of a program

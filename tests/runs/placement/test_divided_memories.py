@@ -44,9 +44,15 @@ def assert_equal_runs(one, other, tolerance=1e-5):
     for mine, its in zip(one[0].records, other[0].records, strict=True):
         for name in mine.keys() - {"seconds"}:
             np.testing.assert_allclose(
-                np.asarray(mine[name], float), np.asarray(its[name], float), tolerance, tolerance, err_msg=name
+                np.asarray(mine[name], float),
+                np.asarray(its[name], float),
+                tolerance,
+                tolerance,
+                err_msg=name,
             )
-    worlds.assert_close(jax.device_get(one[0].variables), jax.device_get(other[0].variables), tolerance)
+    worlds.assert_close(
+        jax.device_get(one[0].variables), jax.device_get(other[0].variables), tolerance
+    )
     for mine, its in zip(one[1], other[1], strict=False):
         worlds.assert_close(mine._replace(round=0), its._replace(round=0), tolerance)
 
@@ -76,7 +82,9 @@ def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others():
     state = placement.storage.take(placement, store, sim.state, clients)
     assert placement.num_rows % 3 == 0 and rows_held(state) == {placement.num_rows // 3}
     shapes = client_memories.shapes_on_devices(placement, sim.state)
-    assert jax.tree.map(lambda x: x.sharding, shapes.clients) == jax.tree.map(lambda x: x.sharding, state.clients)
+    assert jax.tree.map(lambda x: x.sharding, shapes.clients) == jax.tree.map(
+        lambda x: x.sharding, state.clients
+    )
 
 
 def exchanged_bytes(sim):
@@ -98,8 +106,12 @@ def test_devices_of_a_cpu_exchange_the_clients_once_and_one_mean():
     sim = simulation.simulation(config)
     size, model = exchanged_bytes(sim), 4 * tree.size(sim.state.variables.params)
     assert size.keys() == {"reduce-scatter", "all-reduce"}
-    assert size["reduce-scatter"] == 4 * (model + 4), "every client's model and loss, zeros where it is not trained"
-    assert model <= size["all-reduce"] <= model + 128, "a part of the mean, and 47 bytes of scalars when measured"
+    assert size["reduce-scatter"] == 4 * (model + 4), (
+        "every client's model and loss, zeros where it is not trained"
+    )
+    assert model <= size["all-reduce"] <= model + 128, (
+        "a part of the mean, and 47 bytes of scalars when measured"
+    )
 
 
 def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_number(tmp_path):
@@ -110,8 +122,12 @@ def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_numbe
     for devices in (3, 1):
         out = tmp_path / f"on {devices}"
         shutil.copytree(tmp_path / "three", out)
-        found = run(devices, out=out, resume=str(out), placement="host" if devices == 1 else "device")
-        assert_equal_runs(found, (run(3)[0], run(3)[1][2:] if devices == 3 else []), 0 if devices == 3 else 1e-5)
+        found = run(
+            devices, out=out, resume=str(out), placement="host" if devices == 1 else "device"
+        )
+        assert_equal_runs(
+            found, (run(3)[0], run(3)[1][2:] if devices == 3 else []), 0 if devices == 3 else 1e-5
+        )
 
 
 # --- several processes
@@ -124,7 +140,12 @@ def test_processes_that_divide_the_memories_give_the_history_of_one(tmp_path, me
     single, two, four = (1, 1), (2, 2), (4, 1)
     changes = ["--algorithm", "scaffold", "--placement", memories]
     run_processes(tmp_path, "one", single, *changes, "--rounds", "4")
-    for name, first, then in (("2x2", two, two), ("4x1", four, single), ("1", single, two), ("2 to 4", two, four)):
+    for name, first, then in (
+        ("2x2", two, two),
+        ("4x1", four, single),
+        ("1", single, two),
+        ("2 to 4", two, four),
+    ):
         run_processes(tmp_path, name, first, *changes, "--rounds", "2")
         run_processes(tmp_path, name, then, *changes, "--rounds", "4")
         assert_equal_histories(tmp_path, name, "one")

@@ -18,12 +18,26 @@ from fedvg_jax.runs import chunks
 from fedvg_jax.runs.placement import pool_rows
 
 SETTINGS = Config(
-    **{"clients": 8, "join_ratio": 0.5, "alpha": 0.5, "min_samples": 4, "batch_size": 4, "local_epochs": 2},
-    **{"rounds": 5, "eval_every": 2, "devices": "1", "record": "client_accuracy,accuracy_by_client,confusion"},
+    **{
+        "clients": 8,
+        "join_ratio": 0.5,
+        "alpha": 0.5,
+        "min_samples": 4,
+        "batch_size": 4,
+        "local_epochs": 2,
+    },
+    **{
+        "rounds": 5,
+        "eval_every": 2,
+        "devices": "1",
+        "record": "client_accuracy,accuracy_by_client,confusion",
+    },
 )
 
 
-TASK = fv.models.classification(fv.models.MLP(worlds.CLASSES, hidden=()), worlds.CLASSES, worlds.IMAGE)
+TASK = fv.models.classification(
+    fv.models.MLP(worlds.CLASSES, hidden=()), worlds.CLASSES, worlds.IMAGE
+)
 IMAGES = worlds.random_images()
 
 
@@ -50,12 +64,16 @@ def test_a_run_is_resumed_wherever_its_rows_are(tmp_path):
     for first, then in (("device", "host"), ("host", "device")):
         run(placement=first, rounds=4, out=tmp_path / first)
         assert_equal_runs(
-            run(placement=then, out=tmp_path / first, resume=str(tmp_path / first)), run(placement="device")
+            run(placement=then, out=tmp_path / first, resume=str(tmp_path / first)),
+            run(placement="device"),
         )
 
 
 def test_metrics_of_a_model_are_those_of_its_rows_on_the_device():
-    made = [fv.simulation(replace(SETTINGS, placement=pool), data=IMAGES, task=TASK) for pool in ("device", "host")]
+    made = [
+        fv.simulation(replace(SETTINGS, placement=pool), data=IMAGES, task=TASK)
+        for pool in ("device", "host")
+    ]
     variables = run(placement="device").variables
     on_device, on_host = (fv.evaluate(sim, variables) for sim in made)
     assert on_device == on_host

@@ -10,11 +10,20 @@ from fedvg_jax.runs.placement import pool_rows
 
 def test_rounds_fit_until_their_different_rows_exceed_the_capacity():
     rows = np.split(np.random.default_rng(2).permutation(600).astype(np.int32), 30)
-    settings = {"seed": 3, "cohort_size": 12, "batch_size": 8, "capacity": 200, "local_epochs": (1, 1), "num_lanes": 1}
+    settings = {
+        "seed": 3,
+        "cohort_size": 12,
+        "batch_size": 8,
+        "capacity": 200,
+        "local_epochs": (1, 1),
+        "num_lanes": 1,
+    }
     rounds = [schedules.make(number, rows, **settings) for number in range(4)]
     union = set()
     for count, schedule in enumerate(rounds, 1):
         union |= {row for client in schedule.clients for row in rows[client].tolist()}
         for capacity, fitting in ((len(union), count), (len(union) - 1, max(1, count - 1))):
-            host = types.SimpleNamespace(capacity=capacity, pool=types.SimpleNamespace(y=range(600)))
+            host = types.SimpleNamespace(
+                capacity=capacity, pool=types.SimpleNamespace(y=range(600))
+            )
             assert len(pool_rows.fit(host, rounds[:count])) == fitting

@@ -15,7 +15,10 @@ from fedvg_jax.runs.record import checkpoint, digests
 
 STATE = {
     "round": np.int32(7),
-    "model": {"kernel": np.arange(12, dtype=np.float32).reshape(3, 4) / 7, "half": np.ones(3, ml_dtypes.bfloat16)},
+    "model": {
+        "kernel": np.arange(12, dtype=np.float32).reshape(3, 4) / 7,
+        "half": np.ones(3, ml_dtypes.bfloat16),
+    },
     "memory": (np.array([True, False]), np.zeros((0, 3), np.float32), np.float64(1) / 3, ()),
 }
 
@@ -27,7 +30,9 @@ def restored(folder, expected=STATE):
 
 
 def save(folder, number):
-    checkpoint.save(folder, number, {**STATE, "round": np.int32(number)}, {"history.jsonl": [number, 0]}, keep=2)
+    checkpoint.save(
+        folder, number, {**STATE, "round": np.int32(number)}, {"history.jsonl": [number, 0]}, keep=2
+    )
 
 
 def assert_same(actual, expected):
@@ -90,20 +95,29 @@ def add_files_of_a_user(run):
     for name in ("20261129", "best", "12"):
         shutil.copytree(digests.checkpoints(run)[-1], folder / name)
     own = digests.checkpoints(run)
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and not {*path.parents} & {*own}}
+    return {
+        path: path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and not {*path.parents} & {*own}
+    }
 
 
 def test_only_what_a_run_wrote_is_a_checkpoint(run):
     """Other files beside checkpoints are not counted, not removed, not restored, and end no run."""
     of_user = add_files_of_a_user(run)
-    assert [path.name for path in digests.checkpoints(run)] == ["000003", "000012"] and digests.newest_round(run) == 12
+    assert [path.name for path in digests.checkpoints(run)] == [
+        "000003",
+        "000012",
+    ] and digests.newest_round(run) == 12
     for number in (14, 15, 16):
         save(run, number)
     (state, _), logged = restored(run)
     assert state["round"] == 16 and not logged
     assert [path.name for path in digests.checkpoints(run)] == ["000015", "000016"]
     digests.remove_checkpoints(run)
-    assert {path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()} == of_user
+    assert {
+        path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()
+    } == of_user
 
 
 DAMAGE = {
@@ -142,7 +156,9 @@ def test_an_array_that_differs_from_its_digest_is_damage(run):
 def test_without_an_intact_checkpoint_there_is_none_to_continue_from(run):
     for path in digests.checkpoints(run):
         shutil.rmtree(path / "state")
-    with usage_error("has no usable checkpoint (checkpoint of round 12 skipped: ", "nothing was changed"):
+    with usage_error(
+        "has no usable checkpoint (checkpoint of round 12 skipped: ", "nothing was changed"
+    ):
         restored(run)
 
 

@@ -34,7 +34,12 @@ from fedvg_jax.core.types import (
     WeightingMemory as WeightingMemory,
 )
 from fedvg_jax.data.arrays import Arrays as Arrays
-from fedvg_jax.engine import executors as executors, selection as selection
+from fedvg_jax.engine import (
+    attacks as attacks,
+    executors as executors,
+    robust as robust,
+    selection as selection,
+)
 from fedvg_jax.engine.differentiable import (
     hypergradient as hypergradient,
     max_steps as max_steps,
@@ -44,13 +49,11 @@ from fedvg_jax.engine.differentiable import (
 )
 from fedvg_jax.engine.federated_round import init_state as init_state, make_round as make_round
 from fedvg_jax.engine.local_training import sgd as sgd
+from fedvg_jax.engine.task_checks import check_task as check_task
 from fedvg_jax.models.adapt import linen_task as linen_task, nnx_task as nnx_task
 from fedvg_jax.models.adapters import lora as lora
-from fedvg_jax.runs.assemble.contracts import (
-    check_task as check_task,
-    check_weighting as check_weighting,
-)
-from fedvg_jax.runs.assemble.simulation import Simulation as Simulation, simulation as simulation
+from fedvg_jax.resolve.experiment import simulation as simulation
+from fedvg_jax.runs.assemble.simulation import Simulation as Simulation
 from fedvg_jax.runs.record.checkpoint import (
     best_variables as best_variables,
     final_variables as final_variables,

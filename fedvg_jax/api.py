@@ -24,6 +24,7 @@ from fedvg_jax.core.types import (
     Metric,
     Schedule,
     Selection,
+    Send,
     Task,
     Tree,
     UsageError,
@@ -31,13 +32,12 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.engine import executors, schedule
+from fedvg_jax.engine import attacks, executors, robust, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import files, processes
-from fedvg_jax.runs import chunks, loop, starts
-from fedvg_jax.runs.assemble import simulation
-from fedvg_jax.runs.assemble.given import Given, check_kind, code_of, new_functions, traced_anew
-from fedvg_jax.runs.assemble.programs import WeightingOrFactory
+from fedvg_jax.resolve import experiment as experiments
+from fedvg_jax.resolve.custom import Custom, WeightingOrFactory, code_of, new_functions, traced_anew
+from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.placement import pool_rows
 from fedvg_jax.runs.record import folder as run_folder, history
@@ -66,6 +66,9 @@ def run(
     algorithm: Algorithm | None = None,
     weighting: WeightingOrFactory | None = None,
     selection: Selection | None = None,
+    aggregate: robust.Rule | None = None,
+    send: Send | None = None,
+    attack: attacks.Attack | None = None,
     hyper: Mapping[str, float] | None = None,
     initial: Variables | None = None,
 ) -> History:
@@ -79,6 +82,9 @@ def run(
         task: a model and its loss, e.g. of `linen_task`, in place of the config's.
         algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`.
         selection: of the cohorts, in place of the config's.
+        aggregate: rule that aggregates the clients' models, such as `robust.krum(2, 3)`, in place of the config's.
+        send: how clients send their updates, such as `compression.top_k(0.01)`, in place of the config's.
+        attack: what a corrupt client returns, such as `attacks.sign_flip`, in place of the config's.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
         initial: variables to start from, in place of `task.init`. A resumed run starts from its checkpoint.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
@@ -117,7 +123,7 @@ def run(
     settings = configs.check(config if train is None else dataclasses.replace(config, train=train))
     with processes.together():
         files.check_exports(settings)
-    config = starts.choose_folder(settings, run_folder.settings_to_resume)
+    config = run_folder.choose_folder(settings, run_folder.settings_to_resume)
     if settings.resume and config.out is None:
         raise UsageError(
             "Config: resume auto finds no run below runs/, and without out a new one is not stored; set out"
@@ -135,12 +141,13 @@ def run(
             )
         _check_arguments(on_records, "on_records", "records")
     observers = {"callbacks": callbacks, "on_chunk": on_records}
-    given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
-    code = code_of(given, metrics) if config.out else {}  # only a manifest has it
+    methods = task, algorithm, weighting, selection, aggregate, send, attack
+    custom = Custom(data, partition, *methods, hyper, initial)
+    code = code_of(custom, metrics) if config.out else {}  # only a manifest has it
     if _is_shown(progress):
-        finished = _run_with_progress(config, given, metrics, code, observers)
+        finished = _run_with_progress(config, custom, metrics, code, observers)
     else:
-        sim = simulation.of_call(config, given)._replace(metrics=metrics, code=code)
+        sim = experiments.simulate(config, custom)._replace(metrics=metrics, code=code)
         finished = tracking.run_simulation(sim, **observers)
         loop.export(sim, finished)
     stopped_by = finished.summary["stopped_by"]
@@ -218,7 +225,7 @@ def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
 
 
 def _run_with_progress(
-    config: Config, given: Given, metrics, code, observers: Mapping[str, Any]
+    config: Config, custom: Custom, metrics, code, observers: Mapping[str, Any]
 ) -> History:
     """Runs as the command line does, on standard output or in the cell of a notebook."""
     from rich.console import Console
@@ -226,7 +233,7 @@ def _run_with_progress(
     from fedvg_jax.views import display, output
 
     console = Console(quiet=not processes.is_first())
-    sim = display.prepare(console, config, given)._replace(metrics=metrics, code=code)
+    sim = display.prepare(console, config, custom)._replace(metrics=metrics, code=code)
     log = functools.partial(output.say, console)
     with display.round_progress(console, config.rounds) as show:
         finished = tracking.run_simulation(
@@ -255,6 +262,9 @@ def run_sweep(
     algorithm: Algorithm | None = None,
     weighting: WeightingOrFactory | None = None,
     selection: Selection | None = None,
+    aggregate: robust.Rule | None = None,
+    send: Send | None = None,
+    attack: attacks.Attack | None = None,
     hyper: Mapping[str, float] | None = None,
     initial: Variables | None = None,
 ) -> list[SweepResult]:
@@ -280,7 +290,8 @@ def run_sweep(
             are compared by their code and the values that they hold, not by comments and docstrings.
         progress: whether to print a line for every run, or bars on a terminal; None as in `run`.
         track: as in `run`; every combination is a tracked run, grouped by the folder of the sweep.
-        data, partition, task, algorithm, weighting, selection, hyper, initial: as in `run`, for all runs.
+        data, partition, task, algorithm, weighting, selection, aggregate, send, attack, hyper, initial: as in `run`,
+            for all runs.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
@@ -299,10 +310,8 @@ def run_sweep(
     """
     start = _with_trackers(Config() if config is None else config, track)
     folder = Config(out=out).out  # pyright: ignore[reportArgumentType]  a text becomes a path
-    check_kind(hyper)
-    given = traced_anew(
-        Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
-    )
+    methods = task, algorithm, weighting, selection, aggregate, send, attack
+    given = traced_anew(Custom(data, partition, *methods, hyper, initial))
     from fedvg_jax.study import sweeps, tuning
 
     tuned, measured = tuning.make_tuning(tune or {}, tune_seeds), _checked_metrics(metrics)

@@ -137,14 +137,14 @@ def prepare(config: Config) -> int:
         config: names the data set and the partition.
     """
     from fedvg_jax.data.partitions import exchange
-    from fedvg_jax.runs.assemble import population
+    from fedvg_jax.resolve import data as populations
     from fedvg_jax.views import display
 
     console, arrays = read_rows(config)
     output.say(console, f"{arrays.name}: {display.data_text(arrays)}")
     console.print(class_table(arrays))
     with display.preparation_progress(console) as bar:
-        partition = population.make_partition(config, arrays, bar("drawing a partition"))
+        partition = populations.make_partition(config, arrays, bar("drawing a partition"))
     if config.export_partition:
         exchange.write(config.export_partition, partition, len(arrays.y))
         output.say(console, f"partition written to {config.export_partition}")
@@ -161,13 +161,13 @@ def read_rows(config: Config) -> tuple[Console, Arrays]:
     """Returns the terminal and the data set that a config names."""
     from rich.console import Console
 
-    from fedvg_jax.runs.assemble import population
+    from fedvg_jax.resolve import data as populations
     from fedvg_jax.views import display
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
     assert config.cache_dir is not None, "the check of the settings sets it"
     with display.preparation_progress(console) as bar:
-        return console, population.load_data(config, bar("decoding images"))
+        return console, populations.load_data(config, bar("decoding images"))
 
 
 def parse_features(argv: Sequence[str]) -> tuple[Config, str]:
@@ -196,8 +196,8 @@ def write_features(argv: Sequence[str]) -> int:
     """
     import numpy as np
 
+    from fedvg_jax import feature_file
     from fedvg_jax.data.images import parse_size
-    from fedvg_jax.runs import feature_file
     from fedvg_jax.runs.assemble import programs
     from fedvg_jax.views import display
 

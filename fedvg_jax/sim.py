@@ -78,7 +78,6 @@ def simulate(config: Config, unused: str = "", is_dry: bool = False) -> int:
     from rich.console import Console
 
     from fedvg_jax.host import processes
-    from fedvg_jax.runs import starts
 
     console = Console(quiet=not processes.is_first())
     log = functools.partial(output.say, console)
@@ -89,7 +88,7 @@ def simulate(config: Config, unused: str = "", is_dry: bool = False) -> int:
         if is_dry:
             return _show_plan(config, console, unused)
         choose = functools.partial(_choose_folder, log=log, reserved=reserved)
-        config = starts.choose_folder(config, choose)
+        config = run_folder.choose_folder(config, choose)
         assert config.out is not None, "it is chosen"
         return _train(config, config.out, console, log, unused)
 
@@ -124,10 +123,10 @@ def _train(
         starting.callback(gc.freeze)  # what the start leaves lives as long as the process
         with processes.together():
             commands.start_jax()
-            from fedvg_jax.runs.assemble.given import Given
+            from fedvg_jax.resolve.custom import Custom
             from fedvg_jax.views import display
 
-            sim = display.prepare(console, config, Given(), unused)
+            sim = display.prepare(console, config, Custom(), unused)
         with display.round_progress(console, config.rounds) as show:
 
             def on_records(records: list[history.Record]) -> None:
@@ -166,10 +165,10 @@ def _show_plan(config: Config, console: Console, unused: str) -> int:
     if config.resume:
         raise UsageError("dry_run plans a new run; leave out --resume")
     commands.start_jax()
-    from fedvg_jax.runs.assemble.given import Given
+    from fedvg_jax.resolve.custom import Custom
     from fedvg_jax.views import display
 
-    sim = display.prepare(console, config, Given(), unused)
+    sim = display.prepare(console, config, Custom(), unused)
     with console.status("compiling, and timing two rounds"):
         prediction = display.predict(sim)
     console.print(display.plan_table(prediction))

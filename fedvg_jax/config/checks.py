@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from fedvg_jax.algorithms.base import sends_messages
 from fedvg_jax.config import options
 from fedvg_jax.config.declare import flatten, shown, suggestion
 from fedvg_jax.config.fidelity import departs, departures, listed
-from fedvg_jax.config.methods import WEIGHTINGS, algorithm_of
+from fedvg_jax.config.methods import WEIGHTINGS
 from fedvg_jax.config.options import RECORDS, SETTINGS, TRACKERS, Config
 from fedvg_jax.config.presets import DATASETS, OUTSIDE, dataset_preset
 from fedvg_jax.config.uses import no_use
 from fedvg_jax.config.weighting_grammar import parse_weighting, streams
-from fedvg_jax.core.types import Algorithm, UsageError, compiled
+from fedvg_jax.core.types import UsageError, compiled
 
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 """Smallest and largest normal number of IEEE 754 single precision; XLA flushes smaller ones to 0."""
@@ -183,32 +181,6 @@ def _method_problems(config: Config) -> Iterator[str]:
         and "elastic-sensitivity" not in chosen
     ):
         yield "the departure server-stats of elastic needs elastic-sensitivity, which measures running statistics"
-    algorithm = algorithm_of(config)
-    has_messages = functools.partial(sends_messages, algorithm)
-    yield from problems_of_algorithm(
-        config, algorithm, f"algorithm {config.algorithm}", has_messages
-    )
-
-
-def problems_of_algorithm(
-    config: Config, algorithm: Algorithm, name: str, has_messages: Callable[[], bool]
-) -> Iterator[str]:
-    """Yields contradictions of an algorithm, which messages call `name`, and of local tensors."""
-    has_personal_models = algorithm.personal is not None
-    if config.robust != "mean" and has_messages():
-        yield (
-            f"robust {config.robust} protects the averaged model only, and the server of {name} also"
-            " averages other messages of the clients; use --robust mean or another algorithm"
-        )
-    if not config.local and not has_personal_models:
-        return
-    own = f"local {config.local}" if config.local else name
-    if config.local and has_personal_models:
-        yield f"{name} keeps a personal model of each client, and {own} a part; use one of them"
-    if departs(config, "server-stats"):
-        yield f"{own} cannot be used with the departure server-stats, of one model for all clients; leave one out"
-    if config.robust != "mean":
-        yield f"{own} cannot be used with robust {config.robust}, which has one model; use --robust mean"
 
 
 def _rule_problems(config: Config) -> Iterator[str]:
@@ -259,8 +231,6 @@ def _hold_problems(config: Config) -> Iterator[str]:
     blocks = f"hold {config.hold} of a cohort of {options.cohort_size(config)}"
     if not 0 < config.hold < options.cohort_size(config):
         return
-    if config.robust != "mean":
-        yield f"{blocks}: robust {config.robust} needs all models at once; use --hold 0 or --robust mean"
     if not streams(config.weighting):
         streamed = ", ".join(name for name, facts in WEIGHTINGS.items() if facts.streams)
         yield f"{blocks} needs {streamed} or a mean of two; got {config.weighting}; use --hold 0 or one of these"

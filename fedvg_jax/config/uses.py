@@ -23,6 +23,9 @@ PASSED = {
     "algorithm": "algorithm",
     "weighting": "weighting",
     "selection": "selection",
+    "aggregate": "robust",
+    "send": "send",
+    "attack": "attack",
 }
 """Object that a call from Python passes in place of a setting -> that setting."""
 

@@ -25,6 +25,7 @@ from fedvg_jax.engine import (
     attacks,
     cohort_blocks,
     cohort_memories,
+    contracts,
     local_training,
     privacy,
     robust,
@@ -95,6 +96,8 @@ def init_state(
     >>> int(state.round), state.variables.params["w"].tolist()
     (0, [0.0, 0.0])
     """
+    algorithm = contracts.checked(algorithm, "algorithm")
+    weighting = weighting and contracts.checked(weighting, "weighting")
     first_round = jax.device_put(np.int32(0))
     if variables is None:
         init = functools.partial(
@@ -201,6 +204,11 @@ def make_round(
         raise UsageError(
             "private takes the weighted mean (robust.mean), no local part and no weighting with a memory"
         )
+    if weighting.num_clients not in (None, num_clients):
+        wanted = f"{weighting.num_clients} clients; the run has {num_clients}"
+        raise UsageError(f"weightings.given has the weights of {wanted}")
+    task, algorithm = contracts.checked(task, "task"), contracts.checked(algorithm, "algorithm")
+    weighting = contracts.checked(weighting, "weighting")
     options = (
         aggregate,
         disturb,
@@ -224,8 +232,13 @@ def make_round(
             )
         if weighting.memory and not isinstance(state.clients, local_training.Kept):
             raise UsageError("the weighting has a memory; give init_state the same weighting=")
+        is_whole = cohort_blocks.is_one_block(schedule)
+        if not is_whole and not weighting.terms:
+            raise UsageError(
+                "cohorts in several blocks need a weighting with terms; set weighting.terms, or train all at once"
+            )
         inputs = _round_inputs(state, schedule, data, hyper)
-        run = run_cohort if cohort_blocks.is_one_block(schedule) else cohort_blocks.run_blocks
+        run = run_cohort if is_whole else cohort_blocks.run_blocks
         sharding = cohort_memories.sharding_of(executor, inputs.state)
         after, metrics = run(parts, cohort_memories.take(inputs, sharding))
         return cohort_memories.put(after, inputs, sharding), metrics

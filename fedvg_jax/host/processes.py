@@ -7,9 +7,11 @@ So every function here that exchanges values must be called by all processes; wi
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -120,6 +122,17 @@ def is_loss(error: BaseException) -> bool:
     """
     is_of_jax = isinstance(error, (RuntimeError, ValueError)) and not isinstance(error, UsageError)
     return is_of_jax and bool(_LOST.search(str(error)))
+
+
+def refuse_different(values: Mapping[str, str], remedy: str) -> None:
+    """Raises UsageError if values differ between the processes; the message names the first of them and the remedy."""
+    own = {name: [value[:100], zlib.crc32(value.encode())] for name, value in values.items()}
+    first, *others = map(json.loads, exchange(json.dumps(own)))
+    for number, other in enumerate(others, 1):
+        if changed := [name for name in first if other.get(name) != first[name]]:
+            name = changed[0]
+            got, expected = (of.get(name, [""])[0] or "none" for of in (other, first))
+            raise UsageError(f"process {number} has {name} {got}, process 0 {expected}; {remedy}")
 
 
 def _gather(row: np.ndarray) -> np.ndarray:

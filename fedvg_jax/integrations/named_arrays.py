@@ -31,8 +31,8 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.runs.assemble import given
-from fedvg_jax.runs.assemble.registry import make_weighting
+from fedvg_jax.resolve.hyperparameters import make_hyper
+from fedvg_jax.resolve.method import make_weighting
 from fedvg_jax.weightings import aggregate, basic
 
 Arrays = Mapping[str, np.ndarray]
@@ -132,7 +132,7 @@ def make_scheme(
     unused: Any = None  # a weighting of callables reads only `init` and `block_of`
     task = Task(shapes, unused, unused, unused, unused, block)
     weighting = make_weighting(config, task, algorithms.fedavg(), gradient_of)
-    hyper = given.merge_hyperparameters(config, algorithms.fedavg(), weighting, None)
+    hyper, _ = make_hyper(config, algorithms.fedavg(), weighting)
 
     def measure(theta: Variables, variables: Variables, num_samples: int) -> Tree:
         def difference(

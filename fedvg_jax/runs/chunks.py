@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedvg_jax.config import Config
-from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Data, Metric, Schedule, SimState, Variables
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host import hardware, processes
 from fedvg_jax.runs import client_models
 from fedvg_jax.runs.assemble import communication, programs, simulation, tables
+from fedvg_jax.runs.experiment import Records
 from fedvg_jax.runs.placement import client_memories, pool_rows
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
@@ -56,10 +55,9 @@ def compile_programs(
         rounds = schedules.stack(planned, tables.MAX_ROUNDS)
         data = pool_rows.shapes(sim.host_rows, sim.data)
         state = client_memories.shapes_on_devices(sim.memories, sim.state)
-        is_guessed = hardware.current().is_cpu and "task" not in sim.given
-        with programs.announced(
-            say, programs.first_seconds(sim.config.model) if is_guessed else None
-        ):
+        model = sim.experiment.model
+        is_guessed = hardware.current().is_cpu and not model.is_custom
+        with programs.announced(say, programs.first_seconds(model.name) if is_guessed else None):
             chunk, evaluate_compiled = programs.compile_for(
                 sim.keep, sim.chunk, sim.evaluate, state, rounds, data, sim.hyper
             )
@@ -93,10 +91,8 @@ def run_chunks(
         is_ended: (records, state) of a chunk -> whether the run ends with it; its last round is then evaluated.
         is_single: whether every chunk is a single round.
     """
-    store, storage = (
-        client_memories.open_store(sim.memories, sim.config, state),
-        sim.memories.storage,
-    )
+    federation, storage = simulation.federation(sim.experiment), sim.memories.storage
+    store = client_memories.open_store(sim.memories, federation, state)
     state = client_memories.with_client_states(state, ()) if store else state
     state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
     round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
@@ -126,7 +122,7 @@ def run_chunks(
                 record | {"epsilon": history.number(sim.account.epsilon(record["round"]))}
                 for record in records
             ]
-        is_evaluated = until_evaluation(sim.config, num_done - 1) == 1
+        is_evaluated = until_evaluation(sim.experiment.records, num_done - 1) == 1
         if is_evaluated:
             records[-1] |= evaluate(sim, compiled, state, store)
         after = client_memories.whole_state(store, _with_own_model(state) if is_single else state)
@@ -160,11 +156,10 @@ def _rounds_of_chunk(
     sim: simulation.Simulation, num_done: int, is_single: bool, round_seconds: float
 ) -> int:
     """Returns the number of rounds after which the next chunk ends at the latest."""
-    is_informed = (
-        sim.selection is not None and sim.selection.num_candidates > 0
-    )  # it needs the model of every round
+    selection = sim.experiment.method.selection
+    is_informed = bool(selection and selection.num_candidates)  # it needs the model of every round
     num_rounds = 1 if is_single or is_informed else max(1, int(CHUNK_SECONDS / round_seconds))
-    return min(num_rounds, sim.memories.max_rounds, until_pause(sim.config, num_done))
+    return min(num_rounds, sim.memories.max_rounds, until_pause(sim.experiment.records, num_done))
 
 
 def plan_chunk(
@@ -194,17 +189,16 @@ def plan_chunk(
     return Chunk(planned, *pool_rows.take(sim.host_rows, sim.data, rounds), clients)
 
 
-def until_evaluation(config: Config, num_done: int) -> int:
+def until_evaluation(records: Records, num_done: int) -> int:
     """Returns the number of rounds to the next evaluation."""
-    return min(config.eval_every - num_done % config.eval_every, config.rounds - num_done)
+    return min(records.eval_every - num_done % records.eval_every, records.rounds - num_done)
 
 
-def until_pause(config: Config, num_done: int) -> int:
+def until_pause(records: Records, num_done: int) -> int:
     """Returns the number of rounds to the next evaluation or checkpoint."""
-    every = config.checkpoint_every
-    return min(
-        until_evaluation(config, num_done), every - num_done % every if every else config.rounds
-    )
+    every = records.checkpoint_every
+    to_checkpoint = every - num_done % every if every else records.rounds
+    return min(until_evaluation(records, num_done), to_checkpoint)
 
 
 def evaluation_tables(data: Data) -> dict[str, Any]:
@@ -232,7 +226,7 @@ def evaluate(
     record = {name: _measured(name, metric, model, data) for name, metric in sim.metrics.items()}
     for part, result in sums.items():
         record |= history.evaluation(part, sim.task.metrics(result))
-    if history.CONFUSION in listed(sim.config.record):  # [true, predicted]
+    if history.CONFUSION in sim.experiment.records.names:  # [true, predicted]
         matrix = np.asarray(sums["test"][history.CONFUSION])
         record["test_confusion"] = matrix.reshape(2 * [round(matrix.size**0.5)]).tolist()
     return record | client_models.entries(sim, state, store)

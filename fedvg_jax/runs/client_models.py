@@ -19,7 +19,6 @@ import numpy as np
 from jax import Array
 
 from fedvg_jax.algorithms import fedavg
-from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.tree import num_bytes
 from fedvg_jax.core.types import (
@@ -36,7 +35,6 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
 from fedvg_jax.host import processes
-from fedvg_jax.models import transforms
 from fedvg_jax.runs.assemble import programs, simulation, tables
 from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
@@ -57,10 +55,11 @@ def entries(
         state: after a round.
         store: of the clients' memories; None where the devices hold them.
     """
-    wanted = tuple(name for name in CLIENT_ACCURACIES if name in listed(sim.config.record))
+    records = sim.experiment.records
+    wanted = tuple(name for name in CLIENT_ACCURACIES if name in records.names)
     if not wanted:
         return {}
-    augment, local = transforms.AUGMENTATIONS[sim.config.augment], sim.local
+    augment, local = sim.experiment.method.augment, sim.local
     has_own = bool(local.is_local or sim.algorithm.personal)
     make = functools.partial(
         _make, sim.bind, sim.executor, sim.optimiser, augment, local, wanted, has_own
@@ -68,8 +67,8 @@ def entries(
     count = sim.keep(("client models", wanted), make)
     sizes = client_rows.sizes(sim.partition.test)
     correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
-    # cosine is 0 after the last round, which then counts; the others go on where the run may be resumed
-    is_over = sim.config.lr_schedule == "cosine" and int(state.round) == sim.config.rounds
+    # a rate of 0 is no rate to train with; the others go on where the run may be resumed
+    is_over = records.ends_at_zero_rate and int(state.round) == records.rounds
     next_round = np.int32(int(state.round) - is_over)
     for clients, inputs in _pieces(sim, int(state.round), FINETUNED in wanted):
         needs_own = (PERSONAL in wanted and has_own) or FINETUNED in wanted
@@ -129,16 +128,17 @@ def _pieces(
 
     The last clients may repeat some. Minibatches are those that the clients would train on in round `number`.
     """
-    config, arrays, parts = sim.config, sim.arrays, sim.partition
+    cohorts, arrays, parts = sim.experiment.cohorts, sim.arrays, sim.partition
+    epochs = sim.experiment.records.finetune_epochs
     test, train = client_rows.sizes(parts.test), client_rows.sizes(parts.train)
-    width = tables.fitting_width(config.batch_size, int(train.max()))
+    width = tables.fitting_width(cohorts.batch_size, int(train.max()))
     used = test + train * is_finetuned
-    steps = config.finetune_epochs * -(-train // width)
+    steps = epochs * -(-train // width)
     row_bytes = (arrays.x.nbytes + arrays.y.nbytes) // len(arrays.y)
     client_bytes = 3 * num_bytes(sim.state.variables) + int(used.max()) * row_bytes
     size = min(len(test), max(sim.executor.num_lanes, PIECE_BYTES // client_bytes))
     table_shape = (size, max(1, -(-int(test.max()) // evaluate.ROWS)) * evaluate.ROWS)
-    keep_single = tables.keeps_single_rows(config, train, sim.algorithm, sim.model.init)
+    keep_single = tables.keeps_single_rows(cohorts, train, sim.model.init)
     for begin in range(0, len(test), size):
         piece = np.arange(size) + min(begin, len(test) - size)
         tested = np.concatenate([parts.test[k] for k in piece.tolist()])
@@ -156,9 +156,9 @@ def _pieces(
             client_rows.from_sizes(
                 np.arange(len(tested), len(tested) + len(trained), dtype=np.int32), counts
             ),
-            seed=config.seed,
+            seed=cohorts.seed,
             cohort_size=size,
-            local_epochs=(config.finetune_epochs, config.finetune_epochs),
+            local_epochs=(epochs, epochs),
             batch_size=width,
             num_lanes=sim.executor.num_lanes,
             lanes_together=sim.executor.lanes_together,

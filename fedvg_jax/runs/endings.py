@@ -11,8 +11,10 @@ import contextlib
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs.record.history import Record
 
 EXPLOSION = 1000.0
@@ -89,6 +91,27 @@ def divergence(
     what = "diverged (model, loss, score, weight or probe not finite)"
     advice = "use a smaller --lr, or --nonfinite skip to leave them out"
     return f"round {record['round']}: clients {record['diverged']} {what}; {advice}"
+
+
+def refuse_wrong_weights(records: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UsageError for the first round with wrong weights.
+
+    Args:
+        records: of rounds, with `misweighed` where the weights of a tensor are negative or do not sum to 1.
+
+    >>> refuse_wrong_weights([{"round": 2, "misweighed": [1.5, 0.0]}])
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: round 2: weights sum to 1.5, the least is 0; expected numbers >= 0 with sum 1 in every \
+tensor, which negative measurements, such as losses, do not give
+    """
+    for record in records:
+        if "misweighed" in record:
+            total, least = record["misweighed"]
+            raise UsageError(
+                f"round {record['round']}: weights sum to {total:.6g}, the least is {least:.3g}; expected numbers >= 0"
+                " with sum 1 in every tensor, which negative measurements, such as losses, do not give"
+            )
 
 
 def no_client_warning(records: Sequence[Record]) -> str:

@@ -11,17 +11,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import cohort_size
-from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core.types import SimState
 from fedvg_jax.data.arrays import classes_without_rows
 from fedvg_jax.data.partitions import exchange
 from fedvg_jax.host import hardware, processes
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, client_models, endings, starts
-from fedvg_jax.runs.assemble import contracts, privacy, simulation
-from fedvg_jax.runs.assemble.given import own_values
-from fedvg_jax.runs.assemble.registry import corrupt_clients, layer_names
+from fedvg_jax.runs.assemble import privacy, simulation
 from fedvg_jax.runs.record import checkpoint, history, provenance, recorder as recording
 from fedvg_jax.runs.record.history import History, Record
 
@@ -80,9 +76,10 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
 
 def export(sim: simulation.Simulation, finished: History) -> None:
     """Writes the final model to the file that the settings name, if any; of several processes, the first does."""
-    if sim.config.export and processes.is_first():
-        architecture = None if "task" in sim.given else sim.config.model
-        pretrained.save(sim.config.export, finished.variables, architecture, sim.scaled_by)
+    target = sim.experiment.records.export
+    if target and processes.is_first():
+        architecture = sim.experiment.model.name or None
+        pretrained.save(target, finished.variables, architecture, sim.scaled_by)
 
 
 @contextlib.contextmanager
@@ -90,37 +87,40 @@ def open_recorder(
     sim: simulation.Simulation, log: Callable[[str], None]
 ) -> Iterator[recording.Recorder]:
     """Yields the recorder of a run, see `starts.open_run_folder`."""
-    config = sim.config
-    layers = layer_names(config, sim.task) if config.out else ()
-    own = own_values(config, sim.algorithm, sim.weighting, sim.hyper)
+    experiment = sim.experiment
+    records = experiment.records
+    layers = experiment.method.layer_names(sim.task) if records.folder else ()
 
     @functools.cache
     def sources() -> dict[str, str]:
         memory = checkpoint.to_host(sim.memories.fresh) if sim.memories.has_custom_model else ()
         base = checkpoint.to_host(sim.base)
         return {
-            **provenance.sources(sim.arrays, sim.partition, sim.data.pool, own, memory, base),
+            **provenance.sources(
+                sim.arrays, sim.partition, sim.data.pool, sim.custom_hyper, memory, base
+            ),
             "privacy": sim.account.as_json() if sim.account else "",
-            "noise_seed": "given" if config.dp.noise_seed else "",
+            "noise_seed": "given" if experiment.cohorts.noise_seed else "",
         }
 
     starts.refuse_different_data(sim, sources)
     documents = {"layers": layers, "partition": sim.statistics, "scaled_by": sim.scaled_by}
-    described = starts.Described(documents, sources, sim.given, sim.code)
-    with starts.open_run_folder(config, sim.state, described, log) as recorder:
+    settings, num_clients = experiment.settings, experiment.cohorts.num_clients
+    described = starts.Described(
+        settings, num_clients, documents, sources, experiment.custom, sim.code
+    )
+    with starts.open_run_folder(records, sim.state, described, log) as recorder:
         with processes.together():
-            if config.export_partition and processes.is_first():
-                exchange.write(config.export_partition, sim.partition, len(sim.arrays.y))
-            is_custom_base = (
-                sim.base is not None and sim.memories.has_custom_model and not config.init
-            )
+            if records.export_partition and processes.is_first():
+                exchange.write(records.export_partition, sim.partition, len(sim.arrays.y))
+            # no setting makes the frozen tensors of initial=
+            is_custom_base = sim.base is not None and experiment.model.has_initial
             if is_custom_base and recorder.keeps_checkpoints:
-                assert config.out is not None, "checkpoints are in it"
-                checkpoint.save_base(
-                    config.out, checkpoint.to_host(sim.base)
-                )  # of initial=, which no setting makes
+                assert records.folder is not None, "checkpoints are in it"
+                checkpoint.save_base(records.folder, checkpoint.to_host(sim.base))
         checkpoint_of = {"checkpoint": str(recorder.start.resumed_from)}
-        starts.refuse_different(checkpoint_of, f"let all see the same files of {config.out}")
+        remedy = f"let all see the same files of {records.folder}"
+        processes.refuse_different(checkpoint_of, remedy)
         yield recorder
 
 
@@ -163,19 +163,21 @@ def _run_rounds(
     sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers
 ) -> History:
     """Computes the rounds that are left, and returns the history of all."""
-    start, config = recorder.start, sim.config
-    if cohort_size(config) == 1 < config.clients:
+    start, experiment = recorder.start, sim.experiment
+    num_rounds, cohorts = experiment.records.rounds, experiment.cohorts
+    if cohorts.size == 1 < cohorts.num_clients:
         observers.log(
             "one client a round: every weighting gives it the weight 1; use a larger join_ratio"
         )
     if absent := classes_without_rows(sim.arrays):
         observers.log(f"no row has class {', '.join(absent[:5])}{' ...' * (len(absent) > 5)}")
-    if config.local and client_models.PERSONAL not in listed(config.record):
+    is_local = experiment.model.local.is_local is not None
+    if is_local and client_models.PERSONAL not in experiment.records.names:
         observers.log(history.OF_GLOBAL_MODEL)
-    if config.dp.clip:
+    if experiment.privacy:
         observers.log(privacy.COVERS if sim.account else privacy.UNKNOWN)
     state, num_done, reasons = start.state, len(start.records), []
-    is_over = num_done >= config.rounds
+    is_over = num_done >= num_rounds
     if start.records and observers.on_chunk:
         earlier_records = functools.partial(observers.on_chunk, copy.deepcopy(start.records))
         is_over |= is_ended_by([earlier_records], reasons)
@@ -211,7 +213,7 @@ def _run_rounds(
             if stop or is_over:
                 break
             save_checkpoint(run, state)
-        is_stopped = stop and len(run.records) < config.rounds and not is_over
+        is_stopped = stop and len(run.records) < num_rounds and not is_over
         # inside `catch_signals`, so that a second SIGHUP does not end the process amid the last checkpoint
         return finish(run, state, stop if is_stopped else None)
 
@@ -263,12 +265,12 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
     """
     sim = run.sim
-    contracts.refuse_wrong_weights(new)
+    endings.refuse_wrong_weights(new)
     limit, recorded = _loss_limit(run, new), _until_divergence(run, new)
     error = (
-        endings.divergence(recorded, limit, "weighting" in sim.given)
-        if sim.config.nonfinite == "raise"
-        else ""
+        ""
+        if sim.experiment.records.skips_divergence
+        else endings.divergence(recorded, limit, "weighting" in sim.experiment.custom)
     )
     if error and not run.records:
         error = _error_of_first_model(sim) or error
@@ -285,21 +287,21 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
 
 def _until_divergence(run: Run, new: list[Record]) -> list[Record]:
     """Returns the records of a chunk that the history gets: all, or up to the first round that ends the run."""
-    if run.sim.config.nonfinite != "raise":
+    if run.sim.experiment.records.skips_divergence:
         return new
     return endings.until_first(new, _loss_limit(run, new))
 
 
 def _loss_limit(run: Run, new: list[Record]) -> float:
     """Returns the largest training loss of a chunk that has not exploded."""
-    return endings.loss_limit([*run.records, *new], "task" in run.sim.given)
+    return endings.loss_limit([*run.records, *new], run.sim.experiment.model.is_custom)
 
 
 def _error_of_first_model(sim: simulation.Simulation) -> str:
     """Returns the error if the loss of the first model is not finite; "" otherwise, and if rows are elsewhere."""
     if sim.host_rows or processes.count() > 1 or math.isfinite(sim.validation_loss(sim.state)):
         return ""
-    num_classes = len(sim.arrays.class_names) if "task" in sim.given else 0
+    num_classes = len(sim.arrays.class_names) if sim.experiment.model.is_custom else 0
     outputs = (
         f", which needs {num_classes} outputs for labels from 0 to {num_classes - 1}"
         if num_classes
@@ -325,7 +327,7 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None
     with processes.together():
         is_due = recorder.is_checkpoint_due(is_last)
     if processes.largest([is_due])[0]:
-        stored = run.sim.memories.storage.save(state, run.sim.config.clients)
+        stored = run.sim.memories.storage.save(state, run.sim.experiment.cohorts.num_clients)
         with processes.together():
             recorder.write_checkpoint(stored, run.read_clock())
 
@@ -347,24 +349,22 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
 
 def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
     """Writes the summary, and returns the history so far."""
-    config, recorder = run.sim.config, run.recorder
+    experiment, recorder = run.sim.experiment, run.recorder
     summary = _summary(run, stopped_by)
-    if run.sim.account:  # of the model, which may be of a later round than the last record
-        epsilon = run.sim.account.epsilon(int(state.round))
-        summary |= {"epsilon": history.number(epsilon), "delta": config.dp.delta}
+    account = run.sim.account
+    if account:  # of the model, which may be of a later round than the last record
+        epsilon = account.epsilon(int(state.round))
+        summary |= {"epsilon": history.number(epsilon), "delta": account.delta}
     recorder.write_summary(summary)
     best = run.sim.whole(recorder.best.variables) if recorder.best else None
-    return History(run.records, summary, run.sim.whole(state.variables), config.out, best, config)
+    model, folder = run.sim.whole(state.variables), experiment.records.folder
+    return History(run.records, summary, model, folder, best, run.sim.config)
 
 
 def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
     """Returns the content of summary.json. `resumed_from` is the round of the last checkpoint that was restored."""
-    config, records, start, (compiling, running) = (
-        run.sim.config,
-        run.records,
-        run.recorder.start,
-        run.read_clock(),
-    )
+    experiment, records, start = run.sim.experiment, run.records, run.recorder.start
+    compiling, running = run.read_clock()
     better = dict(run.sim.task.better)
     better |= {name: metric.better for name, metric in run.sim.metrics.items() if metric.better}
     return {
@@ -374,10 +374,10 @@ def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
         "stopped_early": run.endings[0] if run.endings else None,
         "resumed_from": start.resumed_from,
         "parts": start.parts,
-        "best_on": config.best_on,
+        "best_on": experiment.records.best_on,
         **history.summarise(records),
         **history.bytes_sent(records),
-        "corrupt_clients": corrupt_clients(config).tolist(),
+        "corrupt_clients": list(experiment.method.corrupt_clients),
         "compile_seconds": round(compiling, 3),
         "run_seconds": round(running, 3),
         "rounds_per_second": round(len(records) / max(running, 1e-9), 3),
@@ -385,6 +385,6 @@ def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
         "device": hardware.current().kind,
         "versions": provenance.versions(),
         **({"better": better} if better else {}),
-        **({"given": dict(run.sim.given)} if run.sim.given else {}),
+        **({"given": dict(experiment.custom)} if experiment.custom else {}),
         **({"names": dict(run.sim.names)} if run.sim.names else {}),
     }

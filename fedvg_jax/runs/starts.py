@@ -9,10 +9,7 @@ The processes that share a run must have equal settings and data.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 import os
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -20,11 +17,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax import config as configs
-from fedvg_jax.config import Config
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs.assemble.simulation import Simulation
+from fedvg_jax.runs.experiment import Records
 from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, history, provenance
 from fedvg_jax.runs.record.recorder import BestModel, Recorder, Start
@@ -34,8 +30,12 @@ Log = Callable[[str], None]
 
 
 class Described(NamedTuple):
-    """What a run folder says of a run besides its settings."""
+    """What a run folder says of a run."""
 
+    settings: Any
+    """the `Config`"""
+    num_clients: int
+    """N"""
     documents: Mapping[str, Any]
     """other arguments of `folder.write_settings`, by name"""
     sources: Callable[[], dict[str, str]]
@@ -48,12 +48,12 @@ class Described(NamedTuple):
 
 @contextlib.contextmanager
 def open_run_folder(
-    config: Config, state: SimState, described: Described, log: Log
+    records: Records, state: SimState, described: Described, log: Log
 ) -> Iterator[Recorder]:
     """Locks the folder of a run, and yields its recorder; of several processes, only the first writes.
 
     Args:
-        config: its `out` is the folder; None keeps records in memory only.
+        records: what the run records, and its folder; None keeps records in memory only.
         state: of the simulation before its first round.
         described: what the folder says of the run.
         log: called with one line per problem with the folder.
@@ -62,9 +62,9 @@ def open_run_folder(
         UsageError: the folder has files already, is in use, cannot be written, or is not as its run left it; or the run
             has other data or objects.
     """
-    folder, is_first = config.out, processes.is_first()
+    folder, is_first = records.folder, processes.is_first()
     if folder is None:
-        yield Recorder(config, Start(state, []))
+        yield Recorder(records, Start(state, []))
         return
     with contextlib.ExitStack() as stack:
         with processes.together():
@@ -72,20 +72,18 @@ def open_run_folder(
                 with files.writing(f"the run folder {folder}", "--out"):
                     folder.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(files.held(folder))
-            start = find_start(
-                folder, config, state, described, log if is_first else lambda line: None
-            )
+            log = log if is_first else lambda line: None
+            start = find_start(folder, records.is_resumed, state, described, log)
         with processes.together():  # all have read the folder, and now the first process changes it
             if not is_first:
-                recorder = Recorder(dataclasses.replace(config, out=None), start)
+                recorder = Recorder(records._replace(folder=None), start)
             elif start.summary is not None:
-                recorder = Recorder(config, start)
+                recorder = Recorder(records, start)
             else:
                 pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
-                pending = (rewind if config.resume else write_new)(
-                    folder, config, start, described, pool, log
-                )
-                recorder = Recorder(config, start, pool, pending)
+                begin = rewind if records.is_resumed else write_new
+                pending = begin(folder, start, described, pool, log)
+                recorder = Recorder(records, start, pool, pending)
         yield recorder
 
 
@@ -93,7 +91,7 @@ def open_run_folder(
 
 
 def find_start(
-    folder: Path, config: Config, state: SimState, described: Described, log: Log
+    folder: Path, is_resumed: bool, state: SimState, described: Described, log: Log
 ) -> Start:
     """Returns where a run starts. Changes no file.
 
@@ -101,7 +99,7 @@ def find_start(
         UsageError: the folder to resume is not as its run left it, the run has other data or objects, or no checkpoint
             is intact.
     """
-    if not config.resume:
+    if not is_resumed:
         return Start(state, [])
     if changed := digests.check(folder):
         raise UsageError(
@@ -113,24 +111,24 @@ def find_start(
             folder, manifest, described.sources(), described.given, described.code
         )
     parts = len(manifest.get("runs", [])) + 1
-    start = after_checkpoint(folder, config, state, parts, log)
+    start = after_checkpoint(folder, described.num_clients, state, parts, log)
     if start and not manifest:
         raise UsageError(
             f"{folder} has lost its manifest.json; restore the file, or start a new run"
         )
-    if run_folder.is_finished(folder, config):
+    if run_folder.is_finished(folder, described.settings):
         return finished(folder, start or Start(state, []))
     return start or Start(state, [], parts=parts, resumed_from=0)
 
 
 def after_checkpoint(
-    folder: Path, config: Config, state: SimState, parts: int, log: Log
+    folder: Path, num_clients: int, state: SimState, parts: int, log: Log
 ) -> Start | None:
     """Returns the start after the newest intact checkpoint; None without a complete one."""
 
     def template(leaves: Mapping[str, np.ndarray]) -> Any:
         best = state.variables if any(path.startswith("best.") for path in leaves) else None
-        stored = client_memories.saved_shapes(state, leaves, config.clients)
+        stored = client_memories.saved_shapes(state, leaves, num_clients)
         return {"state": stored, "best": best, "seconds": np.zeros(2)}
 
     restored = checkpoint.restore(folder, template, log)
@@ -164,7 +162,6 @@ def finished(folder: Path, start: Start) -> Start:
 
 def write_new(
     folder: Path,
-    config: Config,
     start: Start,
     described: Described,
     pool: ThreadPoolExecutor,
@@ -173,26 +170,21 @@ def write_new(
     """Writes the files that describe a new run; the manifest in the background, because digests of data take long."""
     run_folder.refuse_taken(folder)
     with files.writing(f"the run folder {folder}", "--out"):
-        run_folder.write_settings(folder, config, **described.documents)
+        run_folder.write_settings(folder, described.settings, **described.documents)
     return pool.submit(_write_manifest, folder, start, described, log)
 
 
 def rewind(
     folder: Path,
-    config: Config,
     start: Start,
     described: Described,
     pool: ThreadPoolExecutor,
     log: Log,
 ) -> Future:
     """Brings a folder back to the round that a run continues from. A kill between two steps leaves it as if written."""
-    path, number, old_devices = (
-        folder / digests.HISTORY,
-        len(start.records),
-        run_folder.read_config(folder).devices,
-    )
-    if old_devices != config.devices:
-        log(f"later rounds may differ by rounding: devices {old_devices} -> {config.devices}")
+    path, number = folder / digests.HISTORY, len(start.records)
+    if changed := run_folder.changed_devices(folder, described.settings):
+        log(f"later rounds may differ by rounding: {changed}")
     with files.writing(f"the run folder {folder}", "--out"):
         for name in (digests.FILE, "summary.json"):
             (folder / name).unlink(missing_ok=True)
@@ -205,7 +197,7 @@ def rewind(
         else:
             log(f"{folder} has no checkpoint to continue from: it starts again with round 1")
             path.unlink(missing_ok=True)
-        run_folder.write_settings(folder, config, **described.documents)
+        run_folder.write_settings(folder, described.settings, **described.documents)
     return pool.submit(_write_manifest, folder, start, described, log)
 
 
@@ -217,50 +209,9 @@ def _write_manifest(folder: Path, start: Start, described: Described, log: Log) 
         )
 
 
-OWN = ("out", "export", "resume", "data_dir", "cache_dir")
-"""Settings that may differ between the processes of a run."""
-
-
-def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
-    """Returns the settings with the run folder that process 0 chooses.
-
-    Args:
-        config: settings of this process.
-        choose: settings -> settings with `out` and `resume` resolved; called by process 0 only.
-
-    Raises:
-        UsageError: the processes have different settings, or none can be chosen.
-    """
-    if processes.count() == 1:
-        return choose(config)
-    settings = {
-        f"setting {name}": repr(value)
-        for name, value in configs.flatten(config).items()
-        if name not in OWN
-    }
-    refuse_different(settings, "start all with the same command")
-    with processes.together():
-        chosen = choose(config) if processes.is_first() else config
-    out, resume = json.loads(
-        processes.exchange(json.dumps([chosen.out and str(chosen.out), chosen.resume]))[0]
-    )
-    return dataclasses.replace(config, out=out and Path(out), resume=resume)
-
-
 def refuse_different_data(sim: Simulation, sources: Callable[[], dict[str, str]]) -> None:
     """Raises UsageError if the processes have different `provenance.sources`, such as data and partition."""
     if processes.count() > 1:
         places = {"rows": sim.host_rows, "memories": sim.memories.is_on_host}
         values = {name: "host" if on_host else "device" for name, on_host in places.items()}
-        refuse_different(values | sources(), "give all the same files and --placement")
-
-
-def refuse_different(values: Mapping[str, str], remedy: str) -> None:
-    """Raises UsageError if values differ between the processes; the message names the first of them and the remedy."""
-    own = {name: [value[:100], zlib.crc32(value.encode())] for name, value in values.items()}
-    first, *others = map(json.loads, processes.exchange(json.dumps(own)))
-    for number, other in enumerate(others, 1):
-        if changed := [name for name in first if other.get(name) != first[name]]:
-            name = changed[0]
-            got, expected = (of.get(name, [""])[0] or "none" for of in (other, first))
-            raise UsageError(f"process {number} has {name} {got}, process 0 {expected}; {remedy}")
+        processes.refuse_different(values | sources(), "give all the same files and --placement")

@@ -34,14 +34,10 @@ from fedvg_jax.core.types import Algorithm, Metric, Weighting
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
-from fedvg_jax.runs.assemble import population, programs, simulation
-from fedvg_jax.runs.assemble.given import (
-    FUNCTIONS,
-    Given,
-    identities,
-    merge_hyperparameters,
-    traced_anew,
-)
+from fedvg_jax.resolve import data as populations, experiment as experiments
+from fedvg_jax.resolve.custom import FUNCTIONS, Custom as Given, identities, traced_anew
+from fedvg_jax.resolve.hyperparameters import make_hyper
+from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
@@ -62,7 +58,7 @@ def by_program(points: Sequence[Point]) -> list[list[Point]]:
     for point in points:
         own = tuple(point.values.get(argument) for argument in OBJECTS)
         groups.setdefault(
-            (programs.static_settings(point.config), data_key(point.config), own), []
+            (experiments.static_settings(point.config), data_key(point.config), own), []
         ).append(point)
     return list(groups.values())
 
@@ -109,7 +105,7 @@ class Work:
 
     def replaced(self, point: Point) -> dict[str, str]:
         """Returns what takes the place of a point's settings -> its name; "" for one without."""
-        replaced = self.given_of(point).replaced
+        replaced = self.given_of(point).names
         return replaced | {
             name: str(point.values[name]) for name in self.objects if name in replaced
         }
@@ -288,14 +284,13 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
         key = data_key(config)
         if key not in work.data:
             work.data.clear()
-            work.data[key] = population.load_data(config)
+            work.data[key] = populations.load_data(config)
         given = given._replace(data=work.data[key])
     keep = work.keeps.setdefault(work.names_of_objects(point), reuse.keeper())
-    sim = simulation.assemble(config, given, keep)
+    sim = simulation.assemble(experiments.resolve(config, given), keep)
     names = {name: point.values[name] for name in work.named}
-    return sim._replace(
-        given=work.replaced(point), metrics=work.metrics, code=work.code(point), names=names
-    )
+    sim = sim._replace(experiment=sim.experiment._replace(custom=work.replaced(point)))
+    return sim._replace(metrics=work.metrics, code=work.code(point), names=names)
 
 
 def record_failure(work: Work, point: Point, error: Exception, num_done: int) -> Failure:
@@ -369,21 +364,21 @@ def check(points: Sequence[Point], work: Work) -> None:
         its = work.given_of(point)
         if its.hyper:
             algorithm, weighting = declaring[keys[point.name]]
-            own = ((algorithm, its.algorithm), (weighting, its.weighting))
-            passed = tuple(part for part, value in own if value)
-            merge_hyperparameters(point.config, algorithm, weighting, its.hyper, passed)
+            parts = ((algorithm, its.algorithm), (weighting, its.weighting))
+            settable = [p.name for part, value in parts if value for p in part.hyperparameters]
+            make_hyper(point.config, algorithm, weighting, its.hyper, settable)
 
 
 def _refuse_replaced(points: Sequence[Point], given: Given, declared: Collection[str]) -> None:
     """Raises UsageError for an axis that has no effect beside a given object, which declares some hyperparameters."""
-    replaced = replaced_with(given.replaced) | {PASSED[name] for name in given.replaced}
+    replaced = replaced_with(given.names) | {PASSED[name] for name in given.names}
     replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
     for name in dict.fromkeys(
         name for point in points for name in point.values if name in replaced
     ):
         if name not in SETTINGS or name not in declared:
             raise UsageError(
-                f"axes: {name} has no effect beside {'=, '.join(given.replaced)}=; leave one of them out"
+                f"axes: {name} has no effect beside {'=, '.join(given.names)}=; leave one of them out"
             )
 
 
@@ -451,7 +446,7 @@ def run_sweep(
         sweep_folder.check_sources(plan.every)
     check(plan.every, work)
     functions = [
-        *(work.given.replaced.keys() - {"data", "partition"}),
+        *(work.given.names.keys() - {"data", "partition"}),
         *named,
         *(["metrics"] if work.metrics else []),
     ]

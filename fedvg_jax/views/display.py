@@ -38,9 +38,11 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays, classes_without_rows
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import hardware
+from fedvg_jax.resolve import experiment as experiments
+from fedvg_jax.resolve.custom import Custom
+from fedvg_jax.resolve.machine import num_devices as devices_of
 from fedvg_jax.runs import chunks
-from fedvg_jax.runs.assemble import programs, registry, simulation
-from fedvg_jax.runs.assemble.given import Given
+from fedvg_jax.runs.assemble import programs, simulation
 from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.output import SELECTED_ON, partition_label, say
@@ -62,19 +64,19 @@ RESULTS = {
 
 
 def prepare(
-    console: Console, config: Config, given: Given, unused: str = ""
+    console: Console, config: Config, custom: Custom, unused: str = ""
 ) -> simulation.Simulation:
     """Returns the simulation of a run; shows what is done for it, and the start of the run.
 
     Args:
         console: where to print.
         config: checked settings of the run.
-        given: what a call from Python passes in place of settings.
+        custom: what a call from Python passes in place of settings.
         unused: as in `start_text`.
     """
     with preparation_progress(console) as bar:
         drawing, reading = bar("drawing a partition"), bar("decoding images")
-        sim = simulation.of_call(config, given, drawing, reading)
+        sim = experiments.simulate(config, custom, drawing, reading)
     say(console, start_text(sim, unused))
     return sim
 
@@ -90,7 +92,7 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
     devices = (
         f"{os.cpu_count()} cores" if machine.is_cpu else f"{machine.num_devices} x {machine.kind}"
     )
-    num_devices = registry.num_devices(config)
+    num_devices = devices_of(config)
     shared = f", cohorts shared by {num_devices}" if num_devices > 1 else ""
     sizes = {
         part: int(client_rows.sizes(rows).sum()) for part, rows in sim.partition._asdict().items()
@@ -108,7 +110,7 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         + f"; {cohort_size(config)} a round,"
         f" {config.local_epochs} local epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {_model_text(sim)}",
-        f"method  {method_text(config, sim.given)}"
+        f"method  {method_text(config, sim.experiment.custom)}"
         + (f", updates sent by {config.send}" if config.send != "none" else "")
         + (
             f", epsilon {sim.account.epsilon(config.rounds):.3g} at delta {config.dp.delta:g}"
@@ -117,7 +119,11 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         ),
         *([f"unused  {unused}"] if unused else []),
     ]
-    if sizes["val"] < FEW_ROWS and "fedvg" in config.weighting and "weighting" not in sim.given:
+    if (
+        sizes["val"] < FEW_ROWS
+        and "fedvg" in config.weighting
+        and "weighting" not in sim.experiment.custom
+    ):
         lines.append(
             f"D_val   {sizes['val']} rows: below {FEW_ROWS}, most of the variance of FedVG's weights is noise"
         )
@@ -132,7 +138,7 @@ def _model_text(sim: simulation.Simulation) -> str:
     size = f"{total:,} parameters"
     if trained < total:
         size += f", of which {100 * trained / total:.2g} % are trained"
-    if "task" in sim.given:
+    if "task" in sim.experiment.custom:
         return f"given, {size}"
     text, init = f"{sim.config.model}, {size}", sim.config.init
     if init:

@@ -20,8 +20,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.config.fidelity import departs
 from fedvg_jax.core import reuse, tree
 from fedvg_jax.core.checks import dependencies
 from fedvg_jax.core.tree import num_bytes
@@ -43,7 +41,8 @@ class Traffic(NamedTuple):
 
 
 def round_traffic(
-    config: Config,
+    cohort_size: int,
+    stats_too: bool,
     program: Program,
     state: SimState,
     data: Data,
@@ -53,12 +52,14 @@ def round_traffic(
     """Returns what clients and candidates receive and send in a round; the algorithm's client functions are traced.
 
     Args:
-        config, program, hyper: of the run.
+        cohort_size: K.
+        stats_too: whether the server treats running statistics like parameters.
+        program, hyper: of the run.
         state: arrays or shapes; of clients' memories any number of rows.
         data: arrays or shapes; its pool and its frozen tensors.
         chosen: the selection; None for uniform sampling.
     """
-    local, stats_too = program.local, departs(config, "server-stats")
+    local = program.local
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
     arguments = (
         state.server,
@@ -85,7 +86,7 @@ def round_traffic(
 
     model = num_bytes(state.variables) - num_bytes(local.select(state.variables))
     num_candidates = chosen.num_candidates if chosen else 0
-    others, up = max(0, num_candidates - cohort_size(config)), model
+    others, up = max(0, num_candidates - cohort_size), model
     if send := program.algorithm.send:
         sent = local.sent(state.variables.params)
         up += send.num_bytes(sent) - num_bytes(sent)

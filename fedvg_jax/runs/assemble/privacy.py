@@ -9,28 +9,31 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from fedvg_jax.algorithms.base import no_probe, no_report
-from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.config.methods import WEIGHTINGS, weighting_names
-from fedvg_jax.config.options import choice
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import (
     Algorithm,
+    ClientReturn,
     Cohort,
+    Data,
     Hyper,
-    NamedWeighting,
     Selection,
+    ServerView,
     SimState,
+    Task,
     Tree,
     UsageError,
+    Weighting,
 )
-from fedvg_jax.engine import local_training, privacy
+from fedvg_jax.engine import local_training
 from fedvg_jax.host import extras, files
+from fedvg_jax.runs.experiment import Cohorts, Privacy, Records
 from fedvg_jax.runs.record import digests, history
 
 COVERS = (
@@ -43,39 +46,28 @@ UNKNOWN = (
 )
 
 
-def sensitivity(
-    config: Config, algorithm: Algorithm, *, is_own: bool
-) -> privacy.Sensitivity | None:
-    """Returns how much one client can change the aggregate; None without privacy.
-
-    Args:
-        algorithm: its `native_weighting` is the weighting "native".
-        is_own: whether the caller passed a weighting.
-    """
-    if config.dp.clip == 0:
-        return None
-    if not is_own and _weighting(config, algorithm) == "uniform":
-        return privacy.fixed
-    is_of_norms = any(bool(entry.options) for entry in _entries(config, algorithm))
-    is_tensorwise = is_own or (is_of_norms and config.fedvg.granularity != "modelwise")
-    return privacy.tensorwise if is_tensorwise else privacy.modelwise
-
-
 def check(
-    config: Config, algorithm: Algorithm, state: SimState, hyper: Hyper, selection: Selection | None
+    options: Privacy,
+    cohorts: Cohorts,
+    algorithm: Algorithm,
+    selection: Selection | None,
+    state: SimState,
+    hyper: Hyper,
 ) -> None:
     """Raises UsageError where the server reads more of the clients than the aggregate with noise.
 
     Args:
+        options: of the run.
+        cohorts: of the run.
+        algorithm: of the run.
+        selection: None for uniform cohorts.
         state: before the first round, arrays or shapes.
-        selection: of the caller; None for uniform cohorts.
+        hyper: all hyperparameters.
     """
-    if config.dp.clip == 0:
-        return
     params = state.variables.params
 
     def residual(weights: Tree, update: Tree, server: Tree, hyper: Hyper) -> dict[str, Tree]:
-        cohort = Cohort(update, (), (), weights, (), config.clients)
+        cohort = Cohort(update, (), (), weights, (), cohorts.num_clients)
         return {"all": algorithm.residual(hyper, server, update, cohort)}
 
     instead = (
@@ -96,14 +88,14 @@ def check(
             "dp does not account for a weighting with a memory, which weighs by earlier rounds, too"
         )
     weights = jax.tree.map(
-        lambda _: jax.ShapeDtypeStruct((cohort_size(config),), tree.dtype(params)), params
+        lambda _: jax.ShapeDtypeStruct((cohorts.size,), tree.dtype(params)), params
     )
     read, _ = checks.dependencies(residual, weights, params, state.server, hyper)
     if any(jax.tree.leaves(read["all"][0])):
         raise UsageError(
             f"dp covers the aggregate, and the algorithm's residual reads the weights; {instead}"
         )
-    if jax.tree.leaves(state.variables.stats) and config.norm_layers != "frozen":
+    if jax.tree.leaves(state.variables.stats) and not options.has_frozen_statistics:
         raise UsageError(
             "running statistics of BatchNorm would get no noise; use --norm-layers group or frozen, or a task without"
         )
@@ -149,46 +141,64 @@ class Account(NamedTuple):
         return json.dumps([self.earlier, self.mechanism])
 
 
-def mechanism(
-    config: Config, algorithm: Algorithm, hyper: Hyper, own_reads: bool | None = None
-) -> Mechanism:
+def mechanism(cohorts: Cohorts, hyper: Hyper, *, reads_clients: bool) -> Mechanism:
     """Returns the mechanism of a run's rounds.
 
     Cohorts are uniform, without replacement. They hide a client that is not sampled, unless the weights read rows of
     all clients, as the default D_val has: then every round counts as a round of all clients.
 
     Args:
-        algorithm: its `native_weighting` is the weighting "native".
+        cohorts: of the run.
         hyper: of the rounds.
-        own_reads: whether the caller's weighting reads rows; None for a weighting of the config.
+        reads_clients: whether weights read rows of clients that are not sampled.
     """
-    if own_reads is None:
-        reads_d_val = any(entry.reads_rows for entry in _entries(config, algorithm))
-        own_reads = reads_d_val and choice(config, "validation.source")[0] == "clients"
-    return Mechanism(
-        float(hyper["dp.noise_multiplier"]),
-        config.clients,
-        config.clients if own_reads else cohort_size(config),
-    )
+    noise, size = float(hyper["dp.noise_multiplier"]), cohorts.size
+    return Mechanism(noise, cohorts.num_clients, cohorts.num_clients if reads_clients else size)
 
 
-def earlier_rounds(config: Config, sources: Callable[[], Mapping[str, str]]) -> tuple | None:
+def reads_rows(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> bool:
+    """Returns whether the weights of a cohort depend on rows of the pool, by their trace for two clients.
+
+    Args:
+        weighting: of the run.
+        task: the model and its loss.
+        data: rows that a round reads; a single batch is traced.
+        hyper: all hyperparameters.
+    """
+
+    def weights(pool: Tree, key: jax.Array, tables: Data, hyper: Hyper) -> dict[str, Tree]:
+        rows, model = tables._replace(pool=pool), task.init(key)
+        clients, ids = tree.repeat(model, 2), jax.numpy.arange(2, dtype=np.int32)
+        returned = ClientReturn(clients, ids, clients.params, ids)
+        view = ServerView(model, clients, ids, rows, ids >= 0)
+        measured = jax.lax.map(lambda one: weighting.signal(hyper, one, rows), returned)
+        if weighting.memory:
+            server, client = weighting.memory.init(hyper, model.params)
+            recall = jax.vmap(weighting.memory.recall, (None, 0, 0, None))
+            measured, _ = recall(hyper, measured, tree.repeat(tree.arrays(client), 2), server)
+        return {"weights": weighting.weigh(hyper, measured, view)}
+
+    few = data._replace(pool=None, scoring=data.scoring[:1], val=data.val[:1])
+    read, _ = checks.dependencies(weights, data.pool, jax.random.key(0), few, dict(hyper))
+    return any(jax.tree.leaves(read["weights"][0]))
+
+
+def earlier_rounds(records: Records, sources: Callable[[], Mapping[str, str]]) -> tuple | None:
     """Returns `Account.earlier` of a run; None where that is not known.
 
     Weights of a file count as public. A run with a checkpoint keeps the account that it started with: the run that it
     started from may have more rounds meanwhile.
 
     Args:
-        config: its `init` is where the run starts.
+        records: where the run starts, and its folder.
         sources: () -> digests of the new run, see `provenance.sources`.
     """
-    begun = (
-        config.out if config.resume and config.out and digests.newest_round(config.out) else None
-    )
+    folder = records.folder if records.is_resumed else None
+    begun = folder if folder and digests.newest_round(folder) else None
     started = files.read_object_if_any(begun / "manifest.json") if begun else {}
     if "privacy" in started:
         return _counted(*json.loads(started["privacy"])[0]) if started["privacy"] else None
-    init = config.init
+    init = records.start
     if init is None or not digests.is_run(init):
         return ()
     run = digests.run_of(init)
@@ -202,21 +212,21 @@ def earlier_rounds(config: Config, sources: Callable[[], Mapping[str, str]]) -> 
     return _counted(*earlier, (own, rounds))
 
 
-def origin(config: Config, account: Account | None) -> tuple[int, ...]:
+def origin(start: Path | None, account: Account | None) -> tuple[int, ...]:
     """Returns numbers that seed cohorts and noise beside the seed, so that they are independent of earlier runs.
 
     These are the numbers of rounds of the earlier runs that made the first model. For a file of weights, which a run
     may have written, they are its size and checksum; for a new model there are none.
 
     Args:
-        config: its `init` is where the run starts.
+        start: run, checkpoint or file that the first model is read from.
         account: of the run; None without epsilon.
     """
-    if account is None or config.init is None:
+    if account is None or start is None:
         return ()
     if account.earlier:
         return tuple(count for _, count in account.earlier)
-    return tuple(digests.of_files(config.init.parent, [config.init.name])[config.init.name])
+    return tuple(digests.of_files(start.parent, [start.name])[start.name])
 
 
 def _counted(*entries: tuple[Sequence, int]) -> tuple[tuple[Mechanism, int], ...]:
@@ -241,13 +251,3 @@ def _divergences(noise: float, clients: int, cohort: int) -> tuple[Any, np.ndarr
         )
         one_round.append(accountant.compose(event)._rdp)
     return accountant._orders, np.minimum.reduce(one_round)
-
-
-def _entries(config: Config, algorithm: Algorithm) -> list[NamedWeighting]:
-    """Returns every weighting that a run's is made of."""
-    return [WEIGHTINGS[name] for name in weighting_names(_weighting(config, algorithm))]
-
-
-def _weighting(config: Config, algorithm: Algorithm) -> str:
-    """Returns the weighting; "native" stands for the algorithm's own."""
-    return config.weighting.replace("native", str(algorithm.native_weighting))

@@ -1,10 +1,10 @@
 """The jitted programs of a run, built once and shared by all runs of a process that differ in values only.
 
-Programs of what a caller passes are shared by the runs of one call, such as the points of a sweep.
+Programs of what a caller passes are shared by the runs of one call, such as the trials of a sweep.
 
-A program depends on the *static* settings (which algorithm, model, executor, ...) and on shapes. Everything else is an
-argument: hyperparameters are traced scalars, and the seed, the partition and the schedule are data. So another seed,
-alpha or learning rate needs no compilation.
+A program depends on its functions (algorithm, model, executor, ...) and on shapes. Everything else is an argument:
+hyperparameters are traced scalars, and the seed, the partition and the schedule are data. So another seed, alpha or
+learning rate needs no compilation.
 
 The last part of the file sets JAX's persistent cache of compiled programs, in the same way for every kind of run.
 """
@@ -28,12 +28,7 @@ import numpy as np
 from jax.extend import core
 from jax.stages import Compiled, Traced, Wrapped
 
-from fedvg_jax import config as configs
-from fedvg_jax.algorithms.base import keeping_models
-from fedvg_jax.config import SETTINGS, Config
-from fedvg_jax.config.fidelity import listed
-from fedvg_jax.config.methods import algorithm_of
-from fedvg_jax.core import checks, reuse, trained_part
+from fedvg_jax.core import reuse, trained_part
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
@@ -46,41 +41,14 @@ from fedvg_jax.core.types import (
     SimState,
     Task,
     Tree,
-    UsageError,
     Variables,
     Weighting,
 )
 from fedvg_jax.engine import cohort_memories, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, files, hardware as hw
-from fedvg_jax.models.conv.rewrite import fast_task
-from fedvg_jax.runs.assemble import privacy, registry
-from fedvg_jax.runs.assemble.given import new_functions
-from fedvg_jax.weightings import recorded
-
-VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
-"""Settings that no program depends on: of the host, of the data and the schedule, and traced hyperparameters."""
-
-USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
-"""Traced hyperparameters on which a program depends by whether they are above 0."""
-
-NAMES_OF_TRACED = [
-    name
-    for name, setting in SETTINGS.items()
-    if setting.traced_names and not setting.facts.is_traced
-]
-"""Settings NAME:VALUE with a traced value: a program depends on the name only."""
-
-WeightingOrFactory = Weighting | Callable[[Task], Weighting]
-"""A weighting, or a function that makes it for the task of the run."""
-
-
-class Images(NamedTuple):
-    """The images that a named model is built for."""
-
-    shape: tuple[int, ...]
-    """[H, W, D]"""
-    num_classes: int
+from fedvg_jax.runs.experiment import Experiment, Method, Model
+from fedvg_jax.weightings import baselines, recorded
 
 
 class Bound(NamedTuple):
@@ -120,83 +88,60 @@ _of_settings = reuse.keeper()
 """Programs that follow from settings alone, for all runs of the process."""
 
 
-def static_settings(config: Config) -> Config:
-    """Returns `config` with every value of `VALUES` at its default.
-
-    Momentum, weight decay and clipping keep whether they are used, on which the program depends.
-    """
-    values = {name: SETTINGS[name].default for name in VALUES}
-    values |= {name: float(SETTINGS[name].get(config) > 0) / 2 for name in USED_ABOVE_0}
-    values |= {name: getattr(config, name).partition(":")[0] for name in NAMES_OF_TRACED}
-    if config.attack != "none":  # the corrupt clients' ids are constants of the program
-        values |= {"seed": config.seed, "corrupt.clients": config.corrupt.clients}
-    return configs.apply(config, values, "static settings")
-
-
-def make_program(
-    config: Config,
-    model: Images | Task,
-    algorithm: Algorithm | None = None,
-    weighting: WeightingOrFactory | None = None,
-    devices: tuple | None = None,
-    keep: reuse.Keep | None = None,
-) -> Program:
-    """Returns the program of a run, a kept one if a run has equal static settings.
+def make_program(experiment: Experiment, keep: reuse.Keep | None = None) -> Program:
+    """Returns the program of a run, a kept one if a run has the same.
 
     Args:
-        model: a task, or the images for the model that the config names.
-        algorithm, weighting: replace what the config names. A weighting may also be a function of the task.
-        devices: jax's devices that share a cohort, of the current hardware; defaults to the devices of this process.
-        keep: keeps the programs of one call, which all have the same task, algorithm and weighting, if it is given
-            any.
+        experiment: its `key` determines the program, up to shapes.
+        keep: keeps programs with functions of a caller, for the runs of one call. Other programs are kept for the
+            process.
     """
-    static, is_named = static_settings(config), isinstance(model, Images)
-    key = static, model if is_named else None, devices, reuse.trace_settings(), hw.current()
-    keep = _of_settings if is_named and algorithm is weighting is None else keep or reuse.keeper()
-    return keep(key, lambda: _make(static, model, algorithm, weighting, devices))
+    model, method = experiment.model, experiment.method
+    key = experiment.key, reuse.trace_settings(), hw.current()
+    is_named = not {"task", "algorithm", "weighting", "aggregate", "send", "attack"} & {
+        *experiment.custom
+    }
+    keep = _of_settings if is_named else keep or reuse.keeper()
+    arguments = model, method, experiment.executor, experiment.cohorts.num_clients
+    return keep(key, lambda: _make(*arguments))
 
 
-def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -> Program:
-    if isinstance(model, Task):
-        model = fast_task(model)
-    whole, scored = _tasks(config, model)
-    local = registry.make_local(config)
-    base = _shapes_of_base(config, whole, local)
-    algorithm = registry.with_send(config, algorithm or algorithm_of(config))
-    algorithm = keeping_models(algorithm) if "client_models" in listed(config.record) else algorithm
-    # a task of the caller's may have negative losses, which have no weights by val_loss
-    may_be_negative = (
-        isinstance(model, Task) and "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
-    )
-    is_unsure = weighting is not None or may_be_negative
-    executor = registry.make_executor(config, devices)
-    optimiser = registry.make_optimiser(config)
-    private = privacy.sensitivity(config, algorithm, is_own=weighting is not None)
+def _make(model: Model, method: Method, executor: Executor, num_clients: int) -> Program:
+    whole, scored = _tasks(model)
+    local = model.local
+    base = _shapes_of_base(model, whole)
 
     def bound(task: Task, scored: Task) -> Bound:
-        own = weighting or registry.make_weighting(config, scored, algorithm)
-        own = own if isinstance(own, Weighting) else new_functions(weighting_of(own, scored))
-        measures = {
-            name: recorded.MEASURES[name](task)
-            for name in listed(config.record)
-            if name in recorded.MEASURES
-        }
-        own = recorded.with_records(own, measures) if measures else own
-        parts, options = (
-            (task, algorithm, own, executor, optimiser),
-            registry.round_options(config, task, local),
-        )
+        weighting = method.weighting(scored)
+        measures = {name: recorded.MEASURES[name](task) for name in method.measures}
+        if measures:
+            weighting = recorded.with_records(weighting, measures)
+        steps = method.num_tuning_steps
         step = federated_round.make_round(
-            *parts, config.clients, **options, check_weights=is_unsure, private=private
+            task,
+            method.algorithm,
+            weighting,
+            executor,
+            method.optimiser,
+            num_clients,
+            aggregate=method.aggregate,
+            disturb=method.disturb,
+            refine=baselines.server_steps(task, steps) if steps else None,
+            augment=method.augment,
+            stats_too=method.server_stats,
+            weigh_untrained=method.weighs_untrained,
+            check_weights=method.has_custom_weights,
+            local=local,
+            private=method.sensitivity,
         )
-        return Bound(task, own, step)
+        return Bound(task, weighting, step)
 
     init = trained_part.bind(
         whole, base
     ).init  # one function, which JAX traces once for all bindings
 
     def bound_to(base: Tree) -> Bound:
-        return bound(*(task._replace(init=init) for task in _tasks(config, model, base)))
+        return bound(*(task._replace(init=init) for task in _tasks(model, base)))
 
     first = bound(whole, scored) if base is None else bound_to(base)
     bind = bound_to if base is not None else lambda base: first
@@ -204,19 +149,18 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
     def chunk(
         state: SimState, num_rounds, rounds: Schedule, data: Data, hyper: Hyper
     ) -> tuple[SimState, Metrics]:
-        return federated_round.make_chunk(bind(data.base).step)(
-            state, num_rounds, rounds, data, hyper
-        )
+        step = bind(data.base).step
+        return federated_round.make_chunk(step)(state, num_rounds, rounds, data, hyper)
 
     of_state = cohort_memories.placement(executor)
     of_chunk = of_state and (of_state, executor.placement)
     jit = functools.partial(jax.jit, compiler_options=hw.compiler_options())
     return Program(
         first.task,
-        algorithm,
+        method.algorithm,
         first.weighting,
         executor,
-        optimiser,
+        method.optimiser,
         jit(chunk, donate_argnums=0, out_shardings=of_chunk),
         jit(evaluate.make_evaluate(scored, executor), out_shardings=executor.placement),
         whole,
@@ -226,51 +170,54 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
     )
 
 
-def weighting_of(factory: Callable[[Task], Weighting], task: Task) -> Weighting:
-    """Returns the weighting that a user's function makes for the task.
+def _tasks(model: Model, base: Variables | None = None) -> tuple[Task, Task]:
+    """Returns the task of training and that of scoring, with jitted losses; with `base`, of the trained part."""
+    task, scored = (
+        each and each._replace(loss=jax.jit(each.loss, static_argnums=4))
+        for each in model.tasks(base)
+    )
+    assert task is not None, "only the task of scoring may be left out"
+    return task, scored or task
+
+
+def is_trained(model: Model, task: Task) -> trained_part.IsTrained | None:
+    """Returns which tensors of a whole model are trained; None for all, as they are.
 
     Raises:
-        UsageError: `factory` fails, or returns something else.
-
-    >>> weighting_of(lambda task: "samples", None)
-    Traceback (most recent call last):
-        ...
-    fedvg_jax.UsageError: weighting(task) returned a str; expected a Weighting
+        UsageError: none is.
     """
-    with checks.calling("weighting(task)"):
-        weighting = factory(task)
-    if not isinstance(weighting, Weighting):
-        raise UsageError(
-            f"weighting(task) returned a {type(weighting).__name__}; expected a Weighting"
-        )
-    return weighting
+    pattern = model.trained
+    return trained_part.chooser(task, pattern) if pattern or task.is_frozen else None
 
 
-def _tasks(
-    config: Config, model: Images | Task, base: Variables | None = None
-) -> tuple[Task, Task]:
-    """Returns the task of training and that of scoring, with jitted losses; with `base`, of the trained part."""
-    if isinstance(model, Task):
-        task, scored = trained_part.bind(model, base), None
-    else:
-        task, scored = (
-            registry.named_task(config, *model, base),
-            registry.scoring_task(config, *model, base),
-        )
-    task = task._replace(loss=jax.jit(task.loss, static_argnums=4))
-    return task, task if scored is None else scored._replace(
-        loss=jax.jit(scored.loss, static_argnums=4)
-    )
-
-
-def _shapes_of_base(config: Config, task: Task, local: LocalPart) -> Variables | None:
+def _shapes_of_base(model: Model, task: Task) -> Variables | None:
     """Returns the shapes of a model's frozen tensors; None where it is trained as it is. Checks the local part, too."""
-    is_trained = registry.make_is_trained(config, task)
+    chosen = is_trained(model, task)
     trained, base = jax.eval_shape(task.init, jax.random.key(0)), None
-    if is_trained is not None:
-        trained, base = trained_part.split(trained, is_trained)
-    trained_part.check(local, trained, f"local {config.local}")
+    if chosen is not None:
+        trained, base = trained_part.split(trained, chosen)
+    trained_part.check(model.local, trained, "local")
     return base
+
+
+def trace_chunk(
+    keep: reuse.Keep,
+    chunk: Wrapped,
+    state: SimState,
+    rounds: Schedule,
+    data: Data,
+    hyper: Hyper,
+) -> Traced:
+    """Returns the program of rounds traced for its shapes, a kept one if equal shapes were traced.
+
+    Programs traced under other settings of jax, such as `jax.default_matmul_precision`, are others.
+
+    Args:
+        keep, chunk: of a `Program`.
+        state, rounds, data, hyper: arrays or shapes; `rounds` is a stacked schedule.
+    """
+    shapes = jax.tree.map(reuse.abstract, (state, np.int32(0), rounds, data, hyper))
+    return keep(("traced", *reuse.key_of_shapes(shapes)), lambda: chunk.trace(*shapes))
 
 
 def compile_for(
@@ -284,55 +231,41 @@ def compile_for(
 ) -> tuple[Callable, Callable]:
     """Returns the two programs of a run compiled for its shapes, kept ones if equal shapes were compiled.
 
-    Programs compiled under other settings of jax, such as `jax.default_matmul_precision`, are others.
-
     Args:
-        keep, chunk, evaluate: of a `Program`.
-        rounds: a stacked schedule.
+        keep, chunk, state, rounds, hyper: as in `trace_chunk`.
+        evaluate: of a `Program`.
         data: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
     """
-    shapes = jax.tree.map(reuse.abstract, (state, np.int32(0), rounds, data, hyper))
-    return keep(
-        ("compiled", *reuse.key_of_shapes(shapes)), lambda: _compiled(chunk, evaluate, *shapes)
-    )
+    shapes = jax.tree.map(reuse.abstract, (state, rounds, data, hyper))
+
+    def compiled() -> tuple[Callable, Callable]:
+        return _compiled(trace_chunk(keep, chunk, *shapes), evaluate, shapes[0], shapes[2])
+
+    return keep(("compiled", *reuse.key_of_shapes(shapes)), compiled)
 
 
 def _compiled(
-    chunk: Wrapped,
-    evaluate: Wrapped,
-    state: SimState,
-    count,
-    rounds: Schedule,
-    data: Data,
-    hyper: Hyper,
+    traced: Traced, evaluate: Wrapped, state: SimState, data: Data
 ) -> tuple[Callable, Callable]:
-    tables = (
-        []
-        if data.training is not None
-        else [t for t in (data.val, data.test, data.selection) if t is not None]
-    )
+    tables = []
+    if data.training is None:
+        tables = [table for table in (data.val, data.test, data.selection) if table is not None]
     with extras.paused(), futures.ThreadPoolExecutor(1) as pool:
-        compiling = pool.submit(chunk.lower(state, count, rounds, data, hyper).compile)
+        compiling = pool.submit(traced.lower().compile)
         # traced while the rounds compile; the program of the longest table skips the empty groups of a shorter one
         variables = trained_part.whole(state.variables, data.base)
-        longest = {
-            _width(table): table for table in sorted(tables, key=lambda table: table.shape[-2])
-        }
-        compiled = {
-            width: (
-                table.shape[-2],
-                _compile_evaluation(evaluate.trace(variables, data.pool, table)),
-            )
-            for width, table in longest.items()
-        }
+        compiled = {}
+        for table in sorted(tables, key=lambda table: -table.shape[-2]):
+            if _width(table) not in compiled:
+                program = _compile_evaluation(evaluate.trace(variables, data.pool, table))
+                compiled[_width(table)] = table.shape[-2], program
         compiled_chunk = compiling.result()
 
     def evaluate_compiled(variables: Variables, pool: Tree, rows) -> Tree:
         count, program = compiled[_width(rows)]
-        if (
-            rows.shape[-2] < count
-        ):  # with empty groups at its end, by NumPy: JAX would compile a program
-            padding = [*(rows.ndim - 2) * [(0, 0)], (0, count - rows.shape[-2]), (0, 0)]
+        missing = count - rows.shape[-2]
+        if missing:  # empty groups at its end, by NumPy: JAX would compile a program
+            padding = [*(rows.ndim - 2) * [(0, 0)], (0, missing), (0, 0)]
             rows = np.pad(np.asarray(rows), padding, constant_values=-1)
         return program(variables, pool, rows)
 

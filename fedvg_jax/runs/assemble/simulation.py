@@ -1,17 +1,16 @@
-"""From a config to everything a run needs."""
+"""From an experiment to everything that its rounds need: programs, the first state, rows and schedules."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.stages import Wrapped
+from jax.stages import Traced, Wrapped
 
-from fedvg_jax.config import Config, check
-from fedvg_jax.config.fidelity import departs
 from fedvg_jax.core import reuse, trained_part, tree
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import (
@@ -22,7 +21,6 @@ from fedvg_jax.core.types import (
     Metric,
     Metrics,
     Schedule,
-    Selection,
     SimState,
     Task,
     Tree,
@@ -30,36 +28,16 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.data import user_data
-from fedvg_jax.data.arrays import Arrays, limited
-from fedvg_jax.data.images import Progress
-from fedvg_jax.data.partitions.client_rows import Partition, joined
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.scaling import Columns
-from fedvg_jax.engine import evaluate, federated_round, schedule
+from fedvg_jax.engine import evaluate, federated_round, schedule, task_checks
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, processes
-from fedvg_jax.models import pretrained
-from fedvg_jax.runs.assemble import (
-    communication,
-    contracts,
-    fit,
-    privacy,
-    programs,
-    registry,
-    tables,
-)
-from fedvg_jax.runs.assemble.given import Given, merge_hyperparameters, traced_anew
-from fedvg_jax.runs.assemble.population import (
-    Population,
-    describe,
-    load_data,
-    make_columns,
-    make_partition,
-    make_shared,
-    take_partition,
-)
+from fedvg_jax.runs.assemble import communication, privacy, programs, tables
+from fedvg_jax.runs.experiment import Experiment
 from fedvg_jax.runs.placement import client_memories, pool_rows
-from fedvg_jax.runs.record import digests, provenance
+from fedvg_jax.runs.record import history, provenance
 
 
 class Simulation(NamedTuple):
@@ -69,8 +47,8 @@ class Simulation(NamedTuple):
     use. After a change of a value that such a function reads, make another simulation.
     """
 
-    config: Config
-    """checked settings"""
+    experiment: Experiment
+    """what the run is"""
     arrays: Arrays
     """the data set as it was read, NumPy arrays [T, ...]"""
     partition: Partition
@@ -103,17 +81,14 @@ class Simulation(NamedTuple):
     """keeps the compiled programs, by shapes"""
     local: LocalPart
     """the part of the model that stays with each client"""
-    given: Mapping[str, str]
-    """argument that replaces the config's (data, partition, task, algorithm, weighting, selection) -> the object's
-    name; "" for one without"""
     host_rows: pool_rows.HostRows | None
     """the rows that the devices hold, if the run keeps its rows on the host (`--placement`)"""
     memories: client_memories.Placement
     """where the clients' memories are (`--placement`)"""
+    custom_hyper: Mapping[str, float] = {}
+    """hyperparameters that a caller's objects declare and no setting determines"""
     metrics: Mapping[str, Metric] = {}
     """the user's own, by name"""
-    selection: Selection | None = None
-    """of the cohorts; None for uniform sampling"""
     traffic: communication.Traffic = communication.Traffic()
     """bytes that a client of a cohort receives and sends in a round"""
     scaled_by: Columns | None = None
@@ -121,9 +96,14 @@ class Simulation(NamedTuple):
     account: privacy.Account | None = None
     """what the rounds cost in privacy; None without it, and if the cost of the first model is not known"""
     code: Mapping[str, str] = {}
-    """see `given.code_of`"""
+    """digests of the caller's functions, by argument, and of metrics"""
     names: Mapping[str, str] = {}
     """setting -> the name that the caller gave its value on an axis"""
+
+    @property
+    def config(self) -> Any:
+        """The settings of the run, a `Config`."""
+        return self.experiment.settings
 
     def step(self, state: SimState, round: int) -> tuple[SimState, Metrics]:
         """Returns the state after a round, and the round's metrics per client, with the same bits as `run`.
@@ -135,7 +115,8 @@ class Simulation(NamedTuple):
         Raises:
             UsageError: rows or memories of clients stay on the host.
 
-        >>> sim = simulation(Config(clients=4, alpha=10.0))
+        >>> import fedvg_jax as fv
+        >>> sim = fv.simulation(fv.Config(clients=4, alpha=10.0))
         >>> state, metrics = sim.step(sim.state, 0)
         >>> int(state.round), metrics.weights.shape
         (1, (2,))
@@ -191,154 +172,94 @@ class Simulation(NamedTuple):
         return evaluate.mean_loss(self.model, self.whole(variables), self.data.pool, rows)
 
 
-def simulation(
-    config: Config,
-    *,
-    progress: Progress | None = None,
-    reading: Progress | None = None,
-    data: Arrays | tuple | None = None,
-    partition: tuple | Sequence | None = None,
-    task: Task | None = None,
-    algorithm: Algorithm | None = None,
-    weighting: programs.WeightingOrFactory | None = None,
-    selection: Selection | None = None,
-    hyper: Mapping[str, float] | None = None,
-    initial: Variables | None = None,
-) -> Simulation:
-    """Returns everything that a run of these settings needs.
+def assemble(experiment: Experiment, keep: reuse.Keep | None = None) -> Simulation:
+    """Returns the simulation of an experiment.
 
     Args:
-        config: settings; they are checked.
-        progress: called with (partitions drawn, most draws).
-        reading: called with (images decoded, all images).
-        data, partition, task, algorithm, weighting, selection, hyper, initial: as in `fedvg_jax.run`.
+        experiment: what the run is.
+        keep: keeps the programs of functions that a caller gave, for all simulations of the call.
 
     Raises:
-        UsageError: a setting or a file cannot work, or a task or weighting breaks its contract.
-
-    >>> sim = simulation(Config(clients=4, join_ratio=0.5, alpha=10.0))
-    >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
-    ('digits', 4, (2,))
+        UsageError: a caller's function breaks its contract, or parts of the experiment do not fit together.
     """
-    given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
-    return of_call(check(config), given, progress, reading)
-
-
-def of_call(
-    config: Config, given: Given, progress: Progress | None = None, reading: Progress | None = None
-) -> Simulation:
-    """Returns the simulation of one call: `assemble` with functions and programs of its own."""
-    return assemble(config, traced_anew(given), reuse.keeper(), progress, reading)
-
-
-def assemble(
-    config: Config,
-    given: Given,
-    keep: reuse.Keep,
-    progress: Progress | None = None,
-    reading: Progress | None = None,
-) -> Simulation:
-    """Returns a `simulation`.
-
-    Args:
-        config: checked settings.
-        progress, reading: as in `simulation`.
-        given: what the caller passed, with functions of this call; see `given.traced_anew`.
-        keep: keeps the programs of what is given, for all simulations of the call.
-    """
-    assert config.cache_dir is not None, "the check sets it"
-    programs.use_cache(config.cache_dir)
-    if config.init and not digests.is_run(
-        config.init
-    ):  # checked before the data are read, which may take minutes
-        pretrained.read(config.init)
-    population = _make_population(config, given, progress, reading)
-    program = _make_program(config, population, given, keep)
-    own = tuple(
-        getattr(program, name) for name in ("algorithm", "weighting") if getattr(given, name)
-    )
-    hyper = merge_hyperparameters(config, program.algorithm, program.weighting, given.hyper, own)
-    variables, base = _initial_model(config, program.model, given.initial)
+    population, method, cohorts = experiment.population, experiment.method, experiment.cohorts
+    program = programs.make_program(experiment, keep)
+    hyper, custom_hyper = experiment.hyper(program.algorithm, program.weighting)
+    variables, base = _first_model(experiment, program.model)
     program = _bound(program, base)
-    rows, host = _make_rows(config, population, program, base)
-    chosen = tables.choose_selection(config, given.selection, host is not None)
+    rows, host = _make_rows(experiment, program, base)
     round_rows = host.resident if host else rows
-    contracts.check_given(
-        config, given, program, population.pool, population.arrays, round_rows, hyper
-    )
-    contracts.check_clients(config, population.partition)
-    state, memories = _make_state(config, program, hyper, variables)
-    privacy.check(config, program.algorithm, state, hyper, given.selection)
+    _check_features(experiment, program, round_rows, hyper)
+    state, memories = _make_state(experiment, program, hyper, variables)
+    chosen = method.selection
+    if chosen and chosen.num_candidates and host:
+        raise UsageError(
+            "this selection measures losses on the device, and rows are on the host; use placement device"
+        )
+    if experiment.privacy:
+        arguments = experiment.privacy, cohorts, program.algorithm, chosen, state, hyper
+        privacy.check(*arguments)
     program, parts = (
         _bound(program, rows.base),
         population.partition,
     )  # again, to the base on the devices
-    select = tables.make_cohorts(config, chosen, program, rows, parts.train) if chosen else None
-    account = _account(config, given, program, population, round_rows, hyper)
-    origin = privacy.origin(config, account)
-    return Simulation(
-        config=config,
+    select = tables.make_select(cohorts, chosen, program, rows, parts.train) if chosen else None
+    account = _account(experiment, program, round_rows, hyper)
+    origin = privacy.origin(experiment.records.start, account)
+    num_rows = len(population.arrays.y)
+    is_given = bool(experiment.records.start or experiment.model.has_initial)
+    sim = Simulation(
+        experiment=experiment,
         arrays=population.arrays,
         partition=parts,
-        statistics=describe(config, population, "partition" in given.replaced),
+        statistics=dict(experiment.statistics),
         scaled_by=population.scaled_by,
         state=state,
         data=rows,
         hyper=hyper
         if processes.count() == 1
         else jax.tree.map(np.asarray, hyper),  # on no process's device
-        schedule=tables.make_schedule(
-            config, population.arrays, parts, program, select=select, origin=origin
-        ),
-        selection=chosen,
-        given=given.replaced,
+        custom_hyper=custom_hyper,
+        schedule=tables.make_schedule(cohorts, num_rows, parts, program, select, origin),
         host_rows=host,
-        memories=memories._replace(has_custom_model=bool(config.init or given.initial)),
-        traffic=communication.round_traffic(config, program, state, rows, hyper, chosen),
+        memories=memories._replace(has_custom_model=is_given),
+        traffic=communication.round_traffic(
+            cohorts.size, method.server_stats, program, state, rows, hyper, chosen
+        ),
         account=account,
         **program._asdict(),
     )
+    if experiment.custom:
+        _check_contracts(sim)
+    return sim
 
 
-def _make_population(
-    config: Config, given: Given, progress: Progress | None, reading: Progress | None
-) -> Population:
-    """Reads the data set and draws the partition, unless they are given."""
-    data, partition = given.data, given.partition
-    if data is None:
-        arrays = load_data(config, reading)
-    else:
-        arrays = limited(user_data.as_arrays(data), config.max_rows, config.max_rows_seed)
-    fit.check_pixel_settings(arrays, config)
-    parts = (
-        make_partition(config, arrays, progress)
-        if partition is None
-        else take_partition(config, arrays, partition)
-    )
-    scaled_by = make_columns(config, arrays.x, joined(parts.train))
-    return Population(arrays, parts, make_shared(config, arrays, parts, scaled_by), scaled_by)
+def _check_contracts(sim: Simulation) -> None:
+    """Traces the round once, in which every function of a caller is checked; see `engine.contracts`.
+
+    Raises:
+        UsageError: a function breaks its contract, or a detail has a name of the history.
+    """
+    traced = trace_chunk(sim)
+    _, metrics = traced.out_info
+    for name in metrics.detail:
+        if history.is_reserved(name):
+            raise UsageError(f"weighting.detail: '{name}' is a name of the history; rename it")
 
 
-def _make_program(
-    config: Config, population: Population, given: Given, keep: reuse.Keep
-) -> programs.Program:
-    """Returns the program of a run, after checking that the data fit the given task, or the config's model."""
-    arrays, model = population.arrays, given.task
-    if model is None:
-        registry.check_images(config, arrays)
-        model = programs.Images(arrays.x.shape[1:], len(arrays.class_names))
-    else:
-        contracts.check_task(model, population.pool)
-        contracts.check_settings_of_task(config, model, population.pool)
-    return programs.make_program(config, model, given.algorithm, given.weighting, keep=keep)
+def trace_chunk(sim: Simulation) -> Traced:
+    """Returns the program of rounds traced for the shapes of a run, once for equal shapes."""
+    _, planned = client_memories.number_rows(sim.memories, [sim.schedule(0)])
+    rounds = schedule.stack(planned, tables.MAX_ROUNDS)
+    data = pool_rows.shapes(sim.host_rows, sim.data)
+    state = client_memories.shapes_on_devices(sim.memories, sim.state)
+    return programs.trace_chunk(sim.keep, sim.chunk, state, rounds, data, sim.hyper)
 
 
-def _initial_model(
-    config: Config, model: Task, initial: Variables | None
-) -> tuple[Variables, Variables | None]:
-    """Returns the trained part of the initial model, and its frozen tensors; None where all are trained."""
-    variables = registry.make_variables(config, model.init, initial)
-    is_trained = registry.make_is_trained(config, model)
+def _first_model(experiment: Experiment, task: Task) -> tuple[Variables, Variables | None]:
+    """Returns the trained part of the first model, and its frozen tensors; None where all are trained."""
+    variables = experiment.model.initial(task.init)
+    is_trained = programs.is_trained(experiment.model, task)
     return trained_part.split(variables, is_trained) if is_trained else (variables, None)
 
 
@@ -349,63 +270,92 @@ def _bound(program: programs.Program, base: Tree) -> programs.Program:
 
 
 def _make_rows(
-    config: Config, population: Population, program: programs.Program, base: Tree
+    experiment: Experiment, program: programs.Program, base: Tree
 ) -> tuple[Data, pool_rows.HostRows | None]:
     """Returns the pool with its tables and the frozen tensors, on the devices, unless the pool stays on the host."""
-    shared = population.shared
-    is_on_host = pool_rows.is_chosen(config, shared.x.nbytes + shared.y.nbytes)
-    rows = tables.make_data(config, population, program.model, is_on_host)._replace(base=base)
+    population, cohorts = experiment.population, experiment.cohorts
+    num_bytes = population.shared.x.nbytes + population.shared.y.nbytes
+    is_on_host = pool_rows.is_chosen(experiment.placement, num_bytes)
+    rows = tables.make_data(
+        experiment.tables, cohorts.batch_size, population, program.model, is_on_host
+    )
+    rows = rows._replace(base=base)
     if not is_on_host:
         return processes.place(rows, program.executor.placement), None
-    host = pool_rows.make(config, rows, population.partition, program.executor)
+    reads_test = "client_accuracy" in experiment.records.names
+    host = pool_rows.make(reads_test, cohorts.size, rows, population.partition, program.executor)
     return rows._replace(base=host.resident.base), host
 
 
+def _check_features(
+    experiment: Experiment, program: programs.Program, rows: Data, hyper: Hyper
+) -> None:
+    """Raises UsageError where a loss reads features that the model does not train, or another loss than the task's."""
+    algorithm, task = program.algorithm, program.task
+    if experiment.model.is_custom and algorithm.loss is not None:
+        task_checks.check_forward(task, rows.pool)
+    is_custom = "algorithm" in experiment.custom
+    name = "the algorithm" if is_custom else f"algorithm {experiment.settings.algorithm}"
+    key = "features", *reuse.key_of_shapes((rows.pool, hyper))
+    program.keep(key, lambda: task_checks.check_features(algorithm, task, rows.pool, hyper, name))
+
+
 def _account(
-    config: Config,
-    given: Given,
-    program: programs.Program,
-    population: Population,
-    rows: Data,
-    hyper: Hyper,
+    experiment: Experiment, program: programs.Program, rows: Data, hyper: Hyper
 ) -> privacy.Account | None:
     """Returns what the rounds cost in privacy; None without it, and for a given initial model.
 
     Args:
         rows: those that a round reads.
     """
-    if config.dp.clip == 0 or given.initial is not None:
+    options = experiment.privacy
+    if options is None or experiment.model.has_initial:
         return None
     extras.load("dp_accounting", "dp", "dp.clip")  # before anything is computed
-    is_own = given.weighting is not None
-    own_reads = (
-        contracts.reads_rows(program.weighting, program.task, rows, hyper) if is_own else None
-    )
-    mechanism = privacy.mechanism(config, program.algorithm, hyper, own_reads)
-    arrays, parts = population.arrays, population.partition
-    earlier = privacy.earlier_rounds(
-        config, lambda: provenance.sources(arrays, parts, population.pool, {}, ())
-    )
-    return None if earlier is None else privacy.Account(config.dp.delta, mechanism, earlier)
+    reads = options.reads_clients
+    if reads is None:
+        reads = privacy.reads_rows(program.weighting, program.task, rows, hyper)
+    mechanism = privacy.mechanism(experiment.cohorts, hyper, reads_clients=reads)
+    population = experiment.population
+    of_rows = population.arrays, population.partition, population.pool
+    sources = functools.partial(provenance.sources, *of_rows, {}, ())
+    earlier = privacy.earlier_rounds(experiment.records, sources)
+    return None if earlier is None else privacy.Account(options.delta, mechanism, earlier)
+
+
+def federation(experiment: Experiment) -> client_memories.Federation:
+    """Returns the numbers that decide where client states are."""
+    cohorts = experiment.cohorts
+    return client_memories.Federation(cohorts.num_clients, cohorts.size, experiment.records.rounds)
 
 
 def _make_state(
-    config: Config, program: programs.Program, hyper: Hyper, variables: Variables
+    experiment: Experiment, program: programs.Program, hyper: Hyper, variables: Variables
 ) -> tuple[SimState, client_memories.Placement]:
     """Returns the state before the first round, of these trained variables, and where the clients' memories are."""
-    options = {"local": program.local, "stats_too": departs(config, "server-stats")}
-    options |= {"weighting": program.weighting}
+    cohorts, method = experiment.cohorts, experiment.method
 
     def init() -> SimState:
         """Returns the state with the memories of one client."""
         return federated_round.init_state(
-            program.task, program.algorithm, 1, hyper, variables=variables, **options
+            program.task,
+            program.algorithm,
+            1,
+            hyper,
+            variables=variables,
+            local=program.local,
+            stats_too=method.server_stats,
+            weighting=program.weighting,
         )
 
     client_bytes = tree.num_bytes(jax.eval_shape(init).clients)
     memories = client_memories.choose(
-        config, client_bytes, tables.MAX_ROUNDS, program.executor.rows
+        experiment.placement,
+        federation(experiment),
+        client_bytes,
+        tables.MAX_ROUNDS,
+        program.executor.rows,
     )
     one = processes.place(init(), program.executor.placement)
     memories = memories._replace(fresh=one.clients)
-    return client_memories.first_state(memories, one, config.clients), memories
+    return client_memories.first_state(memories, one, cohorts.num_clients), memories

@@ -8,13 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
-from fedvg_jax.config.fidelity import departs
-from fedvg_jax.config.options import choice, partition_seed
-from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import checks, trained_part, tree, types
 from fedvg_jax.core.types import (
-    Algorithm,
     Batch,
     Data,
     Schedule,
@@ -24,20 +19,25 @@ from fedvg_jax.core.types import (
     UsageError,
     Variables,
 )
-from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.validation import halves
-from fedvg_jax.engine import evaluate, schedule, selection
+from fedvg_jax.engine import evaluate, schedule
 from fedvg_jax.models import layers
-from fedvg_jax.runs.assemble import programs, registry
-from fedvg_jax.runs.assemble.population import Population
+from fedvg_jax.runs.assemble import programs
+from fedvg_jax.runs.experiment import Cohorts, Population, Tables
 
 MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
 
 
-def make_data(config: Config, population: Population, task: Task, is_on_host: bool = False) -> Data:
+def make_data(
+    tables: Tables,
+    batch_size: int,
+    population: Population,
+    task: Task,
+    is_on_host: bool = False,
+) -> Data:
     """Returns the pool and the tables of rows; their shapes do not depend on the partition.
 
     D_val is scored in groups of `batch_size` rows. A last group of one row is left out only where BatchNorm would take
@@ -45,39 +45,32 @@ def make_data(config: Config, population: Population, task: Task, is_on_host: bo
     too.
 
     Args:
-        config: settings.
+        tables: how rows are arranged.
+        batch_size: rows of a group of D_val in scoring.
         population: the rows.
         task: the model that scores.
         is_on_host: whether pool and tables stay NumPy arrays.
     """
     arrays, parts, shared = population.arrays, population.partition, population.shared
     pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
-    max_test = int(len(arrays.y) * config.test_ratio)
-    is_split = config.best_on == "held_out"
-    scored, selected = (
-        halves(shared.rows, partition_seed(config)) if is_split else (shared.rows, None)
-    )
+    max_test = int(len(arrays.y) * tables.test_ratio)
+    is_split = tables.holds_out
+    scored, selected = halves(shared.rows, tables.seed) if is_split else (shared.rows, None)
     max_selected = shared.most // 2 if is_split else 0
     max_scored = shared.most - max_selected
-    is_read_in_training = config.tuning.steps or "fltrust" in config.weighting
-    only_evaluated = (
-        config.fedvg.mode == "eval"
-        and unmet(config, "fedvg.mode") is None
-        and not is_read_in_training
-    )
-    keeps_lone_row = only_evaluated or len(scored) % config.batch_size != 1
+    keeps_lone_row = not tables.skips_lone_row or len(scored) % batch_size != 1
     if not keeps_lone_row:  # a model is traced only where it matters
         keeps_lone_row = not layers.lone_row_is_undefined(task.init)
 
-    def table(rows, max_rows, batch_size=evaluate.ROWS, keep_single=True):
+    def table(rows, max_rows, group_size=evaluate.ROWS, keep_single=True):
         num_rows = max(len(rows), max_rows)
-        batch_size = fitting_width(batch_size, num_rows)
-        numbered = schedule.table(rows, batch_size, -(-num_rows // batch_size), keep_single)
+        width = fitting_width(group_size, num_rows)
+        numbered = schedule.table(rows, width, -(-num_rows // width), keep_single)
         return numbered if is_on_host else jax.device_put(numbered)
 
     return Data(
         pool if is_on_host else tree.copies(pool),  # whatever becomes of the caller's arrays
-        table(scored, max_scored, config.batch_size, keep_single=keeps_lone_row),
+        table(scored, max_scored, batch_size, keep_single=keeps_lone_row),
         table(scored, max_scored),
         table(client_rows.joined(parts.test), max_test),
         table(selected, max_selected) if is_split else None,
@@ -98,47 +91,28 @@ def fitting_width(batch_size: int, largest: int) -> int:
     return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
 
 
-def table_shape(
-    config: Config, num_rows: int, largest: int, algorithm: Algorithm
-) -> tuple[int, int]:
-    """Returns F and B of a chunk's table of minibatches, its rows and columns.
-
-    Args:
-        num_rows: T, rows of the data set.
-        largest: training rows of the largest client.
-        algorithm: its probe may read further minibatches.
-    """
-    width = fitting_width(config.batch_size, largest)
-    epochs = epochs_range(config)[1] + (registry.probe_ratio(config, algorithm) > 0)
-    return schedule.capacity(
-        max(num_rows, largest), cohort_size(config), epochs, width, largest
-    ), width
-
-
 def keeps_single_rows(
-    config: Config, sizes: np.ndarray, algorithm: Algorithm, init: Callable[[jax.Array], Variables]
+    cohorts: Cohorts, sizes: np.ndarray, init: Callable[[jax.Array], Variables]
 ) -> bool:
     """Returns whether clients train on minibatches of a single row.
 
-    They skip them by the departure single-rows, and where BatchNorm would have undefined statistics.
+    They skip them as the published code does, and where BatchNorm would have undefined statistics.
 
     Args:
-        config: the run's settings.
+        cohorts: of the run.
         sizes: training rows of each client.
-        algorithm: of the run.
         init: of the model that is trained.
 
     Raises:
         UsageError: if all minibatches have a single row and BatchNorm would have undefined statistics.
     """
+    size = cohorts.batch_size
     # a model is traced only where it matters; a probe leaves other numbers of rows
-    is_possible = registry.probe_ratio(config, algorithm) > 0 or bool(
-        (sizes % config.batch_size == 1).any()
-    )
-    if departs(config, "single-rows") or not (config.batch_size == 1 or is_possible):
+    is_possible = cohorts.probe_ratio > 0 or bool((sizes % size == 1).any())
+    if cohorts.skips_single_rows or not (size == 1 or is_possible):
         return False
     is_undefined = layers.lone_row_is_undefined(init)
-    if is_undefined and config.batch_size == 1:
+    if is_undefined and size == 1:
         raise UsageError(
             "batch_size 1 leaves BatchNorm a single value; use --batch-size 2 or more, or no BatchNorm"
         )
@@ -146,54 +120,60 @@ def keeps_single_rows(
 
 
 def make_schedule(
-    config: Config,
-    arrays: Arrays,
+    cohorts: Cohorts,
+    num_rows: int,
     parts: Partition,
     program: programs.Program,
-    select: Cohorts | None = None,
+    select: Select | None = None,
     origin: Sequence[int] = (),
 ) -> Callable[..., Schedule]:
     """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
 
     Args:
+        cohorts: of the run.
+        num_rows: T, rows of the data set.
+        parts: the partition.
         program: has the model that is trained, the executor, and the algorithm; its probe may read rows.
-        select: the cohorts; by default the config's selection.
+        select: selects the cohorts; None draws them uniformly.
         origin: see `privacy.origin`.
     """
     sizes = client_rows.sizes(parts.train)
-    keep_single = keeps_single_rows(config, sizes, program.algorithm, program.model.init)
-    size = cohort_size(config)
-    capacity, batch_size = table_shape(config, len(arrays.y), int(sizes.max()), program.algorithm)
-    is_official = departs(config, "cohorts")
-    official = (
-        schedule.official_cohorts(config.seed + sum(origin), config.clients, size)
-        if is_official
-        else None
+    keep_single = keeps_single_rows(cohorts, sizes, program.model.init)
+    largest = int(sizes.max())
+    batch_size = fitting_width(cohorts.batch_size, largest)
+    most_epochs = cohorts.local_epochs[1] + (cohorts.probe_ratio > 0)  # a probe reads further rows
+    capacity = schedule.capacity(
+        max(num_rows, largest), cohorts.size, most_epochs, batch_size, largest
     )
-    cohort_of = select or (lambda number, state: official(number) if official else None)
+    published = None
+    if cohorts.is_published:
+        seed = cohorts.seed + sum(origin)
+        published = schedule.official_cohorts(seed, cohorts.num_clients, cohorts.size)
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
+        clients = published(number) if published else None
         drawn = schedule.make(
             number,
             parts.train,
-            seed=config.seed,
-            cohort_size=size,
-            local_epochs=epochs_range(config),
+            seed=cohorts.seed,
+            cohort_size=cohorts.size,
+            local_epochs=cohorts.local_epochs,
             batch_size=batch_size,
             num_lanes=program.executor.num_lanes,
             lanes_together=program.executor.lanes_together,
             capacity=capacity,
-            probe_ratio=registry.probe_ratio(config, program.algorithm),
+            probe_ratio=cohorts.probe_ratio,
             keep_single=keep_single,
-            probe_apart=departs(config, "elastic-rows"),
+            probe_apart=cohorts.probe_apart,
             single_batches=program.algorithm.single_batches,
-            dropout=config.dropout,
-            clients=cohort_of(number, state),
-            block_size=block_size(config),
+            dropout=cohorts.dropout,
+            clients=select(number, state) if select else clients,
+            block_size=cohorts.chunk_size,
             origin=origin,
         )
-        noise_seed = config.dp.noise_seed
-        return drawn._replace(key=schedule.key(noise_seed, number, origin)) if noise_seed else drawn
+        if not cohorts.noise_seed:
+            return drawn
+        return drawn._replace(key=schedule.key(cohorts.noise_seed, number, origin))
 
     return schedule_of
 
@@ -201,55 +181,27 @@ def make_schedule(
 # --- cohorts
 
 
-Cohorts = Callable[[int, SimState | None], np.ndarray]
+Select = Callable[[int, SimState | None], np.ndarray]
 """(round from 0, state before it) -> ids int32 [K]. Without a state all losses count as equal."""
 
 
-def choose_selection(
-    config: Config, given: Selection | None, pool_is_on_host: bool
-) -> Selection | None:
-    """Returns the given selection, or else the one that the config names; None for uniform sampling.
-
-    Raises:
-        UsageError: it breaks its contract, or the settings of the run do not allow it.
-    """
-    name, num_candidates = choice(config, "selection")
-    num_candidates = num_candidates or min(config.clients, 2 * cohort_size(config))
-    chosen = selection.BY_NAME[name].made(num_candidates) if given is None else given
-    if chosen is None:
-        return None
-    if not isinstance(chosen, Selection) or not callable(chosen.choose):
-        raise UsageError(
-            f"selection must be a fedvg_jax.Selection of a function; got {type(chosen).__name__}"
-        )
-    if departs(config, "cohorts"):
-        raise UsageError(
-            "--departures cohorts and a selection both choose the cohorts; leave one out"
-        )
-    if chosen.num_candidates and pool_is_on_host:
-        raise UsageError(
-            "this selection measures losses on the device, and rows are on the host; use placement device"
-        )
-    return chosen
-
-
-def make_cohorts(
-    config: Config,
+def make_select(
+    cohorts: Cohorts,
     chosen: Selection,
     program: programs.Program,
     data: Data,
     rows: Sequence[np.ndarray],
-) -> Cohorts:
+) -> Select:
     """Returns the cohorts of a selection.
 
     Args:
-        config: of the run.
+        cohorts: of the run.
         chosen: the selection.
         program: evaluates the model.
         data: on the devices.
         rows: training rows of every client.
     """
-    sizes, count = client_rows.sizes(rows), cohort_size(config)
+    sizes, count = client_rows.sizes(rows), cohorts.size
     most = -(-int(sizes.max()) // evaluate.ROWS)
 
     def loss(variables: Variables, client: int) -> float:
@@ -270,7 +222,7 @@ def make_cohorts(
             )
 
         population = types.Population(
-            number, schedule.selection_stream(config.seed, number), sizes, count, losses
+            number, schedule.selection_stream(cohorts.seed, number), sizes, count, losses
         )
         with checks.calling("selection.choose"):
             clients = np.asarray(chosen.choose(population))

@@ -25,7 +25,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
-from fedvg_jax.config import Config, cohort_size
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Schedule, SimState, Tree
 from fedvg_jax.engine import cohort_memories, local_training
@@ -69,48 +68,65 @@ class Placement(NamedTuple):
         return DEVICE if self.sharding is None else DIVIDED
 
 
+class Federation(NamedTuple):
+    """The numbers that decide how many clients a run samples."""
+
+    num_clients: int
+    """N"""
+    cohort_size: int
+    """K"""
+    rounds: int
+
+    @property
+    def most_clients(self) -> int:
+        """A bound on the clients that the rounds of a run sample, and one round after them."""
+        return min(self.num_clients, (self.rounds + 1) * self.cohort_size)
+
+
 def choose(
-    config: Config, client_bytes: int, max_rounds: int, sharding: NamedSharding | None = None
+    placement: str,
+    federation: Federation,
+    client_bytes: int,
+    max_rounds: int,
+    sharding: NamedSharding | None = None,
 ) -> Placement:
     """Returns where a run stores its clients' states. It depends on sizes, never on the seed.
 
     By default they are on the host if they are large, and the run samples some clients only or they fill the devices.
 
     Args:
-        config: its `placement` is "auto", "device" or "host".
+        placement: "auto", "device" or "host".
+        federation: of the run.
         client_bytes: of one client's state.
         max_rounds: R, the most rounds of a chunk.
         sharding: of the rows over devices; None if each device stores all.
 
-    >>> million = Config(clients=10**6, join_ratio=1e-3, rounds=50)
+    >>> million = Federation(num_clients=10**6, cohort_size=1000, rounds=50)
     >>> with hw.assumed(hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)):
-    ...     [choose(million, size, 64).num_rows for size in (2**6, 2**18)]
+    ...     [choose("auto", million, size, 64).num_rows for size in (2**6, 2**18)]
     [None, 1024]
     """
-    if client_bytes == 0 or config.placement == "device":
+    if client_bytes == 0 or placement == "device":
         return Placement(None, max_rounds, sharding)
-    if config.placement == "auto" and not _is_too_large(config, client_bytes, sharding):
+    if placement == "auto" and not _is_too_large(federation, client_bytes, sharding):
         return Placement(None, max_rounds, sharding)
-    size = cohort_size(config)
+    count, size = federation.num_clients, federation.cohort_size
     clients_per_chunk = max(size, min(size * max_rounds, CHUNK_BYTES // client_bytes))
-    capacity = padded(min(config.clients, pool_rows.round_up(clients_per_chunk)), sharding)
-    fitting = max_rounds if capacity >= config.clients else max(1, capacity // size)
+    capacity = padded(min(count, pool_rows.round_up(clients_per_chunk)), sharding)
+    fitting = max_rounds if capacity >= count else max(1, capacity // size)
     return Placement(capacity, min(max_rounds, fitting), sharding)
 
 
-def _is_too_large(config: Config, client_bytes: int, sharding: NamedSharding | None) -> bool:
+def _is_too_large(
+    federation: Federation, client_bytes: int, sharding: NamedSharding | None
+) -> bool:
     """Returns whether the states of all clients are large, and the run samples few of them or they fill the devices."""
-    num_bytes = config.clients * client_bytes
+    num_bytes = federation.num_clients * client_bytes
     num_devices = 1 if sharding is None else sharding.mesh.size
-    is_sparse = most_clients(config) < config.clients
+    is_sparse = federation.most_clients < federation.num_clients
     return num_bytes > DENSE_BYTES and (
         is_sparse or hw.auto_pool(2 * (num_bytes // num_devices)) == "host"
     )
-
-
-def most_clients(config: Config) -> int:
-    """Returns a bound on the clients that the rounds of a run sample, and one round after them."""
-    return min(config.clients, (config.rounds + 1) * cohort_size(config))
 
 
 def padded(num_rows: int, sharding: NamedSharding | None) -> int:
@@ -358,23 +374,23 @@ HOST = Storage(
 
 
 # --- stores on the host -----------------------------------------------------------------------------------------------
-def open_store(placement: Placement, config: Config, state: SimState) -> Store | None:
+def open_store(placement: Placement, federation: Federation, state: SimState) -> Store | None:
     """Returns a copy of the client states on the host, perhaps without any row; None for other placements.
 
     Args:
         placement: of the run.
-        config: the run's settings.
+        federation: of the run.
         state: before the first round, or of a checkpoint.
     """
     if not placement.is_on_host:
         return None
     clients = np.asarray(state.memory_clients)
-    row_of = np.zeros(config.clients, np.int32)
+    row_of = np.zeros(federation.num_clients, np.int32)
     row_of[clients] = np.arange(1, len(clients) + 1, dtype=np.int32)
 
     def allocated(fresh: np.ndarray, stored: np.ndarray) -> np.ndarray:
         rows = np.empty(
-            (1 + max(most_clients(config), len(clients)), *fresh.shape[1:]), fresh.dtype
+            (1 + max(federation.most_clients, len(clients)), *fresh.shape[1:]), fresh.dtype
         )
         rows[:1], rows[1 : 1 + len(clients)] = fresh, stored
         return rows

@@ -13,8 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from fedvg_jax.config import Config, cohort_size
-from fedvg_jax.config.fidelity import listed
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Executor, Schedule, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
@@ -43,11 +41,14 @@ class HostRows(NamedTuple):
     """sharding of what the devices get; None for one device"""
 
 
-def is_chosen(config: Config, num_bytes: int) -> bool:
-    """Returns whether a pool of so many bytes stays on the host."""
-    return config.placement == "host" or (
-        config.placement == "auto" and hw.auto_pool(num_bytes) == "host"
-    )
+def is_chosen(placement: str, num_bytes: int) -> bool:
+    """Returns whether a pool of so many bytes stays on the host.
+
+    Args:
+        placement: "auto", "device" or "host".
+        num_bytes: of the pool.
+    """
+    return placement == "host" or (placement == "auto" and hw.auto_pool(num_bytes) == "host")
 
 
 def renumber(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -63,19 +64,18 @@ def renumber(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.where(table < 0, -1, np.searchsorted(rows, table)).astype(np.int32)
 
 
-def resident_data(config: Config, data: Data) -> Data:
+def resident_data(data: Data, *, reads_test: bool) -> Data:
     """Returns the rows that every round may read and the tables of their numbers, NumPy arrays.
 
-    Its shapes do not depend on the partition. The test rows are among them only where a record of each round needs
-    them.
+    Its shapes do not depend on the partition.
 
     Args:
         data: the whole pool and its tables, on the host.
+        reads_test: whether test rows are among them, because a record of each round needs them.
     """
-    reads_test = "client_accuracy" in listed(config.record)
-    tables = {"scoring": data.scoring, "val": data.val} | (
-        {"test": data.test} if reads_test else {}
-    )
+    tables = {"scoring": data.scoring, "val": data.val}
+    if reads_test:
+        tables["test"] = data.test
     rows = np.unique(np.concatenate([tree.real_rows(table) for table in tables.values()]))
     num_rows = min(
         len(data.pool.y), sum(table.size for name, table in tables.items() if name != "val")
@@ -85,25 +85,26 @@ def resident_data(config: Config, data: Data) -> Data:
     return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), base=data.base)
 
 
-def make(config: Config, data: Data, parts: Partition, executor: Executor) -> HostRows:
+def make(
+    reads_test: bool, cohort_size: int, data: Data, parts: Partition, executor: Executor
+) -> HostRows:
     """Returns the rows of a run that keeps its pool on the host, with D_val on the devices.
 
     Args:
-        config: the run's settings.
+        reads_test: whether rounds read the test rows.
+        cohort_size: K.
         data: the whole pool and its tables, NumPy arrays.
         parts: the partition.
         executor: of the run.
     """
-    needed = int(
-        np.sort(client_rows.sizes(parts.train))[-cohort_size(config) :].sum()
-    )  # of any round
+    needed = int(np.sort(client_rows.sizes(parts.train))[-cohort_size:].sum())  # of any round
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
     capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))
     most_evaluated = max(
         table.size for table in (data.val, data.test, data.selection) if table is not None
     )
     piece = max(1, min(int(PIECE_BYTES / row_bytes), most_evaluated))
-    resident = processes.place(resident_data(config, data), executor.placement)
+    resident = processes.place(resident_data(data, reads_test=reads_test), executor.placement)
     return HostRows(data.pool, resident, capacity, piece, executor.placement)
 
 

@@ -18,7 +18,7 @@ import dataclasses
 import itertools
 import json
 import time
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from fedvg_jax.core.identity import UNSEEN
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import scaling
 from fedvg_jax.data.scaling import Columns
-from fedvg_jax.host import files
+from fedvg_jax.host import files, processes
 from fedvg_jax.runs.record import digests
 
 TRACKING = "tracking"
@@ -223,6 +223,42 @@ def settings_to_resume(config: Config) -> Config:
         )
     _refuse_changed(folder, config)
     return dataclasses.replace(config, out=folder, resume=str(folder))
+
+
+OWN = ("out", "export", "resume", "data_dir", "cache_dir")
+"""Settings that may differ between the processes of a run."""
+
+
+def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
+    """Returns the settings with the run folder that process 0 chooses.
+
+    Args:
+        config: settings of this process.
+        choose: settings -> settings with `out` and `resume` resolved; called by process 0 only.
+
+    Raises:
+        UsageError: the processes have different settings, or none can be chosen.
+    """
+    if processes.count() == 1:
+        return choose(config)
+    settings = {
+        f"setting {name}": repr(value)
+        for name, value in configs.flatten(config).items()
+        if name not in OWN
+    }
+    processes.refuse_different(settings, "start all with the same command")
+    with processes.together():
+        chosen = choose(config) if processes.is_first() else config
+    out, resume = json.loads(
+        processes.exchange(json.dumps([chosen.out and str(chosen.out), chosen.resume]))[0]
+    )
+    return dataclasses.replace(config, out=out and Path(out), resume=resume)
+
+
+def changed_devices(folder: Path, config: Config) -> str:
+    """Returns in words how the devices of a resumed run differ from those that it ran on; "" if they do not."""
+    before = read_config(folder).devices
+    return "" if before == config.devices else f"devices {before} -> {config.devices}"
 
 
 def differences(stored: Config, config: Config, allowed: Set[str] = RESUMABLE_CHANGES) -> list[str]:

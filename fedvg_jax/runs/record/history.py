@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.host import extras, files
 from fedvg_jax.runs.record import folder as run_folder
@@ -77,7 +76,7 @@ class _Results(NamedTuple):
     variables: Variables | Callable[[], Variables]
     folder: Path | None
     best_variables: Variables | Callable[[], Variables] | None = None
-    config: Config | None = None
+    config: run_folder.Config | None = None
 
 
 class History(_Results):

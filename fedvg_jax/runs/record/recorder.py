@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.config import Config
 from fedvg_jax.core.types import SimState, Variables
 from fedvg_jax.host import files
+from fedvg_jax.runs.experiment import Records
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, history
 from fedvg_jax.runs.record.digests import Digest
 from fedvg_jax.runs.record.history import Record
@@ -69,7 +69,7 @@ class Recorder:
 
     def __init__(
         self,
-        config: Config,
+        records: Records,
         start: Start,
         pool: ThreadPoolExecutor | None = None,
         pending: Future | None = None,
@@ -77,12 +77,12 @@ class Recorder:
         """Makes a recorder.
 
         Args:
-            config: its `out` is the run folder.
+            records: what the run records, and its folder.
             start: of the run.
             pool: a thread that writes checkpoints, one at a time; None where this process does not write the folder.
             pending: what the thread is writing.
         """
-        self.folder, self._config, self._pool = config.out, config, pool
+        self.folder, self._records, self._pool = records.folder, records, pool
         self._documents = (
             digests.of_files(self.folder, digests.DOCUMENTS) if pool and self.folder else {}
         )
@@ -97,7 +97,7 @@ class Recorder:
     @property
     def keeps_checkpoints(self) -> bool:
         """Whether the run writes checkpoints."""
-        return self._pool is not None and self._config.keep > 0
+        return self._pool is not None and self._records.keep > 0
 
     def add(self, records: Sequence[Record], state: SimState) -> None:
         """Appends the records of a chunk to history.jsonl, and keeps the model after it if it is the best."""
@@ -121,7 +121,7 @@ class Recorder:
         """
         if not self.keeps_checkpoints:
             return False
-        every, is_idle = self._config.checkpoint_every, self._pending.done()
+        every, is_idle = self._records.checkpoint_every, self._pending.done()
         if is_last:
             is_due = self._round > self._saved_round
         elif every:
@@ -145,7 +145,7 @@ class Recorder:
         content = {"state": stored, "best": best, "seconds": np.array(seconds)}
         of_run = {digests.HISTORY: self._history, **self._documents}
         self._pending = self._pool.submit(
-            _save, self.folder, self._round, content, of_run, self._config.keep
+            _save, self.folder, self._round, content, of_run, self._records.keep
         )
         self._saved_round, self._saved_at = self._round, time.perf_counter()
 

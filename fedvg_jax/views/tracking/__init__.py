@@ -99,7 +99,7 @@ def run_simulation(
     """
     from fedvg_jax.runs import loop  # which imports jax
 
-    trackers = Trackers(sim.config, log, sim.given)
+    trackers = Trackers(sim.config, log, sim.experiment.custom)
 
     def report(records: list[Record]) -> None:
         on_records(records)

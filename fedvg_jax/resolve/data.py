@@ -1,30 +1,31 @@
-"""From the config: the data set, the partition, the shared validation set, and the rows of corrupt clients."""
+"""From settings: the data set, the partition, the shared validation set, and the rows of corrupt clients."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedvg_jax import data as datasets
-from fedvg_jax.config import SETTINGS, Config
+from fedvg_jax.config import SETTINGS, Config, num_corrupt
 from fedvg_jax.config.fidelity import departs
 from fedvg_jax.config.options import choice, columns, partition_seed
-from fedvg_jax.core.types import Batch, UsageError
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, scaling, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features, limited
-from fedvg_jax.data.images import parse_size
+from fedvg_jax.data.images import Progress, parse_size
 from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.data.readers.prepared import HF
 from fedvg_jax.data.scaling import Columns
-from fedvg_jax.data.validation import Shared
+from fedvg_jax.engine import attacks
 from fedvg_jax.host.files import user_path
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs.assemble.registry import corrupt_clients
+from fedvg_jax.resolve import fit
+from fedvg_jax.runs.experiment import Population
 from fedvg_jax.runs.record import digests, folder as run_folder
 
 OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
@@ -34,19 +35,45 @@ LABEL_FREE = ("iid", "quantity", "group")
 """Kinds of partition that do not depend on labels."""
 
 
-class Population(NamedTuple):
-    """The data set, its partition, and the shared validation set."""
+def make_population(
+    config: Config,
+    data: Any = None,
+    partition: tuple | Sequence | None = None,
+    progress: Progress | None = None,
+    reading: Progress | None = None,
+) -> Population:
+    """Reads the data set, draws the partition and builds D_val, unless data or partition are given.
 
-    arrays: Arrays
-    partition: Partition
-    shared: Shared
-    scaled_by: Columns | None = None
-    """means and deviations of the columns of `shared`; None for rows as they are"""
+    Args:
+        config: checked settings.
+        data, partition: as in `fedvg_jax.run`.
+        progress: called with (partitions drawn, most draws).
+        reading: called with (images decoded, all images).
+    """
+    if data is None:
+        arrays = load_data(config, reading)
+    else:
+        arrays = limited(user_data.as_arrays(data), config.max_rows, config.max_rows_seed)
+    fit.check_pixel_settings(arrays, config)
+    if partition is None:
+        parts = make_partition(config, arrays, progress)
+    else:
+        parts = take_partition(config, arrays, partition)
+    scaled_by = make_columns(config, arrays.x, client_rows.joined(parts.train))
+    return Population(arrays, parts, make_shared(config, arrays, parts, scaled_by), scaled_by)
 
-    @property
-    def pool(self) -> Batch:
-        """The rows that all tables are of."""
-        return Batch(self.shared.x, self.shared.y)
+
+def corrupt_clients(config: Config, is_attacked: bool = False) -> np.ndarray:
+    """Returns the ids of the clients with corrupt rows or updates, int [n] ascending.
+
+    Args:
+        config: settings.
+        is_attacked: whether a caller gave the attack.
+    """
+    count = num_corrupt(config)
+    if is_attacked:
+        count = round(config.corrupt.clients * config.clients)
+    return attacks.corrupt_clients(config.seed, config.clients, count)
 
 
 def make_partition(

@@ -19,7 +19,8 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Size
 from fedvg_jax.data.scaling import Columns
 from fedvg_jax.host import files
-from fedvg_jax.runs.assemble import population, registry
+from fedvg_jax.models import pretrained
+from fedvg_jax.resolve import data as populations, model as models
 from fedvg_jax.runs.record import digests, provenance
 
 ROWS = 64
@@ -54,9 +55,9 @@ def write(
         raise UsageError(f"out {path}: the file exists; name another, or remove it")
     target = files.export_target(path, "out")
     task, row_shape = _task(config, arrays, size)
-    variables = registry.make_variables(config, task.init)
+    variables = models.make_variables(config, task.init)
     extract = _extractor(task, variables, row_shape)
-    scaled_by = population.make_columns(config, arrays.x)
+    scaled_by = populations.make_columns(config, arrays.x)
     scale = scaled_by.scaled if scaled_by else np.asarray
     manifest = _manifest(config, arrays, (*variables, scaled_by), row_shape, np.dtype(dtype).name)
     passes = []
@@ -97,7 +98,7 @@ def _task(config: Config, arrays: Arrays, size: Size | None) -> tuple[Task, tupl
     resized = arrays._replace(
         x=np.broadcast_to(np.zeros((), arrays.x.dtype), (len(arrays.x), *shape))
     )
-    return registry.make_task(config, resized), shape
+    return models.make_task(config, resized), shape
 
 
 def _extractor(
@@ -132,7 +133,7 @@ def _manifest(
     `model` is parameters, running statistics, and means and deviations of the columns that it takes.
     """
     params, *others = model
-    params = {name: value for name, value in params.items() if name != registry.pretrained.HEAD}
+    params = {name: value for name, value in params.items() if name != pretrained.HEAD}
     below_head = jax.device_get(jax.tree.leaves((params, *others)))
     return {
         "model": config.model,

@@ -1,0 +1,141 @@
+"""Objects that a caller passes in place of settings."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+
+from fedvg_jax.config import uses
+from fedvg_jax.config.declare import python_scalar
+from fedvg_jax.core.identity import Identity, identify
+from fedvg_jax.core.types import (
+    Algorithm,
+    Metric,
+    Selection,
+    Send,
+    Task,
+    UsageError,
+    Variables,
+    Weighting,
+)
+from fedvg_jax.data import user_data
+from fedvg_jax.engine import attacks, contracts, robust
+from fedvg_jax.runs.record import folder as run_folder
+
+T = TypeVar("T")
+
+KEPT = (*contracts.RECOGNISED, robust.mean, robust.median, robust.clipped_mean)
+"""Functions that the round recognises by identity; they read nothing beside their arguments."""
+
+
+WeightingOrFactory = Weighting | Callable[[Task], Weighting]
+"""A weighting, or a function that makes it for the task of the run."""
+
+
+class Custom(NamedTuple):
+    """The arguments of `fedvg_jax.run` that take the place of settings."""
+
+    data: Any = None
+    partition: tuple | Sequence | None = None
+    task: Task | None = None
+    algorithm: Algorithm | None = None
+    weighting: WeightingOrFactory | None = None
+    selection: Selection | None = None
+    aggregate: robust.Rule | None = None
+    send: Send | None = None
+    attack: attacks.Attack | None = None
+    hyper: Mapping[str, float] | None = None
+    initial: Variables | None = None
+
+    @property
+    def names(self) -> dict[str, str]:
+        """Returns argument -> name of the object that takes the place of a setting; "" for one without a name."""
+        objects = {name: getattr(self, name) for name in SETTING_OF}
+        return {
+            name: getattr(value, "__name__", "").replace("<lambda>", "")
+            for name, value in objects.items()
+            if value is not None
+        }
+
+
+SETTING_OF = uses.PASSED
+"""Argument -> the setting that the object takes the place of."""
+
+FUNCTIONS = ("task", "algorithm", "weighting", "selection", "aggregate", "send", "attack")
+"""Arguments that hold functions."""
+
+
+def identities(custom: Custom, metrics: Mapping[str, Metric]) -> dict[str, Identity]:
+    """Returns the identities of what a caller passed: of arguments by name, of metrics by "metric NAME"."""
+    values = {name: value for name, value in custom._asdict().items() if value is not None}
+    if custom.data is not None:
+        values["data"] = user_data.as_arrays(custom.data)
+    if custom.hyper:
+        values["hyper"] = {name: python_scalar(value) for name, value in custom.hyper.items()}
+    values |= {f"{run_folder.METRIC} {name}": metric.function for name, metric in metrics.items()}
+    return {name: identify(value) for name, value in values.items()}
+
+
+def code_of(custom: Custom, metrics: Mapping[str, Metric]) -> dict[str, str]:
+    """Returns the digests that a run's manifest has of functions from Python, which `sources` does not cover."""
+    only = Custom(**{name: getattr(custom, name) for name in FUNCTIONS})
+    return {name: identity.digest for name, identity in identities(only, metrics).items()}
+
+
+def traced_anew(custom: Custom) -> Custom:
+    """Returns what a call is given, with new functions; see `new_functions`.
+
+    Raises:
+        UsageError: an argument is of another kind.
+    """
+    for name, kind in KINDS.items():
+        value = getattr(custom, name)
+        is_factory = name == "weighting" and callable(value)
+        if value is None or isinstance(value, kind) or is_factory:
+            continue
+        got = type(value).__name__
+        raise UsageError(
+            f"{name} must be a fedvg_jax.{kind.__name__}, got a {got}; Config(...) takes names"
+        )
+    for name in ("aggregate", "attack"):
+        value = getattr(custom, name)
+        if not (value is None or callable(value)):
+            got = type(value).__name__
+            raise UsageError(f"{name} must be a function, got a {got}; Config(...) takes names")
+    if not isinstance(custom.hyper or {}, Mapping):
+        got = type(custom.hyper).__name__
+        raise UsageError(f"hyper must be a dict, name -> value; got {got}")
+    return custom._replace(**{name: new_functions(getattr(custom, name)) for name in FUNCTIONS})
+
+
+KINDS = {"task": Task, "algorithm": Algorithm, "weighting": Weighting, "send": Send}
+"""Argument -> its type. A weighting may also be a function task -> `Weighting`."""
+
+
+def new_functions(bundle: T) -> T:
+    """Returns a named tuple of functions with a new function in place of each.
+
+    JAX traces a function once and finds the result by the function's identity. A function may read values that change
+    between two calls of `fedvg_jax.run`, so each call traces functions of its own. One that the caller passes to
+    `jax.jit` before is taken from there.
+
+    >>> double = lambda x: 2 * x
+    >>> (own,) = new_functions((double,))
+    >>> own is double, own(3)
+    (False, 6)
+    """
+    if isinstance(bundle, tuple):
+        parts = map(new_functions, bundle)
+        return type(bundle)(*parts) if hasattr(bundle, "_fields") else tuple(parts)  # pyright: ignore
+    if not callable(bundle) or any(bundle is part for part in KEPT):
+        return bundle
+    function = bundle.__wrapped__ if isinstance(bundle, jax.stages.Wrapped) else bundle  # pyright: ignore
+
+    @functools.wraps(function, updated=())
+    def call(*arguments: Any, **keywords: Any) -> Any:
+        return function(*arguments, **keywords)
+
+    return call  # pyright: ignore[reportReturnType]

@@ -1,0 +1,244 @@
+"""The experiment of settings, in which objects may take the place of names, and its simulation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Hashable, Mapping, Sequence
+
+from fedvg_jax import algorithms
+from fedvg_jax.config import SETTINGS, Config, apply, block_size, check, cohort_size, epochs_range
+from fedvg_jax.config.fidelity import departs, listed
+from fedvg_jax.config.options import choice, partition_seed
+from fedvg_jax.config.uses import unmet
+from fedvg_jax.core import reuse
+from fedvg_jax.core.types import Algorithm, Hyper, Selection, Send, Task, Variables, Weighting
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.images import Progress
+from fedvg_jax.engine import attacks, robust, task_checks
+from fedvg_jax.models import pretrained
+from fedvg_jax.resolve import data as populations, fit
+from fedvg_jax.resolve.custom import Custom, WeightingOrFactory, traced_anew
+from fedvg_jax.resolve.hyperparameters import make_hyper
+from fedvg_jax.resolve.machine import make_executor
+from fedvg_jax.resolve.method import make_method, weighting_entries
+from fedvg_jax.resolve.model import make_model
+from fedvg_jax.runs.assemble import programs
+from fedvg_jax.runs.assemble.simulation import Simulation, assemble
+from fedvg_jax.runs.experiment import Cohorts, Experiment, Privacy, Records, Tables
+from fedvg_jax.runs.record import digests
+
+VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
+"""Settings that no program depends on: of the host, of the data and the schedule, and traced hyperparameters."""
+
+USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
+"""Traced hyperparameters on which a program depends by whether they are above 0."""
+
+
+def simulation(
+    config: Config,
+    *,
+    progress: Progress | None = None,
+    reading: Progress | None = None,
+    data: Arrays | tuple | None = None,
+    partition: tuple | Sequence | None = None,
+    task: Task | None = None,
+    algorithm: Algorithm | None = None,
+    weighting: WeightingOrFactory | None = None,
+    selection: Selection | None = None,
+    aggregate: robust.Rule | None = None,
+    send: Send | None = None,
+    attack: attacks.Attack | None = None,
+    hyper: Mapping[str, float] | None = None,
+    initial: Variables | None = None,
+) -> Simulation:
+    """Returns everything that a run of these settings needs.
+
+    Args:
+        config: settings; they are checked.
+        progress: called with (partitions drawn, most draws).
+        reading: called with (images decoded, all images).
+        data, partition, task, algorithm, weighting, selection, aggregate, send, attack, hyper, initial: as in
+            `fedvg_jax.run`.
+
+    Raises:
+        UsageError: a setting or a file cannot work, or an object breaks its contract.
+
+    >>> sim = simulation(Config(clients=4, join_ratio=0.5, alpha=10.0))
+    >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
+    ('digits', 4, (2,))
+    """
+    methods = task, algorithm, weighting, selection, aggregate, send, attack
+    custom = Custom(data, partition, *methods, hyper, initial)
+    return simulate(check(config), custom, progress, reading)
+
+
+def simulate(
+    config: Config,
+    custom: Custom,
+    progress: Progress | None = None,
+    reading: Progress | None = None,
+) -> Simulation:
+    """Returns the simulation of one call, with functions and programs of its own.
+
+    Args:
+        config: checked settings.
+        custom: what the caller passed.
+        progress, reading: as in `simulation`.
+    """
+    return assemble(resolve(config, traced_anew(custom), progress, reading), reuse.keeper())
+
+
+def resolve(
+    config: Config,
+    custom: Custom = Custom(),  # noqa: B008  immutable
+    progress: Progress | None = None,
+    reading: Progress | None = None,
+) -> Experiment:
+    """Returns the experiment of settings.
+
+    Args:
+        config: checked settings.
+        custom: objects that take the place of settings, with functions of this call; see `custom.traced_anew`.
+        progress, reading: as in `simulation`.
+
+    Raises:
+        UsageError: parts do not fit together, or a file cannot be read.
+    """
+    assert config.cache_dir is not None, "the check sets it"
+    programs.use_cache(config.cache_dir)
+    if config.init and not digests.is_run(
+        config.init
+    ):  # before the data, which may take minutes to read
+        pretrained.read(config.init)
+    population = populations.make_population(
+        config, custom.data, custom.partition, progress, reading
+    )
+    if custom.task is not None:
+        task_checks.check_task(custom.task, population.pool)
+        fit.check_settings_of_task(config, custom.task, population.pool)
+    static = static_settings(config)
+    model = make_model(config, population.arrays, custom.task, custom.initial)
+    method = make_method(config, custom)
+    is_named = custom.weighting is None
+    native = str(method.algorithm.native_weighting)
+    fit.check_accuracies(config, native, custom.task, population, is_named=is_named)
+    fit.check_clients(config, population.partition)
+    is_given = custom.partition is not None
+    return Experiment(
+        settings=config,
+        custom=custom.names,
+        key=(static, custom.task or _shape(population.arrays)),
+        population=population,
+        statistics=populations.describe(config, population, is_given),
+        model=model,
+        method=method,
+        hyper=functools.partial(_hyper, config, custom),
+        executor=make_executor(config),
+        cohorts=_cohorts(config, method.algorithm),
+        tables=_tables(config, custom),
+        records=_records(config),
+        placement=config.placement,
+        privacy=_privacy(config, custom, method.algorithm),
+    )
+
+
+def static_settings(config: Config) -> Config:
+    """Returns `config` with every value of `VALUES` at its default: settings on which a program depends.
+
+    Momentum, weight decay and clipping keep whether they are used, on which the program depends.
+    """
+    values = {name: SETTINGS[name].default for name in VALUES}
+    values |= {name: float(SETTINGS[name].get(config) > 0) / 2 for name in USED_ABOVE_0}
+    values |= {name: _without_traced(config, name) for name, s in SETTINGS.items() if s.values}
+    if config.attack != "none":  # the corrupt clients' ids are constants of the program
+        values |= {"seed": config.seed, "corrupt.clients": config.corrupt.clients}
+    return apply(config, values, "static settings")
+
+
+def _without_traced(config: Config, name: str) -> str:
+    """Returns a setting NAME:VALUE without a value that is a traced scalar."""
+    setting = SETTINGS[name]
+    if setting.facts.kind != "compiled":
+        return setting.default
+    text = setting.get(config)
+    argument = setting.values.get(text.partition(":")[0])
+    return text.partition(":")[0] if argument and argument.traced else text
+
+
+def _shape(arrays: Arrays) -> Hashable:
+    """Returns what a named network is built for: the shape of a row, and the number of classes."""
+    return arrays.x.shape[1:], len(arrays.class_names)
+
+
+def _hyper(
+    config: Config, custom: Custom, algorithm: Algorithm, weighting: Weighting
+) -> tuple[Hyper, dict[str, float]]:
+    """Returns what `make_hyper` does; the parameters of a caller's objects may be given."""
+    settable = []
+    if custom.algorithm is not None:
+        settable += [parameter.name for parameter in algorithm.hyperparameters]
+    if custom.weighting is not None:
+        settable += [parameter.name for parameter in weighting.hyperparameters]
+    return make_hyper(config, algorithm, weighting, custom.hyper, settable)
+
+
+def _cohorts(config: Config, algorithm: Algorithm) -> Cohorts:
+    has_probe = algorithm.probe is not algorithms.no_probe
+    return Cohorts(
+        num_clients=config.clients,
+        size=cohort_size(config),
+        chunk_size=block_size(config),
+        batch_size=config.batch_size,
+        local_epochs=epochs_range(config),
+        seed=config.seed,
+        dropout=config.dropout,
+        skips_single_rows=departs(config, "single-rows"),
+        probe_ratio=config.elastic.ratio if has_probe else 0.0,
+        probe_apart=departs(config, "elastic-rows"),
+        is_published=departs(config, "cohorts"),
+        noise_seed=config.dp.noise_seed,
+    )
+
+
+def _tables(config: Config, custom: Custom) -> Tables:
+    is_read_in_training = bool(config.tuning.steps) or "fltrust" in config.weighting
+    is_evaluated = config.fedvg.mode == "eval" and unmet(config, "fedvg.mode") is None
+    return Tables(
+        test_ratio=config.test_ratio,
+        holds_out=config.best_on == "held_out",
+        seed=partition_seed(config),
+        skips_lone_row=is_read_in_training or not is_evaluated,
+    )
+
+
+def _records(config: Config) -> Records:
+    return Records(
+        rounds=config.rounds,
+        eval_every=config.eval_every,
+        names=frozenset(listed(config.record)),
+        best_on=config.best_on,
+        skips_divergence=config.nonfinite == "skip",
+        finetune_epochs=config.finetune_epochs,
+        ends_at_zero_rate=config.lr_schedule == "cosine",
+        folder=config.out,
+        is_resumed=config.resume is not None,
+        checkpoint_every=config.checkpoint_every,
+        keep=config.keep,
+        export=config.export,
+        export_partition=config.export_partition,
+        start=config.init,
+    )
+
+
+def _privacy(config: Config, custom: Custom, algorithm: Algorithm) -> Privacy | None:
+    if config.dp.clip == 0:
+        return None
+    reads_clients = None
+    if custom.weighting is None:
+        reads_d_val = any(entry.reads_rows for entry in weighting_entries(config, algorithm))
+        reads_clients = reads_d_val and choice(config, "validation.source")[0] == "clients"
+    return Privacy(
+        delta=config.dp.delta,
+        reads_clients=reads_clients,
+        has_frozen_statistics=config.norm_layers == "frozen",
+    )

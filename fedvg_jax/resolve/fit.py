@@ -1,0 +1,153 @@
+"""Whether data, model, objects of a caller and settings fit together."""
+
+from __future__ import annotations
+
+import jax
+
+from fedvg_jax.config import MODELS, Config, flatten
+from fedvg_jax.config.fidelity import listed
+from fedvg_jax.config.uses import unmet
+from fedvg_jax.core.types import Batch, Task, UsageError
+from fedvg_jax.data import user_data
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions.client_rows import Partition
+from fedvg_jax.data.user_data import shape
+from fedvg_jax.engine import task_checks
+from fedvg_jax.models.task import MOST_COUNTED
+from fedvg_jax.runs.experiment import Population
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, CONFUSION
+
+
+def check_model_fits(arrays: Arrays, config: Config) -> None:
+    """Raises a UsageError if the config's model cannot take these data."""
+    own = "give run(..., task=fedvg_jax.linen_task(...)) for a model and loss of your own"
+    named, num_classes = f"model {config.model}", len(arrays.class_names)
+    if MODELS[config.model].is_sequence:
+        if not user_data.is_sequences(arrays):
+            raise UsageError(
+                f"{named} takes sequences, integers x and y [T, L] and one name per character in class_names;"
+                f" {arrays.name} has x {shape(arrays.x)}, y {shape(arrays.y)} and {num_classes} names; use --model mlp"
+            )
+        if arrays.x.min() < 0 or arrays.x.max() >= num_classes:
+            raise UsageError(
+                f"data: characters must be 0..{num_classes - 1}; got {arrays.x.min()}..{arrays.x.max()}"
+            )
+        return
+    user_data.class_labels(
+        arrays, named, "use --model gru" if user_data.is_sequences(arrays) else own
+    )
+    of_row = arrays.x.shape[1:]
+    images = len(of_row) == 3
+    if not MODELS[config.model].takes_rows:
+        if not images:
+            raise UsageError(
+                f"{named} takes images [T, H, W, D], x is {shape(arrays.x)}; use x[..., None], or {own}"
+            )
+        user_data.refuse_channels_first(arrays, named)
+    if not of_row or not arrays.x[0].size:
+        raise UsageError(
+            f"{named} takes rows [T, D] of one value or more, x is {shape(arrays.x)}; use x[:, None]"
+        )
+    if config.normalise == "imagenet" and not (images and of_row[-1] in (1, 3)):
+        raise UsageError(
+            f"normalise imagenet takes 1 or 3 channels, x is {shape(arrays.x)}; use none or half"
+        )
+    if (channels := MODELS[config.model].channels) and of_row[-1] not in channels:
+        allowed = " or ".join(map(str, channels))
+        raise UsageError(
+            f"{named} is for images of {allowed} channels, x is {shape(arrays.x)}; use another model"
+        )
+
+
+def check_pixel_settings(arrays: Arrays, config: Config) -> None:
+    """Raises a UsageError if the config augments or normalises rows that are of another kind."""
+    if config.normalise == "columns" and (
+        user_data.is_images(arrays) or user_data.is_sequences(arrays) or arrays.x.ndim < 2
+    ):
+        raise UsageError(
+            f"normalise columns takes tables and float images, x is {shape(arrays.x)}; use none or half"
+        )
+    for name, value in (("augment", config.augment), ("normalise", config.normalise)):
+        if value in ("none", "columns"):
+            continue
+        if arrays.x.ndim != 4:
+            raise UsageError(
+                f"{name} {value} is for images [T, H, W, D], x is {shape(arrays.x)}; use none"
+            )
+        user_data.refuse_channels_first(arrays, f"{name} {value}")
+
+
+MODEL_SETTINGS = ("precision", "normalise", "conv", "norm_layers", "lora")
+"""Settings that only the building of the config's model reads."""
+
+
+def check_settings_of_task(config: Config, task: Task, pool: Batch) -> None:
+    """Checks that a user's task does what the settings ask of it.
+
+    A resumed run keeps the settings that it started with, so those that have no effect are not refused there.
+
+    Raises:
+        UsageError: a setting would build the config's model and has no effect, or needs a sum that the task does not
+            have.
+    """
+    if config.resume is not None:
+        return
+    settings, defaults = flatten(config), flatten(Config())
+    for name in MODEL_SETTINGS:
+        if settings[name] not in (defaults[name], "columns") and unmet(config, name) is None:
+            raise UsageError(
+                f"{name} {settings[name]} has no effect beside task=; leave it out, set it in the task"
+            )
+    if CONFUSION in listed(config.record):
+        sums = jax.eval_shape(
+            task.measure,
+            *jax.eval_shape(task.init, jax.random.key(0)),
+            *task_checks.shapes_of_batch(pool),
+        )
+        if not isinstance(sums, dict) or CONFUSION not in sums:
+            raise UsageError(
+                f"record {CONFUSION} needs '{CONFUSION}' of task.measure, [C * C] counts; leave it out"
+            )
+
+
+def check_accuracies(
+    config: Config, native: str, task: Task | None, population: Population, *, is_named: bool
+) -> None:
+    """Checks that accuracies can be computed where a named weighting or a record needs them.
+
+    Args:
+        config: settings.
+        native: the name of the algorithm's own weighting.
+        task: a caller's task; None for the config's model, which returns scores of the classes.
+        population: of the run.
+        is_named: whether settings name the weighting.
+
+    Raises:
+        UsageError: the data have no class labels, or the task's outputs are not scores of the classes.
+    """
+    records, arrays = listed(config.record), population.arrays
+    num_classes = len(arrays.class_names)
+    if CONFUSION in records and num_classes > MOST_COUNTED:
+        raise UsageError(
+            f"record confusion is for at most {MOST_COUNTED:,} classes; got {num_classes:,}; leave it out"
+        )
+    consumers = {}
+    if is_named and "val_accuracy" in config.weighting.replace("native", native):
+        consumers["weighting val_accuracy"] = "use val_loss"
+    for name in ("client_accuracy", *CLIENT_ACCURACIES):
+        if name in records:
+            consumers[f"record {name}"] = "use client_val_loss"
+    for consumer, instead in consumers.items():
+        user_data.class_labels(arrays, consumer, instead, of_rows=False)
+        if task:
+            task_checks.check_scores(task, population.pool, consumer, instead, num_classes)
+
+
+def check_clients(config: Config, parts: Partition) -> None:
+    """Raises UsageError where accuracies by client are recorded, and clients have no test rows of their own."""
+    by_client = [name for name in CLIENT_ACCURACIES if name in listed(config.record)]
+    if by_client and len(parts.test) != len(parts.train):
+        instead = "give each client's" if config.holdout == "client" else "use --holdout client"
+        raise UsageError(
+            f"record {by_client[0]} needs test rows of every client, and they are one set; {instead}"
+        )

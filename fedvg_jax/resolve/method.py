@@ -1,0 +1,281 @@
+"""The method of a run: algorithm, weighting, rules and optimiser, objects that settings name or a caller gives."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import optax
+
+from fedvg_jax.algorithms.base import keeping_models, sends_messages
+from fedvg_jax.config import SETTINGS, WEIGHTINGS, Config, block_size, cohort_size
+from fedvg_jax.config.fidelity import departs, listed
+from fedvg_jax.config.methods import algorithm_of, weighting_names
+from fedvg_jax.config.options import choice, local
+from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
+from fedvg_jax.core import checks
+from fedvg_jax.core.types import (
+    Algorithm,
+    Hyper,
+    NamedWeighting,
+    Selection,
+    Signal,
+    Task,
+    UsageError,
+    Weighting,
+)
+from fedvg_jax.engine import attacks, local_training, privacy, robust, selection
+from fedvg_jax.host import hardware as hw
+from fedvg_jax.models import transforms
+from fedvg_jax.models.networks import costs
+from fedvg_jax.resolve.custom import Custom, new_functions
+from fedvg_jax.resolve.data import corrupt_clients
+from fedvg_jax.runs.experiment import Method
+from fedvg_jax.weightings import baselines, basic, recorded
+from fedvg_jax.weightings.fedvg import layers_of
+
+
+def make_method(config: Config, custom: Custom) -> Method:
+    """Returns the method of a run.
+
+    Args:
+        config: checked settings.
+        custom: objects that take the place of settings.
+
+    Raises:
+        UsageError: parts of the method contradict each other.
+    """
+    records = listed(config.record)
+    algorithm = make_algorithm(config, custom)
+    rule = custom.aggregate or SETTINGS["robust"].made(config)
+    _refuse_contradictions(config, custom, algorithm, rule)
+    if "client_models" in records:
+        algorithm = keeping_models(algorithm)
+    is_attacked = custom.attack is not None or config.attack != "none"
+    corrupt = corrupt_clients(config, is_attacked)
+    attack = SETTINGS["attack"].made(config)
+    if custom.attack is not None:
+        attack = functools.partial(attacks.disturbance, custom.attack)
+    # a custom task may have negative losses, which val_loss turns into no weights
+    by_loss = "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
+    return Method(
+        algorithm=algorithm,
+        weighting=functools.partial(_weighting, config, custom.weighting, algorithm),
+        optimiser=make_optimiser(config),
+        aggregate=rule,
+        disturb=attack(corrupt, config.clients),
+        corrupt_clients=tuple(corrupt.tolist()),
+        selection=make_selection(config, custom.selection),
+        augment=transforms.AUGMENTATIONS[config.augment],
+        num_tuning_steps=config.tuning.steps,
+        server_stats=departs(config, "server-stats"),
+        weighs_untrained=departs(config, "untrained"),
+        has_custom_weights=custom.weighting is not None or (custom.task is not None and by_loss),
+        measures=tuple(name for name in records if name in recorded.MEASURES),
+        layer_names=functools.partial(layer_names, config),
+        sensitivity=_sensitivity(config, custom, algorithm),
+    )
+
+
+def make_algorithm(config: Config, custom: Custom) -> Algorithm:
+    """Returns the algorithm with its compression; UsageError where two of these are given."""
+    algorithm = custom.algorithm or algorithm_of(config)
+    send = custom.send or SETTINGS["send"].made(config)
+    if send is None:
+        return algorithm
+    if algorithm.send is not None:
+        source = "send=" if custom.send else f"send {config.send}"
+        raise UsageError(f"{source} and algorithm.send both compress updates; leave one out")
+    return algorithm._replace(send=send)
+
+
+def make_selection(config: Config, custom: Selection | None = None) -> Selection | None:
+    """Returns the selection of cohorts; None for uniform cohorts.
+
+    Raises:
+        UsageError: it is no `Selection`, or the settings draw cohorts in another way.
+    """
+    name, num_candidates = choice(config, "selection")
+    num_candidates = num_candidates or min(config.clients, 2 * cohort_size(config))
+    chosen = custom or selection.BY_NAME[name].made(num_candidates)
+    if chosen is None:
+        return None
+    if not isinstance(chosen, Selection) or not callable(chosen.choose):
+        got = type(chosen).__name__
+        raise UsageError(f"selection must be a fedvg_jax.Selection of a function; got {got}")
+    if departs(config, "cohorts"):
+        raise UsageError(
+            "--departures cohorts and a selection both choose the cohorts; leave one out"
+        )
+    return chosen
+
+
+def _refuse_contradictions(
+    config: Config, custom: Custom, algorithm: Algorithm, rule: robust.Rule
+) -> None:
+    """Raises UsageError where algorithm, local tensors, robust rule and cohorts do not fit together."""
+    name = "the algorithm" if custom.algorithm else f"algorithm {config.algorithm}"
+    robust_name = "aggregate=" if custom.aggregate else f"robust {config.robust}"
+    local_name = f"local {config.local}" if config.local else name
+    is_robust, is_personal = rule is not robust.mean, algorithm.personal is not None
+    if is_robust and sends_messages(algorithm):
+        raise UsageError(
+            f"{robust_name} protects the averaged model only, and the server of {name} also averages other messages"
+            " of the clients; use the mean or another algorithm"
+        )
+    if is_robust and block_size(config) < cohort_size(config):
+        raise UsageError(f"{robust_name} needs all models of a cohort at once; use --hold 0")
+    if custom.weighting and choice(config, "robust")[0] not in ("mean", "clipped_mean"):
+        raise UsageError(f"{robust_name} ignores weighting=; use clipped_mean, or leave one out")
+    if config.local and is_personal:
+        raise UsageError(
+            f"{name} keeps a personal model of each client, and {local_name} a part; use one of them"
+        )
+    if (config.local or is_personal) and departs(config, "server-stats"):
+        raise UsageError(
+            f"{local_name} cannot be used with the departure server-stats, of one model for all clients;"
+            " leave one out"
+        )
+    if (config.local or is_personal) and is_robust:
+        raise UsageError(f"{local_name} cannot be used with {robust_name}, which has one model")
+
+
+def _sensitivity(
+    config: Config, custom: Custom, algorithm: Algorithm
+) -> privacy.Sensitivity | None:
+    """Returns how much one client can change the aggregate; None without differential privacy."""
+    if config.dp.clip == 0:
+        return None
+    if custom.weighting:
+        return privacy.tensorwise
+    if named_weighting(config, algorithm) == "uniform":
+        return privacy.fixed
+    is_of_norms = any(entry.options for entry in weighting_entries(config, algorithm))
+    is_modelwise = not is_of_norms or config.fedvg.granularity == "modelwise"
+    return privacy.modelwise if is_modelwise else privacy.tensorwise
+
+
+ADAM_EPS_ROOT = 1e-36
+"""Added to Adam's second moment, because its root has no finite gradient at 0. Over 1e6 gradients from 1e-24 to 10 it
+changes no bit of an update in float32; 1e-30 changes updates by up to 2.4e-7 of their size if gradients are below 1e-8.
+"""
+
+
+def make_optimiser(config: Config) -> local_training.Optimiser:
+    """Returns the clients' optimiser with momentum, weight decay and learning rate schedule of the config."""
+    factor = SETTINGS["lr_schedule"].made(config)
+
+    def optimiser(hyper: Hyper, round):
+        rate = hyper["lr"] * factor(hyper, round.astype(hyper["lr"].dtype))
+        if config.optimiser == "adamw":
+            return optax.adamw(rate, eps_root=ADAM_EPS_ROOT, weight_decay=hyper["weight_decay"])
+        if config.optimiser == "adam":
+            rule = optax.adam(rate, eps_root=ADAM_EPS_ROOT)
+        else:
+            rule = optax.sgd(rate, hyper["momentum"] if config.momentum else None)
+        if not config.weight_decay:
+            return rule
+        return optax.chain(optax.add_decayed_weights(hyper["weight_decay"]), rule)
+
+    return optimiser
+
+
+# --- weightings
+
+
+def make_weighting(
+    config: Config, task: Task, algorithm: Algorithm, gradient: Signal | None = None
+) -> Weighting:
+    """Returns the weighting that `config.weighting` names.
+
+    Args:
+        config: the settings of the weighting.
+        task: the model and its loss; with `gradient`, only its `init` and `block_of` are used.
+        algorithm: its `native_weighting` is the weighting "native".
+        gradient: replaces the gradient that FedVG measures.
+
+    Raises:
+        UsageError: the weighting is "native", and `algorithm.native_weighting` names none; `fedvg.include` matches no
+            tensor; or a group has no matrix for the spectral norm.
+    """
+
+    def build(rule: Rule) -> Weighting:
+        match rule:
+            case Permuted(inner):
+                return baselines.permuted(build(inner))
+            case Mean(first, second):
+                return basic.mix(build(first), build(second))
+        name = _native_name(algorithm) if rule == "native" else rule
+        entry = WEIGHTINGS[name]
+        options = _fedvg_options(config, gradient) if entry.options else {}
+        return entry.make(*[task] * entry.reads_rows, **options)
+
+    return build(parse_weighting(config.weighting))
+
+
+def _fedvg_options(config: Config, gradient: Signal | None) -> dict[str, Any]:
+    """Returns the arguments of `fedvg` beside the task."""
+    options, most_rows = config.fedvg, costs(config.model).rows_per_scoring_pass
+    is_delta = "delta" in (options.norm, options.signal)
+    return _layer_options(config) | {
+        "signal": "delta" if is_delta else gradient or options.signal,
+        "mode": options.mode,
+        "groups_per_pass": functools.partial(
+            hw.groups_per_scoring_pass, config.batch_size, most_rows
+        ),
+    }
+
+
+def _layer_options(config: Config) -> dict[str, Any]:
+    """Returns the arguments of `layers_of` beside the task. Norm `delta` is the paper's name for the signal's L1."""
+    options = config.fedvg
+    return {
+        "norm": "l1" if options.norm == "delta" else options.norm,
+        "granularity": options.granularity,
+        "layer": options.layer,
+        "include": options.include,
+        "exclude": local(config)[1],
+    }
+
+
+def layer_names(config: Config, task: Task) -> list[str]:
+    """Returns the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
+    if not any(
+        name in WEIGHTINGS and WEIGHTINGS[name].options
+        for name in weighting_names(config.weighting)
+    ):
+        return []
+    return [layer.name for layer in layers_of(task, **_layer_options(config))]
+
+
+def _native_name(algorithm: Algorithm) -> str:
+    """Returns `algorithm.native_weighting`, a key of `WEIGHTINGS`."""
+    name = algorithm.native_weighting
+    if not isinstance(name, str) or name not in WEIGHTINGS:
+        allowed, got = ", ".join(WEIGHTINGS), str(name)[:100]
+        raise UsageError(f"algorithm.native_weighting must be one of {allowed}; got {got!r}")
+    return name
+
+
+def named_weighting(config: Config, algorithm: Algorithm) -> str:
+    """Returns the text of the weighting, in which "native" is the name of the algorithm's own."""
+    return config.weighting.replace("native", str(algorithm.native_weighting))
+
+
+def weighting_entries(config: Config, algorithm: Algorithm) -> list[NamedWeighting]:
+    """Returns the named weightings that the run's consists of."""
+    return [WEIGHTINGS[name] for name in weighting_names(named_weighting(config, algorithm))]
+
+
+def _weighting(config: Config, custom: Any, algorithm: Algorithm, task: Task) -> Weighting:
+    """Returns the weighting of a run for the task of scoring; a custom one may be a function of the task."""
+    if custom is None:
+        return make_weighting(config, task, algorithm)
+    if isinstance(custom, Weighting):
+        return custom
+    with checks.calling("weighting(task)"):
+        weighting = custom(task)
+    if not isinstance(weighting, Weighting):
+        got = type(weighting).__name__
+        raise UsageError(f"weighting(task) returned a {got}; expected a Weighting")
+    return new_functions(weighting)

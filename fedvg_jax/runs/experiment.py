@@ -1,0 +1,199 @@
+"""What a run is, as objects and numbers: no text of a setting is left in it. `resolve` makes it from settings.
+
+Programs, states, schedules and records follow from it; nothing behind it reads settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jax import Array
+
+from fedvg_jax.core.trained_part import LocalPart
+from fedvg_jax.core.types import (
+    Algorithm,
+    Augment,
+    Batch,
+    Executor,
+    Hyper,
+    Selection,
+    Task,
+    Variables,
+    Weighting,
+)
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.partitions.client_rows import Partition
+from fedvg_jax.data.scaling import Columns
+from fedvg_jax.data.validation import Shared
+from fedvg_jax.engine import attacks, local_training, privacy, robust
+
+
+class Population(NamedTuple):
+    """The data set, its partition, and the shared validation set."""
+
+    arrays: Arrays
+    partition: Partition
+    shared: Shared
+    scaled_by: Columns | None = None
+    """means and deviations of the columns of `shared`; None for rows as they are"""
+
+    @property
+    def pool(self) -> Batch:
+        """The rows that all tables are of."""
+        return Batch(self.shared.x, self.shared.y)
+
+
+class Model(NamedTuple):
+    """The model that is trained."""
+
+    name: str
+    """as settings name it; "" for a custom task"""
+    tasks: Callable[[Variables | None], tuple[Task, Task | None]]
+    """frozen tensors, arrays or shapes -> the task of training, and that of scoring or None where it is the same. None
+    in place of frozen tensors gives tasks of the whole model."""
+    initial: Callable[[Callable[[Array], Variables]], Variables]
+    """(key -> a drawn model) -> the first model: drawn, of a file, of another run, or given"""
+    trained: str = ""
+    """regular expression of the tensors that are trained; "" for all"""
+    local: LocalPart = LocalPart()
+    """the part that stays with each client"""
+    has_initial: bool = False
+    """whether the caller gave the first variables"""
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether the task is the caller's own."""
+        return not self.name
+
+
+class Method(NamedTuple):
+    """How clients train, and how the server weighs and aggregates what they return."""
+
+    algorithm: Algorithm
+    weighting: Callable[[Task], Weighting]
+    """task of scoring -> the weighting"""
+    optimiser: local_training.Optimiser
+    aggregate: robust.Rule = robust.mean
+    disturb: attacks.Disturb = attacks.none
+    corrupt_clients: tuple[int, ...] = ()
+    """ids of the clients with corrupt rows or updates"""
+    selection: Selection | None = None
+    """None for uniform cohorts"""
+    augment: Augment | None = None
+    num_tuning_steps: int = 0
+    """steps of the server on D_val after a round"""
+    server_stats: bool = False
+    """whether the server treats running statistics like parameters"""
+    weighs_untrained: bool = False
+    """whether a client without a local step is weighed like the others"""
+    has_custom_weights: bool = False
+    """whether weights come from functions that may break their contract"""
+    measures: tuple[str, ...] = ()
+    """names in `weightings.recorded.MEASURES` that records have"""
+    layer_names: Callable[[Task], list[str]] = lambda task: []
+    """names of the columns of the recorded `layer_shares`"""
+    sensitivity: privacy.Sensitivity | None = None
+    """how much one client can change the aggregate; None without differential privacy"""
+
+
+class Cohorts(NamedTuple):
+    """Which clients train in a round, and on which minibatches; see `engine.schedule.make`."""
+
+    num_clients: int
+    """N"""
+    size: int
+    """K"""
+    chunk_size: int
+    """H, clients that are trained at a time"""
+    batch_size: int
+    """B, before it is fitted to the largest client"""
+    local_epochs: tuple[int, int]
+    """smallest and largest number"""
+    seed: int
+    dropout: float = 0.0
+    skips_single_rows: bool = False
+    """whether clients skip minibatches of one row, as the published code does"""
+    probe_ratio: float = 0.0
+    probe_apart: bool = False
+    """whether the probe's rows are not trained on, as in the published code"""
+    is_published: bool = False
+    """whether cohorts are those of the published code's random stream"""
+    noise_seed: int = 0
+    """of draws on the device; 0 for `seed`"""
+
+
+class Tables(NamedTuple):
+    """How rows are arranged for scoring and evaluation."""
+
+    test_ratio: float
+    """largest share of the rows in the test set"""
+    holds_out: bool
+    """whether a half of D_val chooses the best round, and the weights do not use it"""
+    seed: int
+    """of the halves"""
+    skips_lone_row: bool
+    """whether a last group of one row of D_val is skipped where BatchNorm needs two"""
+
+
+class Privacy(NamedTuple):
+    """Client-level differential privacy."""
+
+    delta: float
+    reads_clients: bool | None
+    """whether weights read rows of clients that are not sampled; None for custom ones, which are traced"""
+    has_frozen_statistics: bool
+    """whether the running statistics of BatchNorm never change"""
+
+
+class Records(NamedTuple):
+    """What a run records, and where."""
+
+    rounds: int
+    eval_every: int
+    names: frozenset[str] = frozenset()
+    """what is recorded on demand"""
+    best_on: str = "shared"
+    """shared or held_out: the rows of D_val that choose the best round"""
+    skips_divergence: bool = False
+    """whether a client that diverged is left out, in place of ending the run"""
+    finetune_epochs: int = 1
+    ends_at_zero_rate: bool = False
+    """whether the learning rate is 0 after the last round"""
+    folder: Path | None = None
+    is_resumed: bool = False
+    checkpoint_every: int = 0
+    keep: int = 1
+    """checkpoints that are kept"""
+    export: Path | None = None
+    """file for the final model"""
+    export_partition: Path | None = None
+    start: Path | None = None
+    """run, checkpoint or file that the first model is read from"""
+
+
+class Experiment(NamedTuple):
+    """Everything that a run is."""
+
+    settings: Any
+    """the `Config`, which is written down and shown, and from which nothing is computed"""
+    custom: Mapping[str, str]
+    """argument that takes the place of a setting (data, partition, task, algorithm, ...) -> the name of the object; ""
+    for one without"""
+    key: Hashable
+    """equal for experiments that have one program, up to shapes"""
+    population: Population
+    statistics: Mapping[str, Any]
+    """of the partition and the shared validation set"""
+    model: Model
+    method: Method
+    hyper: Callable[[Algorithm, Weighting], tuple[Hyper, Mapping[str, float]]]
+    """(algorithm, weighting) -> all hyperparameters, float32 scalars, and the values that no setting determines"""
+    executor: Executor
+    cohorts: Cohorts
+    tables: Tables
+    records: Records
+    placement: str = "auto"
+    """auto, device or host: where rows and client states are kept"""
+    privacy: Privacy | None = None

@@ -38,7 +38,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import machine, torch_layout
-from fedvg_jax import config as configs, data as datasets
+from fedvg_jax import config as configs, data as datasets, resolve
 from fedvg_jax.config import Config, options, presets
 from fedvg_jax.config.methods import algorithm_of
 from fedvg_jax.core import tree
@@ -55,7 +55,6 @@ from fedvg_jax.core.types import (
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
 from fedvg_jax.models import plain, task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
-from fedvg_jax.runs.assemble import registry
 
 CLIENTS, CLIENTS_OF_ELASTIC, FIRST, ROUND, CHAINED = 2e-6, 1e-5, 1e-3, 5e-3, 2e-2
 WEIGHTS, CHAINED_WEIGHTS = 2e-3, 5e-3
@@ -216,17 +215,17 @@ def make_program(recording: Recording, data_dir: Path) -> Program:
         algorithm = algorithm._replace(
             probe=lambda hyper, probe: tree.take(hyper["recorded"], probe.position)
         )
-    weighting = registry.make_weighting(config, task, algorithm)
+    weighting = resolve.method.make_weighting(config, task, algorithm)
     executor, optimiser, clients = (
         executors.lanes(1),
-        registry.make_optimiser(config),
+        resolve.method.make_optimiser(config),
         meta["clients"],
     )
     published = {"stats_too": True, "weigh_untrained": True}
     step = federated_round.make_round(
         task, algorithm, weighting, executor, optimiser, clients, **published
     )
-    hyper = registry.make_hyper(config)
+    hyper = resolve.hyperparameters.scalars(config)
     initial = federated_round.init_state(task, algorithm, clients, hyper, stats_too=True)
     return Program(task, algorithm, jax.jit(step), dict(hyper), data, initial)
 

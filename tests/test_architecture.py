@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 import fedvg_jax
+from fedvg_jax import algorithms
 
 PACKAGE = Path(__file__).parent.parent / "fedvg_jax"
 ORDER = (
     "host", "core", "data", "models", "algorithms", "compression", "weightings", "engine", "config", "runs",
-    "views", "study", "integrations",
+    "resolve", "views", "study", "integrations",
 )  # fmt: skip
 """A package imports itself and packages before it; the modules of the root, commands and public API, import any."""
 
-ROOMS = ("runs/record", "runs/placement", "runs/assemble", "runs")
+ROOMS = ("runs/experiment", "runs/record", "runs/placement", "runs/assemble", "runs")
 """Within `runs`, a package imports itself and packages before it; the modules of `runs` itself import any."""
 
 
@@ -121,10 +122,40 @@ def test_an_import_loads_no_library_that_is_not_used(modules):
     assert not done.stderr and not done.returncode, done.stderr
 
 
+def test_in_runs_only_the_module_that_writes_settings_down_knows_them():
+    knowing = {
+        module
+        for module in sources()
+        if module.startswith("runs/") and any(".config" in name for name in imports(module))
+    }
+    assert knowing == {"runs/record/folder"}
+
+
+ALGORITHMS = {*algorithms.BY_NAME} - {"fedavg", "elastic"}
+"""Names that are no other words."""
+
+TABLES_OF_PAPERS = ("config/presets", "config/methods", "algorithms")
+"""Where names of algorithms stand beside their own files."""
+
+
+def test_the_name_of_an_algorithm_stands_in_its_file_the_registry_and_tables():
+    elsewhere = [
+        (module, node.value)
+        for module, tree in sources().items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and node.value in ALGORITHMS
+        and module not in TABLES_OF_PAPERS
+        and not module.startswith("algorithms/")
+    ]
+    assert not elsewhere
+
+
 ONCE = (
     "config.checks.check",
-    "runs.assemble.registry.make_hyper",
-    "runs.assemble.registry.make_local",
+    "resolve.hyperparameters.make_hyper",
+    "resolve.model.make_local",
+    "resolve.method.make_method",
 )
 """Functions of which a run needs one result."""
 

@@ -15,13 +15,13 @@ import pytest
 from support import linear, worlds
 from support.cases import naming
 
-from fedvg_jax import commands, config
+from fedvg_jax import commands, config, resolve
 from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity
 from fedvg_jax.config import Config, fidelity, options, presets
 from fedvg_jax.core.types import Anchor, ClientReturn, Cohort
 from fedvg_jax.data.partitions import client_rows, draw
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs.assemble import population, registry, simulation, tables
+from fedvg_jax.runs.assemble import tables
 
 
 def test_every_row_has_a_reason_or_valid_settings_that_no_other_row_has():
@@ -83,7 +83,7 @@ def simulated(profile, flags, task=linear.TASK):
         "alpha": 10.0,
     }
     settings = replace(settings, **changes, devices="1", lanes="1")
-    return simulation.simulation(settings, data=ROWS, partition=PARTITION, task=task)
+    return resolve.experiment.simulation(settings, data=ROWS, partition=PARTITION, task=task)
 
 
 def by_client(name):
@@ -97,12 +97,12 @@ def by_client(name):
 
 
 def block(sim):
-    task = registry.named_task(replace(sim.config, model="resnet18"), (32, 32, 3), 3)
+    task = resolve.model.named_task(replace(sim.config, model="resnet18"), (32, 32, 3), 3)
     return task.block_of("layer2_0/bn1/scale")
 
 
 def drawn(sim):
-    return client_rows.sizes(population.make_partition(sim.config, sim.arrays).train).tolist()
+    return client_rows.sizes(resolve.data.make_partition(sim.config, sim.arrays).train).tolist()
 
 
 def sizes_of_kind(kind, seed):

@@ -14,14 +14,14 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.speed import cases
-from fedvg_jax import config as configs
+from fedvg_jax import config as configs, resolve
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, ClientReturn, Data, SimState, Task, Variables
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import executors, local_training, schedule as schedules
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.runs.assemble import registry, simulation as build
+from fedvg_jax.runs.assemble import simulation as build
 from fedvg_jax.weightings import signals
 
 BATCH = 32
@@ -64,7 +64,7 @@ def simulation(box: Box, rounds: int = 200) -> build.Simulation:
         {"alpha": 1.0, "clients": 6, "join_ratio": 0.5, "local_epochs": 1} if box.smoke else {}
     )
     config = configs.apply(cases.config(case), settings, "benchmark")
-    return build.simulation(config, data=cases.arrays(case, None))
+    return resolve.experiment.simulation(config, data=cases.arrays(case, None))
 
 
 class Way(NamedTuple):
@@ -87,7 +87,7 @@ def make_task(box: Box, way: Way) -> Task:
     changes = {"conv": way.conv, "precision": way.precision, "model": way.model or box.case}
     config = dataclasses.replace(cases.config(cases.CASES[box.case]), **changes)
     images, labels = np.zeros((2, way.side, way.side, 3), np.uint8), np.zeros(2, np.int32)
-    return registry.make_task(
+    return resolve.model.make_task(
         config, Arrays("zeros", images, labels, tuple(map(str, range(10))), 2)
     )
 

@@ -26,7 +26,7 @@ SECTIONS = {
     ),
     "own": (
         "Your own model, data, weighting and algorithm",
-        "linen_task nnx_task Arrays Hyperparameter check_task check_weighting",
+        "linen_task nnx_task Arrays Hyperparameter check_task",
     ),
     "tuples": (
         "Named tuples of a round",

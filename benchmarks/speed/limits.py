@@ -28,6 +28,7 @@ import numpy as np
 
 from benchmarks import machine
 from benchmarks.speed import cases
+from fedvg_jax import resolve
 
 _FEW = "--dataset npz --clients 20 --join-ratio 0.1 --alpha 1 --min-samples 2 --local-epochs 1 --eval-every 1"
 STARTS = {"digits": "--rounds 1", "resnet18": f"{_FEW} --model resnet18 --rounds 1"}
@@ -162,9 +163,8 @@ def _simulation(words: list[str]) -> Any:
 
     config = commands.parse(words)
     commands.start_jax()
-    from fedvg_jax.runs.assemble import simulation
 
-    return simulation.simulation(config)
+    return resolve.experiment.simulation(config)
 
 
 SECTIONS: dict[str, Callable[[Path, int], Any]] = {

@@ -24,6 +24,7 @@ from jax import lax
 
 from benchmarks import machine
 from benchmarks.speed import cases, contest
+from fedvg_jax import resolve
 from fedvg_jax.core import trained_part, tree
 from fedvg_jax.core.types import (
     ClientReturn,
@@ -36,7 +37,7 @@ from fedvg_jax.core.types import (
     Variables,
 )
 from fedvg_jax.engine import executors, lane_plan, local_training, robust, schedule as schedules
-from fedvg_jax.runs.assemble import registry, simulation as build, tables
+from fedvg_jax.runs.assemble import simulation as build, tables
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -68,7 +69,7 @@ def simulation(case: cases.Case, data_dir: Path | None = None) -> build.Simulati
         "partition": cases.partition(case),
         "task": cases.task(case),
     }
-    return build.simulation(config, **options)
+    return resolve.experiment.simulation(config, **options)
 
 
 def write_workload(
@@ -252,7 +253,7 @@ def flops(case: cases.Case, sim: build.Simulation) -> float | None:
     """
     config = dataclasses.replace(sim.config, conv="lax")
     task = cases.task(case, "lax") or trained_part.bind(
-        registry.make_task(config, sim.arrays), sim.base
+        resolve.model.make_task(config, sim.arrays), sim.base
     )
     size = sim.config.batch_size
     x = jax.ShapeDtypeStruct((size, *sim.arrays.x.shape[1:]), jnp.uint8)

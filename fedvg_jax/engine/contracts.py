@@ -114,7 +114,7 @@ def _own_loss(
 
 def _report(name: str, returned: Any, hyper: Any, theta: Tree, anchor: Any, *rest: Any) -> None:
     client, _, averaged = _results(name, returned, 3)
-    checks.expect(client, anchor.client, f"{name}: client state")
+    checks.expect(client, anchor.client, f"{name}: client state", any_float=True)
     if jax.tree.leaves(averaged):
         message = f"{name}: the message to be averaged"
         with checks.calling(f"{message}, () or one entry for each tensor,"):
@@ -125,7 +125,7 @@ def _report(name: str, returned: Any, hyper: Any, theta: Tree, anchor: Any, *res
 def _residual(name: str, returned: Any, hyper: Any, server: Tree, theta: Tree, *rest: Any) -> None:
     residual, after = _results(name, returned, 2)
     checks.expect(residual, theta, f"{name}: R", any_float=True)
-    checks.expect(after, server, f"{name}: server state")
+    checks.expect(after, server, f"{name}: server state", any_float=True)
 
 
 def _arrived(
@@ -133,7 +133,7 @@ def _arrived(
 ) -> None:
     arrived, after = _results(name, returned, 2)
     checks.expect(arrived, delta, f"{name}: delta", any_float=True)
-    checks.expect(after, state, f"{name}: client state")
+    checks.expect(after, state, f"{name}: client state", any_float=True)
 
 
 def _bytes(name: str, returned: Any, *arguments: Any) -> None:
@@ -145,7 +145,9 @@ def _bytes(name: str, returned: Any, *arguments: Any) -> None:
 
 
 def _weights(name: str, returned: Any, hyper: Any, measured: Tree, view: Any) -> None:
-    stacked = jax.tree.leaves(measured) or [view.shuffle]  # of the clients that are weighed together
+    stacked = jax.tree.leaves(measured) or [
+        view.shuffle
+    ]  # of the clients that are weighed together
     each = checks.floats(len(stacked[0]))
     like = jax.tree.map(lambda _: each, view.variables)
     checks.expect(returned, like, f"{name}: weights", any_float=True)
@@ -178,11 +180,11 @@ def _recalled(
     name: str, returned: Any, hyper: Any, measured: Tree, client: Tree, *rest: Any
 ) -> None:
     _, after = _results(name, returned, 2)
-    checks.expect(after, client, f"{name}: client state")
+    checks.expect(after, client, f"{name}: client state", any_float=True)
 
 
 def _updated(name: str, returned: Any, hyper: Any, server: Tree, *rest: Any) -> None:
-    checks.expect(returned, server, f"{name}: server state")
+    checks.expect(returned, server, f"{name}: server state", any_float=True)
 
 
 def _any(name: str, returned: Any, *arguments: Any) -> None:

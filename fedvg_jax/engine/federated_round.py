@@ -232,13 +232,8 @@ def make_round(
             )
         if weighting.memory and not isinstance(state.clients, local_training.Kept):
             raise UsageError("the weighting has a memory; give init_state the same weighting=")
-        is_whole = cohort_blocks.is_one_block(schedule)
-        if not is_whole and not weighting.terms:
-            raise UsageError(
-                "cohorts in several blocks need a weighting with terms; set weighting.terms, or train all at once"
-            )
         inputs = _round_inputs(state, schedule, data, hyper)
-        run = run_cohort if is_whole else cohort_blocks.run_blocks
+        run = run_cohort if cohort_blocks.is_one_block(schedule) else cohort_blocks.run_blocks
         sharding = cohort_memories.sharding_of(executor, inputs.state)
         after, metrics = run(parts, cohort_memories.take(inputs, sharding))
         return cohort_memories.put(after, inputs, sharding), metrics

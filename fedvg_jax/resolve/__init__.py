@@ -2,3 +2,14 @@
 
 `experiment` resolves them, with `data`, `model`, `method`, `hyperparameters` and `machine`, each for its part.
 """
+
+from fedvg_jax.resolve import (
+    custom as custom,
+    data as data,
+    experiment as experiment,
+    fit as fit,
+    hyperparameters as hyperparameters,
+    machine as machine,
+    method as method,
+    model as model,
+)

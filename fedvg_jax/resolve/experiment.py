@@ -110,6 +110,7 @@ def resolve(
         config.init
     ):  # before the data, which may take minutes to read
         pretrained.read(config.init)
+    method = make_method(config, custom)  # its contradictions are found before the data are read
     population = populations.make_population(
         config, custom.data, custom.partition, progress, reading
     )
@@ -118,7 +119,6 @@ def resolve(
         fit.check_settings_of_task(config, custom.task, population.pool)
     static = static_settings(config)
     model = make_model(config, population.arrays, custom.task, custom.initial)
-    method = make_method(config, custom)
     is_named = custom.weighting is None
     native = str(method.algorithm.native_weighting)
     fit.check_accuracies(config, native, custom.task, population, is_named=is_named)
@@ -135,7 +135,7 @@ def resolve(
         hyper=functools.partial(_hyper, config, custom),
         executor=make_executor(config),
         cohorts=_cohorts(config, method.algorithm),
-        tables=_tables(config, custom),
+        tables=_tables(config),
         records=_records(config),
         placement=config.placement,
         privacy=_privacy(config, custom, method.algorithm),
@@ -200,7 +200,7 @@ def _cohorts(config: Config, algorithm: Algorithm) -> Cohorts:
     )
 
 
-def _tables(config: Config, custom: Custom) -> Tables:
+def _tables(config: Config) -> Tables:
     is_read_in_training = bool(config.tuning.steps) or "fltrust" in config.weighting
     is_evaluated = config.fedvg.mode == "eval" and unmet(config, "fedvg.mode") is None
     return Tables(

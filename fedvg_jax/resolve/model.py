@@ -51,6 +51,7 @@ def make_model(
         initial=lambda init: make_variables(config, init, initial),
         trained=config.train or (adapters.WITH_HEAD if config.lora else ""),
         local=make_local(config),
+        local_name=f"local {config.local}",
         has_initial=initial is not None,
     )
 

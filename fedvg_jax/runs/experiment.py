@@ -59,6 +59,8 @@ class Model(NamedTuple):
     """regular expression of the tensors that are trained; "" for all"""
     local: LocalPart = LocalPart()
     """the part that stays with each client"""
+    local_name: str = "local"
+    """of the part in messages"""
     has_initial: bool = False
     """whether the caller gave the first variables"""
 

@@ -8,7 +8,6 @@ seconds = rounds x one round + evaluations x one evaluation
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import sys
@@ -326,7 +325,8 @@ def predict(sim: simulation.Simulation) -> Prediction:
     """
     config, compiled = sim.config, chunks.compile_programs(sim)
     last = min(config.rounds, 2)
-    two = sim._replace(config=dataclasses.replace(config, rounds=last, eval_every=last))
+    records = sim.experiment.records._replace(rounds=last, eval_every=last)
+    two = sim._replace(experiment=sim.experiment._replace(records=records))
     start, durations, records = time.perf_counter(), [], []
     for _, new in chunks.run_chunks(two, compiled, sim.state, 0, is_single=True):
         durations.append(time.perf_counter() - start)

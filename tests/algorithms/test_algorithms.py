@@ -11,12 +11,11 @@ import pytest
 from support import oracle, worlds
 
 import fedvg_jax as fv
-from fedvg_jax import config
+from fedvg_jax import config, resolve
 from fedvg_jax.algorithms import no_correction, no_memory, no_probe
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyperparameter, Probe, Variables
 from fedvg_jax.engine import local_training
-from fedvg_jax.runs.assemble import simulation
 
 every_algorithm = pytest.mark.parametrize("name", worlds.ON_QUADRATICS)
 WORLD = worlds.uneven()
@@ -333,7 +332,7 @@ def test_a_run_gives_probe_minibatches_to_any_algorithm_with_a_probe_and_to_no_o
             clients=4, rounds=1, local_epochs=1, weighting="uniform", algorithm=named
         )
         return (
-            simulation.simulation(config, data=worlds.images(80), algorithm=given)
+            resolve.experiment.simulation(config, data=worlds.images(80), algorithm=given)
             .schedule(0)
             .probe_steps.tolist()
         )

@@ -12,11 +12,10 @@ from flax import nnx
 from support import worlds
 
 import fedvg_jax as fv
-from fedvg_jax import config
+from fedvg_jax import config, resolve
 from fedvg_jax.algorithms.feddecorr import mean_squared_correlation
 from fedvg_jax.core.types import Anchor, Batch
-from fedvg_jax.runs.assemble import registry
-from fedvg_jax.runs.assemble.contracts import check_features
+from fedvg_jax.engine.task_checks import check_features
 
 WORLD = worlds.small()
 
@@ -98,7 +97,7 @@ def test_features_of_a_named_model_are_the_input_of_its_head_in_float32(model):
     """Also where its arithmetic is in bfloat16."""
     is_sequence = config.MODELS[model].is_sequence
     row, labels = ((16,), (4, 16)) if is_sequence else ((32, 32, 3), (4,))
-    task = registry.named_task(fv.Config(model=model, precision="bfloat16"), row, 10)
+    task = resolve.model.named_task(fv.Config(model=model, precision="bfloat16"), row, 10)
     x = jax.ShapeDtypeStruct((4, *row), jnp.int32 if is_sequence else jnp.uint8)
     batch, variables = (
         Batch(x, jax.ShapeDtypeStruct(labels, jnp.int32)),

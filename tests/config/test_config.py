@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, strategies as st
 from support.files import one_line, usage_error
 
-from fedvg_jax import config
+from fedvg_jax import config, resolve
 from fedvg_jax.config import SETTINGS, Config, command_line, presets, uses
 from fedvg_jax.config.declare import Condition
 from fedvg_jax.config.weighting_grammar import WEIGHTINGS, Mean, Permuted, parse_weighting
@@ -121,14 +121,12 @@ def test_number_that_float32_cannot_hold_is_refused():
 
 def test_every_hyperparameter_of_a_round_must_fit_float32():
     """Every setting that changes a traced scalar of a round is in the list."""
-    from fedvg_jax.runs.assemble import registry
-
     for name, value in config.flatten(Config()).items():
         if type(value) is float:
             for algorithm in ("fedavgm", "fedadam"):
                 before = Config(algorithm=algorithm)
                 after = config.apply(before, {name: 0.34375}, "test")
-                old, new = (registry.make_hyper(made) for made in (before, after))
+                old, new = (resolve.hyperparameters.scalars(made) for made in (before, after))
                 assert all(old[h] == new[h] for h in old) or name in SCALARS, name
 
 

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 from support import worlds
 
-from fedvg_jax import algorithms, config
+from fedvg_jax import algorithms, config, resolve
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import ClientReturn, ServerView
-from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.fedvg import inverse_norm_weights
 
@@ -22,7 +21,7 @@ PATHS = tree.paths(worlds.variables().params)
 
 
 def make(**options):
-    return registry.make_weighting(
+    return resolve.method.make_weighting(
         replace(config.Config(), fedvg=dict(**options)), worlds.TASK, algorithms.fedavg()
     )
 
@@ -194,5 +193,5 @@ def test_the_layers_shares_of_a_client_s_norm_sum_to_one_and_have_names(x64, opt
     rule, settings = make(**options), replace(config.Config(), fedvg=dict(**options))
     measured_norms = measured(tensors(), options.get("norm", "l1"))
     shares = worlds.jit(rule.detail)(measured_norms)["layer_shares"]
-    assert shares.shape == (K, len(registry.layer_names(settings, worlds.TASK)))
+    assert shares.shape == (K, len(resolve.method.layer_names(settings, worlds.TASK)))
     np.testing.assert_allclose(shares.sum(1), np.ones(K), rtol=1e-12)

@@ -17,7 +17,7 @@ from flax import linen as nn, nnx
 
 import fedvg_jax as fv
 from fedvg_jax.core.identity import identify
-from fedvg_jax.runs.assemble.given import new_functions
+from fedvg_jax.resolve.custom import new_functions
 
 pytestmark = pytest.mark.quick
 

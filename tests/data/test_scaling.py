@@ -7,9 +7,9 @@ import pytest
 from support.files import usage_error
 
 import fedvg_jax as fv
+from fedvg_jax import feature_file
 from fedvg_jax.data import scaling
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs import feature_file
 from fedvg_jax.runs.record import folder
 
 RNG = np.random.default_rng(0)

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import fedvg_jax as fv
+from fedvg_jax import resolve
 from fedvg_jax.data import user_data
-from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.record import provenance
 
 LABELS, TARGETS = np.array([0, 1, 2, 0, 1, 2]), np.linspace(0, 1, 6)
@@ -43,7 +43,7 @@ def test_bytes_in_the_order_of_another_machine_give_the_same_values(dtype):
 def test_columns_are_scaled_by_the_training_rows_of_all_clients_alone():
     x = np.random.default_rng(0).normal([3, -900, 4e5], [1, 50, 2e4], (6, 3))
     settings = fv.Config(normalise="columns", clients=2, join_ratio=1.0, model="linear")
-    sim = simulation.simulation(
+    sim = resolve.experiment.simulation(
         settings, data=(x, LABELS), partition=([[0], [1, 2]], [[3], []], [[5], [4]])
     )
     np.testing.assert_allclose(sim.data.pool.x, (x - x[:3].mean(0)) / x[:3].std(0), rtol=1e-5)
@@ -57,7 +57,7 @@ def test_data_digest_is_of_what_was_read_and_equal_for_every_partition(normalise
     )
     digests = []
     for seed in (0, 1):
-        sim = simulation.simulation(
+        sim = resolve.experiment.simulation(
             dataclasses.replace(made, partition_seed=seed), data=(x, np.arange(60) % 3)
         )
         digests.append(provenance.sources(sim.arrays, sim.partition, sim.data.pool, {}, ()))

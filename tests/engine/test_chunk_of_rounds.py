@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support import worlds
 
+from fedvg_jax import resolve
 from fedvg_jax.config import Config
 from fedvg_jax.engine import federated_round, schedule as schedules
-from fedvg_jax.runs.assemble import simulation
 
 WORLD = worlds.uneven()
 MAX_ROUNDS = 5
@@ -57,11 +57,11 @@ def test_rounds_are_bit_identical_in_chunks_of_any_size_and_equal_rounds_without
 DIGESTS_OF_PROGRAMS = """
 import hashlib
 import numpy as np
-from fedvg_jax import Config
+from fedvg_jax import Config, simulation
 from fedvg_jax.engine import schedule
-from fedvg_jax.runs.assemble import tables, simulation as build
+from fedvg_jax.runs.assemble import tables
 images = np.arange(320, dtype=np.uint8).reshape(80, 2, 2, 1), np.arange(80) % 3
-sim = build.simulation(Config(clients=2, local_epochs=1, alpha=10.0, lanes="1"), data=images)
+sim = simulation(Config(clients=2, local_epochs=1, alpha=10.0, lanes="1"), data=images)
 rounds = schedule.stack([sim.schedule(0)], tables.MAX_ROUNDS)
 chunk = sim.chunk.lower(sim.state, np.int32(1), rounds, sim.data, sim.hyper)
 evaluate = sim.evaluate.lower(sim.state.variables, sim.data.pool, sim.data.val)
@@ -85,7 +85,9 @@ def test_processes_share_programs_in_the_compilation_cache():
 )
 def test_a_minibatch_is_no_wider_than_the_largest_client_s_power_of_two(num_clients, size, width):
     """Of 18 of the 1,797 digits 18 - 4 - 1 = 13 train, without a quarter and a tenth; of 450, 450 - 112 - 45 = 293."""
-    made = simulation.simulation(Config(clients=num_clients, partition="iid", batch_size=size))
+    made = resolve.experiment.simulation(
+        Config(clients=num_clients, partition="iid", batch_size=size)
+    )
     parts, schedule = made.partition, made.schedule(0)
     assert schedule.rows.shape[1] == width
     for place, (client, first, count) in enumerate(

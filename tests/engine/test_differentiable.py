@@ -9,12 +9,11 @@ import pytest
 from support import worlds
 
 import fedvg_jax
-from fedvg_jax import config
+from fedvg_jax import config, resolve
 from fedvg_jax.config import Config
 from fedvg_jax.core import groups, norms
 from fedvg_jax.core.types import Batch, Task, Variables
 from fedvg_jax.engine import differentiable, executors, federated_round, local_training, schedule
-from fedvg_jax.runs.assemble import registry
 
 ALGORITHMS = tuple(config.ALGORITHMS)
 IN, OUT = 6, 4
@@ -284,7 +283,7 @@ def test_gradients_of_fedvg_weights_equal_finite_differences(x64):
 @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimiser": "adamw"}], ids=str)
 def test_gradients_through_an_optimiser_are_finite_where_a_weight_has_no_gradient(settings):
     """Two steps on w_0^2 / 2, which does not depend on w_1; with respect to the rate and the initial weights."""
-    optimiser = registry.make_optimiser(Config(**settings))
+    optimiser = resolve.method.make_optimiser(Config(**settings))
 
     @worlds.jit
     @functools.partial(jax.grad, argnums=(0, 1))
@@ -297,7 +296,9 @@ def test_gradients_through_an_optimiser_are_finite_where_a_weight_has_no_gradien
             weights = weights + updates
         return (weights**2).sum()
 
-    by_argument = slopes(registry.make_hyper(Config(**settings)), jnp.float32([0.7, 0.3]))
+    by_argument = slopes(
+        resolve.hyperparameters.scalars(Config(**settings)), jnp.float32([0.7, 0.3])
+    )
     assert (
         all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(by_argument))
         and by_argument[0]["lr"] != 0

@@ -11,7 +11,7 @@ import pytest
 from support import worlds
 
 import fedvg_jax
-from fedvg_jax import compression, config
+from fedvg_jax import compression, config, resolve
 from fedvg_jax.core import groups, tree
 from fedvg_jax.core.types import Client
 from fedvg_jax.engine import (
@@ -24,7 +24,6 @@ from fedvg_jax.engine import (
 )
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models import plain as mlp, task as tasks
-from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import baselines, basic
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 
@@ -93,7 +92,7 @@ def after_two_rounds(step, state, size, hyper):
 
 
 def assert_blocks_are_whole(algorithm, rules):
-    optimiser = registry.make_optimiser(config.Config(momentum=0.5))
+    optimiser = resolve.method.make_optimiser(config.Config(momentum=0.5))
     hyper = worlds.hyper(momentum=0.5)
     step = worlds.make_round(world(), algorithm, menu(algorithm, rules), optimiser=optimiser)
     start = worlds.state(world(), algorithm, TASK)

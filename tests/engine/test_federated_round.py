@@ -11,15 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from support import worlds
+from support import resolved, worlds
 
+from fedvg_jax import resolve
 from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Metrics, UsageError, Weighting
 from fedvg_jax.data import user_data
 from fedvg_jax.engine import attacks, federated_round, local_training, robust
 from fedvg_jax.runs import loop
-from fedvg_jax.runs.assemble import population, registry, simulation as build
 from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import baselines, basic
 
@@ -189,10 +189,12 @@ def poisoned():
         clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9, model="linear"
     )
     arrays = user_data.as_arrays(worlds.images(120))
-    parts = population.make_partition(settings, arrays)
-    who = build.simulation(settings, data=arrays, partition=parts).schedule(0).clients[1]
+    parts = resolve.data.make_partition(settings, arrays)
+    who = (
+        resolve.experiment.simulation(settings, data=arrays, partition=parts).schedule(0).clients[1]
+    )
     arrays.x[parts.train[who][0]] = 255
-    task = registry.make_task(settings, arrays)
+    task = resolve.model.make_task(settings, arrays)
 
     def loss(params, stats, batch, mask, train):
         value, stats = task.loss(params, stats, batch, mask, train)
@@ -201,7 +203,7 @@ def poisoned():
 
     def simulation(nonfinite):
         changed = replace(settings, nonfinite=nonfinite)
-        return build.simulation(
+        return resolve.experiment.simulation(
             changed, data=arrays, partition=parts, task=task._replace(loss=loss)
         )
 
@@ -215,7 +217,7 @@ def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(poisoned, t
     sim = simulation("raise")
     with pytest.raises(UsageError) as error:
         loop.run_simulation(
-            sim._replace(config=replace(sim.config, out=out)), on_records=records.extend
+            resolved.written_as(sim, replace(sim.config, out=out)), on_records=records.extend
         )
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["stopped_by"], summary["rounds"], summary["interrupted"]) == (
@@ -263,7 +265,7 @@ def optimised(settings, hyper, number, x):
 
     @worlds.jit
     def steps(hyper, number, x):
-        rule = registry.make_optimiser(settings)(hyper, number)
+        rule = resolve.method.make_optimiser(settings)(hyper, number)
         memory = rule.init(x)
         for _ in range(3):
             with local_training.standard_promotion():
@@ -321,7 +323,7 @@ def test_an_optimiser_restarts_every_round(x64):
     """A client of three minibatches is the whole cohort."""
     settings = Config(momentum=0.5, weight_decay=0.125, lr_schedule="exponential")
     world, algorithm = worlds.quadratics(A[None], B[None], [6], 1), worlds.algorithm("fedavg")
-    step = worlds.make_round(world, algorithm, optimiser=registry.make_optimiser(settings))
+    step = worlds.make_round(world, algorithm, optimiser=resolve.method.make_optimiser(settings))
     hyper = worlds.hyper(lr=0.25, momentum=0.5, weight_decay=0.125, lr_decay=0.75)
     state = worlds.state(world, algorithm, TASK)
     x = np.concatenate(jax.tree.leaves(state.variables))
@@ -333,7 +335,7 @@ def test_an_optimiser_restarts_every_round(x64):
 
 def test_algorithms_get_the_displacement_of_their_round(x64):
     """Under a rate that halves every round: 0.3 S and then 0.15 S, of S = 2, 4, 1, 3 and 1 steps."""
-    optimiser = registry.make_optimiser(Config(lr_schedule="exponential"))
+    optimiser = resolve.method.make_optimiser(Config(lr_schedule="exponential"))
     algorithm, hyper = worlds.full_algorithm(), worlds.hyper(lr_decay=0.5)
     step, state = (
         worlds.make_round(WORLD, algorithm, optimiser=optimiser),

@@ -11,10 +11,9 @@ import pytest
 from support import oracle, worlds
 
 import fedvg_jax as fv
-from fedvg_jax import compression, config
+from fedvg_jax import compression, config, resolve
 from fedvg_jax.core import trained_part, tree
 from fedvg_jax.engine import attacks
-from fedvg_jax.runs.assemble import simulation
 
 WORLD = worlds.small()
 HEAD, BODY = trained_part.local_part("^classifier/"), trained_part.local_part("^fc1/")
@@ -182,7 +181,7 @@ def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_te
     """Of every client that has test rows, its own model on them."""
     settings = {"clients": 2, "partition_seed": 42, "rounds": 2, "local_epochs": 1, "lanes": "1"}
     made = config.Config(method="fedper", record="personal_accuracy", **settings)
-    sim, states = simulation.simulation(made), []
+    sim, states = resolve.experiment.simulation(made), []
     record = fv.run(
         made, callbacks=[lambda record, state: states.append(jax.tree.map(jnp.copy, state))]
     ).records[-1]
@@ -414,5 +413,5 @@ def test_bytes_up_count_what_is_sent(kind):
     config = dataclasses.replace(
         CONFIG, send={"topk": "topk:0.1"}.get(kind, kind), algorithm="scaffold"
     )
-    sim = simulation.simulation(config)
+    sim = resolve.experiment.simulation(config)
     assert sim.traffic == (2 * 4 * SIZE, BYTES[kind] + 4 * SIZE, 0, 0)  # c goes down, its change up

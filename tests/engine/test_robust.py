@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from support import worlds
 
-from fedvg_jax import config
+from fedvg_jax import config, resolve
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Variables
 from fedvg_jax.engine import robust
 from fedvg_jax.models import transforms
-from fedvg_jax.runs.assemble import registry
+from fedvg_jax.resolve.custom import Custom
 from fedvg_jax.weightings import basic
 
 K, NUM_BAD, NUM_KEPT = 9, 1, 3
@@ -219,10 +219,10 @@ def test_settings_reach_the_round():
         "augment": "flip_crop",
     }
     settings = config.apply(config.Config(), changes, "test")
-    hyper = registry.make_hyper(settings)
-    hooks = registry.round_options(settings, worlds.TASK, registry.make_local(settings))
-    assert hooks["aggregate"] is robust.clipped_mean and hooks["refine"] is not None
-    assert hooks["augment"] is transforms.AUGMENTATIONS["flip_crop"]
+    hyper = resolve.hyperparameters.scalars(settings)
+    method = resolve.method.make_method(settings, Custom())
+    assert method.aggregate is robust.clipped_mean and method.num_tuning_steps == 2
+    assert method.augment is transforms.AUGMENTATIONS["flip_crop"]
     assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning.lr")] == [
         2.0,
         3.0,
@@ -230,6 +230,8 @@ def test_settings_reach_the_round():
     ]
     ids, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}
     clients = Variables({"w": jnp.ones(20)}, {})
-    disturbed = hooks["disturb"](hyper, KEY, ids, Variables(model, {}), clients).params["w"]
-    assert np.flatnonzero(disturbed == 3).tolist() == registry.corrupt_clients(settings).tolist()
+    disturbed = method.disturb(hyper, KEY, ids, Variables(model, {}), clients).params["w"]
+    assert (
+        np.flatnonzero(disturbed == 3).tolist() == resolve.data.corrupt_clients(settings).tolist()
+    )
     assert (disturbed == 1).sum() == 16

@@ -7,6 +7,7 @@ import types
 
 import jax
 import numpy as np
+from support import resolved
 from support.small_sweeps import timeless
 
 import fedvg_jax as fv
@@ -84,7 +85,9 @@ def test_power_of_choice_takes_clients_without_rows_last():
         [np.arange(0), *np.arange(7).reshape(7, 1)],
         types.SimpleNamespace(base=None, pool=None),
     )
-    cohort = tables.make_cohorts(POWER, fv.selection.power_of_choice(8), program, data, rows)
+    cohort = tables.make_select(
+        resolved.cohorts(POWER), fv.selection.power_of_choice(8), program, data, rows
+    )
     assert all(0 not in cohort(round, state) for round in range(20))
 
 

@@ -9,9 +9,9 @@ import pytest
 from support import programs, worlds
 
 import fedvg_jax as fv
+from fedvg_jax import resolve
 from fedvg_jax.config import WEIGHTINGS
 from fedvg_jax.core import trained_part, tree
-from fedvg_jax.runs.assemble import registry
 
 WORLD = worlds.small()
 PATTERN = "^bn1/|^classifier/"
@@ -99,7 +99,10 @@ def test_clients_share_the_products_of_the_base():
 @pytest.mark.parametrize("conv", ["gemm", "winograd", "planes", "lax"])
 def test_clients_share_every_convolution_of_the_base(conv):
     """Only the products of the head, its output and its gradient, have an axis of clients."""
-    model, clients = registry.named_task(fv.Config(model="tinycnn", conv=conv), (8, 8, 1), 3), 7
+    model, clients = (
+        resolve.model.named_task(fv.Config(model="tinycnn", conv=conv), (8, 8, 1), 3),
+        7,
+    )
     shapes = jax.eval_shape(model.init, jax.random.key(0))
     drawn = jax.tree.map(lambda leaf: jnp.ones(leaf.shape), shapes)
     trained, base = trained_part.split(drawn, trained_part.chooser(model, "^classifier/"))

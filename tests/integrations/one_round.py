@@ -8,11 +8,10 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from support import worlds
 
-from fedvg_jax import algorithms, config
+from fedvg_jax import algorithms, config, resolve
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Variables
 from fedvg_jax.integrations import named_arrays
-from fedvg_jax.runs.assemble import registry
 
 WORLD = worlds.world([11, 5, 2, 8], batch_size=4, cohort_size=4, local_epochs=1)._replace(val=None)
 """Four clients, all in every round, each with a step or more."""
@@ -94,7 +93,8 @@ def block_of(name: str) -> str:
 @functools.cache
 def _engine(cases: tuple[str, ...]):
     rules = [
-        registry.make_weighting(settings(case), worlds.TASK, algorithms.fedavg()) for case in cases
+        resolve.method.make_weighting(settings(case), worlds.TASK, algorithms.fedavg())
+        for case in cases
     ]
     return worlds.make_round(WORLD, algorithms.fedavg(), worlds.any_of(rules), worlds.TASK)
 
@@ -102,7 +102,10 @@ def _engine(cases: tuple[str, ...]):
 def engine_round(case: str, variables: Variables, number: int = 0) -> tuple[Variables, np.ndarray]:
     """Returns the global model after one round of the engine, and the clients' weights."""
     cases = CHEAP if case in CHEAP else tuple(RULES)
-    hyper = {**registry.make_hyper(settings("generalised")), "rule": np.int32(cases.index(case))}
+    hyper = {
+        **resolve.hyperparameters.scalars(settings("generalised")),
+        "rule": np.int32(cases.index(case)),
+    }
     state = worlds.state(WORLD, algorithms.fedavg(), worlds.TASK)._replace(variables=variables)
     after, metrics = _engine(cases)(state, WORLD.schedule(number, num_lanes=2), WORLD.data(), hyper)
     return after.variables, np.asarray(metrics.weights)

@@ -4,8 +4,9 @@ import tempfile
 from pathlib import Path
 
 import fedvg_jax as fv
-from fedvg_jax import config
+from fedvg_jax import config, resolve
 from fedvg_jax.config import command_line
+from fedvg_jax.resolve.custom import Custom
 
 DP = {"dp.clip": 1.0, "weighting": "uniform"}
 MEDIAN = {"robust": "median", "weighting": "uniform"}
@@ -108,6 +109,11 @@ def check(settings, then=config.check):
     return lambda: then(config.apply(fv.Config(), settings, "test"))
 
 
+def contradicts(settings):
+    """Makes the method of settings, after their check."""
+    resolve.method.make_method(config.check(settings), Custom())
+
+
 def read(text):
     """Returns the call that reads a file."""
 
@@ -125,7 +131,7 @@ CASES = [
     for name in VALUES
     for value in VALUES[name]
 ]
-CASES += [(f"{settings}", check(settings), name) for settings, name in TOGETHER]
+CASES += [(f"{settings}", check(settings, contradicts), name) for settings, name in TOGETHER]
 CASES += [(f"{settings}", check(settings, fv.simulation), name) for settings, name in WITH_DATA]
 CASES += [(repr(text), read(text), name) for text, name in FILES.items()]
 CASES += [

@@ -10,13 +10,12 @@ import numpy as np
 from support.files import png, write
 
 import fedvg_jax as fv
-from fedvg_jax import data
+from fedvg_jax import data, resolve
 from fedvg_jax.config import apply
 from fedvg_jax.data import images, user_data, validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import dirichlet, draw, exchange, kinds
 from fedvg_jax.data.readers.cifar_stl10 import CLASS_NAMES
-from fedvg_jax.runs.assemble import fit, population
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 GROUPS = np.random.default_rng(1).integers(0, 40, 700)
@@ -197,8 +196,8 @@ def fits(x, y, **settings):
 
     def call():
         made, config = user_data.as_arrays((x, y)), fv.Config(**settings)
-        fit.check_pixel_settings(made, config)
-        fit.check_model_fits(made, config)
+        resolve.fit.check_pixel_settings(made, config)
+        resolve.fit.check_model_fits(made, config)
 
     return call
 
@@ -293,7 +292,9 @@ def populated(partition=_SPLIT, **settings):
 
     def call():
         config = apply(fv.Config(clients=6, join_ratio=1.0), settings, "test")
-        population.make_shared(config, _SMALL, population.take_partition(config, _SMALL, partition))
+        resolve.data.make_shared(
+            config, _SMALL, resolve.data.take_partition(config, _SMALL, partition)
+        )
 
     return call
 

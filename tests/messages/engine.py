@@ -8,11 +8,11 @@ import numpy as np
 from support import worlds
 
 import fedvg_jax as fv
+from fedvg_jax import resolve
 from fedvg_jax.core.types import Batch
 from fedvg_jax.engine import local_training
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.plain import GRU
-from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import baselines, basic
 
 WORLD = worlds.uneven(cohort_size=5)
@@ -58,7 +58,7 @@ def local(*arguments):
 def devices(count, is_double=False):
     def call():
         with jax.enable_x64(is_double):
-            registry.num_devices(
+            resolve.machine.num_devices(
                 dataclasses.replace(CONFIG, clients=6, join_ratio=0.5, devices=count)
             )
 
@@ -87,7 +87,7 @@ CASES = [
     (
         "a rule without terms in cohort blocks",
         round_of(baselines.permuted(basic.samples()), size=3),
-        "hold",
+        "terms",
     ),
     (
         "a key without the default None",

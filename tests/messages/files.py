@@ -6,10 +6,9 @@ from pathlib import Path
 import numpy as np
 
 import fedvg_jax as fv
-from fedvg_jax import commands, prepare
+from fedvg_jax import commands, feature_file, prepare
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
-from fedvg_jax.runs import feature_file
 
 
 def scratch(use):

@@ -12,7 +12,6 @@ from support import linear, worlds
 import fedvg_jax as fv
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core.types import Hyperparameter
-from fedvg_jax.runs.assemble import contracts, programs
 from fedvg_jax.weightings import basic
 
 TASK, CLIENTS = worlds.TASK, [np.arange(4)]
@@ -25,17 +24,19 @@ def task(**changes):
 
 
 def algorithm(**changes):
-    pool = worlds.small().data().pool
-    return lambda: contracts.check_algorithm(
-        fedavg()._replace(**changes), TASK, pool, worlds.hyper(), num_clients=7
-    )
+    return lambda: traced(worlds.small(), TASK, fedavg()._replace(**changes), basic.uniform())
 
 
-def weighting(rule=None, in_blocks=False, **changes):
-    own, data = (rule or basic.uniform())._replace(**changes), worlds.uneven().data()
-    return lambda: contracts.check_weighting(
-        own, worlds.QUADRATIC, data, worlds.hyper(), in_blocks=in_blocks
-    )
+def weighting(rule=None, **changes):
+    own = (rule or basic.uniform())._replace(**changes)
+    return lambda: traced(worlds.uneven(), worlds.QUADRATIC, fedavg(), own)
+
+
+def traced(world, own_task, own_algorithm, rule):
+    """Traces a round, in which every function is checked."""
+    state = worlds.state(world, own_algorithm, own_task)
+    step = worlds.round_step(world, own_algorithm, rule, own_task)
+    jax.eval_shape(step, state, world.schedule(0, 2), world.data(), worlds.hyper())
 
 
 def weights(of):
@@ -144,7 +145,7 @@ CASES = [
     (
         "two own",
         lambda: fv.run(replace(SMALL, local="^fc1"), algorithm=fv.algorithms.ditto(fedavg())),
-        "do not combine",
+        "local",
     ),
     ("FedNTD without labels of classes", regress(fv.algorithms.fedntd), "FedNTD needs labels"),
     (
@@ -165,8 +166,12 @@ CASES = [
         "left/x",
     ),
     ("a detail of two clients", weighting(detail=lambda ones: {"own": ones[:2]}), "own"),
-    ("a detail of the history's", weighting(detail=lambda ones: {"weights": ones}), "weights"),
-    ("no terms", weighting(in_blocks=True, terms=()), "weighting.terms"),
+    (
+        "a detail of the history's",
+        run(weighting=basic.uniform()._replace(detail=lambda ones: {"weights": ones})),
+        "weights",
+    ),
+    ("no terms", run({"hold": 1}, weighting=basic.uniform()._replace(terms=())), "terms"),
     (
         "weights of three of four clients",
         run(weighting=fv.weightings.given([1.0, 2.0, 3.0])),
@@ -179,7 +184,7 @@ CASES = [
     ),
     (
         "a factory without parentheses",
-        lambda: programs.weighting_of(basic.uniform, TASK),
+        run(weighting=basic.uniform),
         "weighting",
     ),
     # hyperparameters

@@ -5,9 +5,9 @@ import tempfile
 from pathlib import Path
 
 import fedvg_jax as fv
+from fedvg_jax import resolve
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.runs import launch
-from fedvg_jax.runs.assemble import registry
 from fedvg_jax.runs.record import digests, folder as run_folder, history
 
 BY_HAND = {"distributed": "localhost:9911", "processes": "2", "process": "1"}
@@ -62,7 +62,9 @@ def shared(num_devices, num_processes, **settings):
             "gpu", "H100", num_devices, cores=16, memory_bytes=None, num_processes=num_processes
         )
         with hw.assumed(machine):
-            registry.make_executor(fv.Config(**{"clients": 10, "join_ratio": 1.0} | settings))
+            resolve.machine.make_executor(
+                fv.Config(**{"clients": 10, "join_ratio": 1.0} | settings)
+            )
 
     return call
 

@@ -14,9 +14,9 @@ from flax import nnx
 from support import programs, worlds
 
 import fedvg_jax as fv
+from fedvg_jax import resolve
 from fedvg_jax.core import trained_part, tree
 from fedvg_jax.models import adapters, pretrained
-from fedvg_jax.runs.assemble import registry
 
 
 class Net(nn.Module):
@@ -171,7 +171,7 @@ def test_named_models_have_adapters_beside_a_pretrained_base(tmp_path):
     """The exported model is the base with the adapters in its kernels."""
     first, second = tmp_path / "first.safetensors", tmp_path / "second.safetensors"
     config = fv.Config(clients=4, rounds=1, alpha=10.0, local_epochs=1, lr=0.01, eval_every=1)
-    plain = registry.named_task(config, (8, 8, 1), 10)
+    plain = resolve.model.named_task(config, (8, 8, 1), 10)
     base = worlds.random_variables(plain)
     pretrained.save(first, base, "mlp")
     tuned = dataclasses.replace(config, init=first, lora=2, weighting="uniform", export=second)

@@ -10,17 +10,17 @@ import pytest
 from support import worlds
 
 import fedvg_jax as fv
+from fedvg_jax import resolve
 from fedvg_jax.config import MODELS, MODELS as NETWORKS, Config
 from fedvg_jax.models import pretrained, resnet, task as tasks, vit
 from fedvg_jax.models.conv import rewrite
 from fedvg_jax.models.plain import MLP
-from fedvg_jax.runs.assemble import registry, simulation
 
 CIFAR = (32, 32, 3)
 
 
 def make(name, shape=CIFAR, classes=10, conv="gemm"):
-    return registry.named_task(fv.Config(model=name, conv=conv), shape, classes)
+    return resolve.model.named_task(fv.Config(model=name, conv=conv), shape, classes)
 
 
 NARROW = {
@@ -205,7 +205,7 @@ of its head, plus 5,130 of this one. gru: 64 x 32 + 32 x 192 + 192 + 64 x 192 + 
 
 
 def abstract(settings, arrays=GREY):
-    return jax.eval_shape(registry.make_task(settings, arrays).init, jax.random.key(0))
+    return jax.eval_shape(resolve.model.make_task(settings, arrays).init, jax.random.key(0))
 
 
 @functools.cache
@@ -237,12 +237,12 @@ def test_run_starts_from_pretrained_weights_with_a_new_head(tmp_path):
     config = Config(model="resnet18", clients=2, join_ratio=1.0, seed=3)
     path, saved = (
         tmp_path / "weights.safetensors",
-        worlds.random_variables(registry.make_task(config, GREY)),
+        worlds.random_variables(resolve.model.make_task(config, GREY)),
     )
     pretrained.save(path, saved, "resnet18")
     settings = dataclasses.replace(config, init=path)
     parts = ([[0], [1]], [[2], []], [[], [3]])
-    run = simulation.simulation(settings, data=GREY, partition=parts)
+    run = resolve.experiment.simulation(settings, data=GREY, partition=parts)
     params, stats = run.state.variables
     head = jax.jit(lambda key: run.task.init(key).params["classifier"])(jax.random.key(3))
     worlds.assert_close(params["classifier"], head, 1e-6)

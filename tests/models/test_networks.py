@@ -11,11 +11,11 @@ import pytest
 from support import worlds
 
 import fedvg_jax as fv
+from fedvg_jax import resolve
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, ClientReturn, Data
 from fedvg_jax.models import pretrained, resnet, task as tasks, vit
 from fedvg_jax.models.layers import GroupNorm
-from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import signals
 
 
@@ -124,7 +124,7 @@ RECORDED = {
 
 
 def make_task(norm="batch"):
-    return registry.named_task(fv.Config(model=MODEL, norm_layers=norm), (32, 32, 3), 10)
+    return resolve.model.named_task(fv.Config(model=MODEL, norm_layers=norm), (32, 32, 3), 10)
 
 
 @functools.cache

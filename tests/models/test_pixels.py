@@ -9,11 +9,11 @@ import pytest
 from support import worlds
 
 import fedvg_jax as fv
+from fedvg_jax import resolve
 from fedvg_jax.core import tree
 from fedvg_jax.engine import executors, federated_round, local_training, schedule as schedules
 from fedvg_jax.models import task as tasks, transforms
 from fedvg_jax.models.plain import MLP
-from fedvg_jax.runs.assemble import registry
 
 IMAGES = np.random.default_rng(0).integers(1, 256, (6, 5, 7, 2), np.uint8)  # no pixel is black
 
@@ -163,7 +163,8 @@ def test_only_training_minibatches_are_augmented_once_each():
 def test_statistics_of_the_settings_reach_the_model():
     """Under half, uint8 pixels are x / 127.5 - 1; inputs of other dtypes are taken as they are under none."""
     plain, half = (
-        registry.named_task(fv.Config(normalise=name), (2, 2, 1), 2) for name in ("none", "half")
+        resolve.model.named_task(fv.Config(normalise=name), (2, 2, 1), 2)
+        for name in ("none", "half")
     )
     params, _ = worlds.random_variables(plain)
     x, y = (

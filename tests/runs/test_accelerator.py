@@ -13,17 +13,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import worlds
+from support import resolved, worlds
 from support.cases import naming
 
-from fedvg_jax import config as configs
+from fedvg_jax import config as configs, resolve
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.engine import federated_round, local_training, schedule
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models import efficientnet, layers, resnet, task as tasks, vit
+from fedvg_jax.models import efficientnet, layers, networks, resnet, task as tasks, vit
 from fedvg_jax.models.conv.rewrite import fast_task
-from fedvg_jax.runs.assemble import programs, registry
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 
@@ -171,7 +170,7 @@ def small_program(config, image):
     task, scored = (
         fast_task(written, conv or "auto") for conv in (None, hw.choices().scoring_conv)
     )
-    algorithm, executor = worlds.full_algorithm(), registry.make_executor(config)
+    algorithm, executor = worlds.full_algorithm(), resolve.machine.make_executor(config)
     step = federated_round.make_round(
         task, algorithm, menu(scored), executor, local_training.sgd, len(SIZES)
     )
@@ -195,7 +194,7 @@ NARROW = {
     "vit_s16": configs.MODELS["vit_s16"]._replace(
         make=lambda classes: vit.ViT(classes, patch=4, width=8, depth=1, heads=2, image_size=8)
     ),
-    "efficientnet_lite0": registry.MODELS["efficientnet_lite0"]._replace(
+    "efficientnet_lite0": networks.MODELS["efficientnet_lite0"]._replace(
         make=lambda classes, norm: efficientnet.EfficientNet(
             classes, ((1, 3, 1, 1, 4), (2, 5, 2, 2, 6)), stem=4, head=8, norm=norm
         )
@@ -243,7 +242,7 @@ def is_allowed(config):
 
 
 def program_of_run(config, image):
-    program = programs.make_program(config, programs.Images(image, worlds.CLASSES))
+    program = resolved.program(config, image, worlds.CLASSES)
     return program.task, program.algorithm, program.executor, program.chunk
 
 

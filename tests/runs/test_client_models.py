@@ -13,10 +13,9 @@ from support import worlds
 from support.small_sweeps import timeless
 
 import fedvg_jax as fv
-from fedvg_jax import config
+from fedvg_jax import config, resolve
 from fedvg_jax.core import tree
 from fedvg_jax.runs import client_models
-from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.views import display
 
 SMALL = {
@@ -57,7 +56,7 @@ def accuracies(sim, models):
 
 def test_personal_accuracies_are_those_of_ditto_s_personal_models():
     made, history, states = run(method="ditto")
-    sim = simulation.simulation(made, **OWN)
+    sim = resolve.experiment.simulation(made, **OWN)
     for record, state in zip(history.records, states, strict=True):
         expected = accuracies(sim, [tree.take(state.clients.local, client) for client in range(4)])
         assert record["personal_accuracy"] == pytest.approx(expected)
@@ -87,7 +86,7 @@ def test_finetuned_accuracies_are_those_of_the_models_that_all_clients_train_nex
     made = config.apply(
         made, {"finetune_epochs": 2, "corrupt.kind": "label_flip", "corrupt.clients": 0.5}, "test"
     )
-    sim = simulation.simulation(made, **OWN, algorithm=algorithm)
+    sim = resolve.experiment.simulation(made, **OWN, algorithm=algorithm)
     history = fv.run(
         made,
         **OWN,
@@ -130,7 +129,7 @@ def test_accuracies_do_not_depend_on_where_rows_and_memories_lie():
 
 def test_accuracies_do_not_depend_on_the_pieces(monkeypatch):
     """Of three clients, of which the second repeats two."""
-    sim = simulation.simulation(run(method="ditto")[0], **OWN)
+    sim = resolve.experiment.simulation(run(method="ditto")[0], **OWN)
     most = max(
         len(test) + len(train)
         for test, train in zip(sim.partition.test, sim.partition.train, strict=True)

@@ -7,13 +7,11 @@ import numpy as np
 import pytest
 from support import worlds
 
-from fedvg_jax import data, prepare
+from fedvg_jax import data, feature_file, prepare, resolve
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs import feature_file
-from fedvg_jax.runs.assemble import registry, simulation
 
 RNG = np.random.default_rng(0)
 NAMES = ("ant", "bee", "cat")
@@ -40,7 +38,7 @@ def call(source, out, *flags):
 def test_file_holds_the_inputs_of_the_last_layer_of_the_weights_in_the_file(images, tmp_path):
     source, x, y = images
     config = Config(model="tinycnn")
-    task = registry.named_task(config, (8, 8, 1), 3)
+    task = resolve.model.named_task(config, (8, 8, 1), 3)
     variables = worlds.random_variables(task)
     pretrained.save(tmp_path / "weights.safetensors", variables, "tinycnn")
     assert (
@@ -131,6 +129,10 @@ def test_features_of_another_network_are_no_validation_set(features, tmp_path):
     }
     np.savez(foreign := tmp_path / "foreign.npz", manifest=np.arange(3), **members)
     for file in (features, second, foreign):
-        simulation.simulation(Config(**settings, validation={"source": "npz", "data_dir": file}))
+        resolve.experiment.simulation(
+            Config(**settings, validation={"source": "npz", "data_dir": file})
+        )
     with pytest.raises(UsageError, match=r"weights bb"):
-        simulation.simulation(Config(**settings, validation={"source": "npz", "data_dir": third}))
+        resolve.experiment.simulation(
+            Config(**settings, validation={"source": "npz", "data_dir": third})
+        )

@@ -13,19 +13,19 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from support import worlds
+from support import resolved, worlds
 from support.cases import naming
 from support.files import disk_of, usage_error
 from support.small_sweeps import timeless
 
 import fedvg_jax
-from fedvg_jax import config
+from fedvg_jax import config, resolve
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import effective
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import loop
-from fedvg_jax.runs.assemble import registry, simulation
+from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, history, recorder
 from fedvg_jax.study import sweep_points
 
@@ -58,7 +58,7 @@ def tiny() -> simulation.Simulation:
         "algorithm": worlds.full_algorithm(),
         "weighting": weighting,
     }
-    return simulation.simulation(
+    return resolve.experiment.simulation(
         replace(SMALL, algorithm="elastic"), **given
     )  # elastic's schedules have probes
 
@@ -66,7 +66,7 @@ def tiny() -> simulation.Simulation:
 def simulate(out, callbacks=(), log=pytest.fail, **changes):
     """Runs the simulation with a run folder; `changes` are settings."""
     settings = run_folder.settings_to_resume(replace(tiny().config, out=out, **changes))
-    return loop.run_simulation(tiny()._replace(config=settings), callbacks=callbacks, log=log)
+    return loop.run_simulation(resolved.written_as(tiny(), settings), callbacks=callbacks, log=log)
 
 
 @pytest.fixture(scope="module")
@@ -284,16 +284,16 @@ def test_files_of_a_user_beside_checkpoints_stay_and_change_no_run(whole, run):
 def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(run):
     for path in (run / "checkpoints" / "000003", left_at(run, 4)):
         settings, init = replace(tiny().config, init=path), tiny().task.init
-        started = registry.make_variables(settings, init)
+        started = resolve.model.make_variables(settings, init)
         expected = checkpoint.final_variables(path)
         for one, other in zip(jax.tree.leaves(started), jax.tree.leaves(expected), strict=True):
             np.testing.assert_array_equal(one, other)
     with usage_error("nowhere"):
-        registry.make_variables(replace(settings, init=Path("nowhere")), init)
+        resolve.model.make_variables(replace(settings, init=Path("nowhere")), init)
     for path in (settings.init, settings.init / "checkpoints" / "000004"):
         message = "holds no global model (checkpoint 000004: other shapes: "
         with usage_error(message, "use the settings of the model that it holds"):
-            registry.make_variables(
+            resolve.model.make_variables(
                 replace(settings, init=path),
                 lambda key: init(key)._replace(params={"w": np.zeros(3)}),
             )
@@ -305,7 +305,7 @@ def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(run)
     assert manifest["given"]["weighting"] == "fedvg"
     settings = replace(tiny().config, out=run, resume=str(run))
     for names, text in (("", "none"), ("task", "task")):
-        other = tiny()._replace(config=settings, given=dict.fromkeys(names.split(), ""))
+        other = resolved.written_as(tiny(), settings, dict.fromkeys(names.split(), ""))
         message = f"{run} ran with these objects from Python: algorithm, task, weighting; this run has {text}; pass the"
         with usage_error(message), loop.open_recorder(other, pytest.fail):
             pass

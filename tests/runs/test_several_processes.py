@@ -14,7 +14,7 @@ from support.small_sweeps import timeless
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import processes
-from fedvg_jax.runs import endings, launch, starts
+from fedvg_jax.runs import endings, launch
 from fedvg_jax.runs.record import history
 
 # --- the command line
@@ -76,14 +76,14 @@ def test_processes_of_different_environments_are_refused(monkeypatch):
         monkeypatch.setattr(
             processes, "exchange", lambda text, sent=sent: sent.append(text) or [text]
         )
-        starts.refuse_different(own | {name: value}, "")
+        processes.refuse_different(own | {name: value}, "")
         monkeypatch.setattr(processes, "exchange", lambda text, sent=sent: [text, *sent])
         with pytest.raises(
             UsageError, match=rf"\Aprocess 1 has {name} [^\n]*, process 0 [^\n]*; remedy\Z"
         ):
-            starts.refuse_different(own, "remedy")
+            processes.refuse_different(own, "remedy")
     monkeypatch.setattr(processes, "exchange", lambda text: [text, text])
-    starts.refuse_different(own, "remedy")
+    processes.refuse_different(own, "remedy")
 
 
 # --- whole runs

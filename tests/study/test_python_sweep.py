@@ -21,7 +21,7 @@ import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
 from fedvg_jax.host import files
-from fedvg_jax.runs.assemble.given import Given, identities
+from fedvg_jax.resolve.custom import Custom as Given, identities
 from fedvg_jax.study import sweep_folder, sweep_points, sweeps
 from fedvg_jax.study.collect import collect
 from fedvg_jax.views import tracking

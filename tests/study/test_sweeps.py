@@ -17,11 +17,11 @@ from rich.console import Console
 from support.small_sweeps import BASE, histories, timeless
 
 import fedvg_jax
+from fedvg_jax import resolve
 from fedvg_jax.config import Config, flatten
 from fedvg_jax.config.uses import HOST, plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
-from fedvg_jax.runs.assemble import population
 from fedvg_jax.runs.record import digests, folder as run_folder
 from fedvg_jax.study import report, sweep_folder, sweep_points, sweeps
 from fedvg_jax.study.sweep_folder import Failure
@@ -77,7 +77,7 @@ def test_points_share_a_data_set_only_if_nothing_differs_that_it_is_read_with():
     reading, key = (
         Watched(dataclasses.replace(CONFIG, max_rows=600, max_rows_seed=1)) for _ in range(2)
     )
-    population.load_data(reading)
+    resolve.data.load_data(reading)
     sweeps.data_key(key)
     assert {"dataset", "max_rows", "max_rows_seed"} <= reading.names <= key.names
 

@@ -13,13 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from fedvg_jax import config
+from fedvg_jax import config, resolve
 from fedvg_jax.config.methods import algorithm_of
 from fedvg_jax.core import tree, types
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
 from fedvg_jax.models import task as tasks
 from fedvg_jax.models.layers import BatchNorm, dense
-from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import aggregation
 from support import oracle, xla_flags
 
@@ -176,7 +175,7 @@ HYPER = {
 
 def hyper(**changes: float) -> types.Hyper:
     """Returns the values of `make_hyper`, with those of HYPER and `changes`, in the current precision."""
-    defaults = registry.make_hyper(config.Config())
+    defaults = resolve.hyperparameters.scalars(config.Config())
     assert (HYPER | changes).keys() <= defaults.keys()
     return {name: jnp.asarray(value, float) for name, value in (defaults | HYPER | changes).items()}
 
@@ -475,7 +474,7 @@ def weighting(
     settings = replace(
         config.Config(), weighting=name, batch_size=batch_size, fedvg=dict(**settings)
     )
-    return registry.make_weighting(settings, task, algorithm)
+    return resolve.method.make_weighting(settings, task, algorithm)
 
 
 def make_round(

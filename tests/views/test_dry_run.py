@@ -2,8 +2,7 @@
 
 import re
 
-from fedvg_jax import config, sim
-from fedvg_jax.runs.assemble import simulation
+from fedvg_jax import config, resolve, sim
 from fedvg_jax.views import display
 
 FLAGS = "--rounds 5 --local-epochs 2 --alpha 1 --eval-every 2 --model linear --dry-run"
@@ -22,7 +21,7 @@ def test_dry_run_shows_seconds_and_memory_and_writes_only_the_cache(tmp_path, mo
 
 
 def test_the_plan_of_a_run_adds_up():
-    plan = display.predict(simulation.simulation(SETTINGS))
+    plan = display.predict(resolve.experiment.simulation(SETTINGS))
     assert plan.rounds == 5
     evaluation = (plan.seconds - 5 * plan.seconds_per_round) / 3  # after rounds 2, 4 and 5
     assert plan.seconds_per_round > 0 and evaluation > 0 and plan.compile_seconds > 0
@@ -31,7 +30,7 @@ def test_the_plan_of_a_run_adds_up():
 
 
 def test_two_rounds_are_timed():
-    made = simulation.simulation(SETTINGS)
+    made = resolve.experiment.simulation(SETTINGS)
     drawn = []
     watched = made._replace(
         schedule=lambda number, *rest: drawn.append(number) or made.schedule(number, *rest)

@@ -7,11 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from support import worlds
 
-from fedvg_jax import config
+from fedvg_jax import config, resolve
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import ClientReturn, ServerView, Variables
 from fedvg_jax.engine import evaluate
-from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import baselines, basic, signals
 from fedvg_jax.weightings.aggregation import aggregate
 
@@ -25,7 +24,7 @@ SHUFFLE = np.array([2, 0, 3, 1])
 
 def make(name, **options):
     settings = replace(config.Config(), weighting=name, fedvg=dict(**options))
-    return registry.make_weighting(settings, worlds.TASK, worlds.algorithm("fedavg"))
+    return resolve.method.make_weighting(settings, worlds.TASK, worlds.algorithm("fedavg"))
 
 
 def clients_of(seeds):

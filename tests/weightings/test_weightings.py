@@ -11,10 +11,9 @@ import pytest
 from support import worlds
 
 import fedvg_jax as fv
-from fedvg_jax import config
+from fedvg_jax import config, resolve
 from fedvg_jax.core import groups, norms, tree
 from fedvg_jax.core.types import ClientReturn, ServerView, UsageError, Variables
-from fedvg_jax.runs.assemble import registry
 from fedvg_jax.weightings import basic, family
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 
@@ -34,7 +33,7 @@ every_weighting = pytest.mark.parametrize(("name", "granularity"), CASES)
 @functools.cache
 def make(name, granularity, algorithm="fedavg"):
     settings = replace(config.Config(), weighting=name, fedvg=dict(granularity=granularity))
-    return registry.make_weighting(settings, worlds.TASK, worlds.algorithm(algorithm))
+    return resolve.method.make_weighting(settings, worlds.TASK, worlds.algorithm(algorithm))
 
 
 @functools.cache

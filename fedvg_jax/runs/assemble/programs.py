@@ -196,7 +196,7 @@ def _shapes_of_base(model: Model, task: Task) -> Variables | None:
     trained, base = jax.eval_shape(task.init, jax.random.key(0)), None
     if chosen is not None:
         trained, base = trained_part.split(trained, chosen)
-    trained_part.check(model.local, trained, "local")
+    trained_part.check(model.local, trained, model.local_name)
     return base
 
 

@@ -332,12 +332,9 @@ def refuse_other_sources(
         given: objects from Python, by the setting that they replace.
         code: digests of these objects and of metrics.
     """
-    objects = ("algorithm", "selection", "task", "weighting")
-    before = manifest.get("given", {})
-    ran, passed = (
-        [name for name in objects if name in before],
-        [name for name in objects if name in given],
-    )
+    compared_by_digest = {"data", "partition"}
+    ran = sorted({*manifest.get("given", {})} - compared_by_digest)
+    passed = sorted({*given} - compared_by_digest)
     if ran != passed:
         raise UsageError(
             f"{folder} ran with these objects from Python: {', '.join(ran) or 'none'}; this run has"

@@ -13,8 +13,7 @@ from support.files import usage_error
 import fedvg_jax as fv
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core.types import Batch, Metrics
-from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.runs.assemble import contracts
+from fedvg_jax.engine import schedule as schedules, task_checks
 from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import basic
 
@@ -41,7 +40,8 @@ def test_details_of_any_rank_pass_and_are_recorded_as_nested_lists():
         }
 
     rule = basic.uniform()._replace(detail=detail)
-    contracts.check_weighting(rule, worlds.QUADRATIC, worlds.uneven().data(), worlds.hyper())
+    sim = fv.simulation(SETTINGS, **linear.GIVEN | {"weighting": rule})
+    assert sim.step(sim.state, 0)[1].detail["mine"].shape == (4, 2, 2)
     values = {name: np.asarray(value) for name, value in detail(jnp.ones(3)).items()}
     metrics = Metrics(*3 * [np.ones(3)], np.ones(3, bool), values)
     schedule = schedules.pack(
@@ -167,9 +167,9 @@ def test_scores_of_more_classes_than_the_labels_have_are_accuracies(setting):
 
 def test_scores_of_sequences_have_an_axis_for_their_places():
     batch = Batch(jnp.ones((9, 5, 3)), jnp.zeros((9, 5), int))
-    contracts.check_scores(scores(2), batch, "it", "leave it", 2)
+    task_checks.check_scores(scores(2), batch, "it", "leave it", 2)
     with usage_error("it needs floats [7, 5, C]", "float32 of shape (7, 5)"):
-        contracts.check_scores(linear.TASK, batch, "it", "leave it", 2)
+        task_checks.check_scores(linear.TASK, batch, "it", "leave it", 2)
 
 
 def test_settings_of_a_named_algorithm_do_not_act_on_a_given_one():

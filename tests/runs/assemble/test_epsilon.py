@@ -9,14 +9,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import worlds
+from support import resolved, worlds
 from support.cases import naming
 from support.files import one_line
 from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
+from fedvg_jax import resolve
 from fedvg_jax.core import tree
 from fedvg_jax.engine import privacy
+from fedvg_jax.resolve.custom import Custom
 from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import privacy as accounts
 
@@ -41,7 +43,8 @@ def by_hand(event, rounds):
 def epsilon(rounds, own_reads=None, earlier=(), **settings):
     config = dataclasses.replace(CONFIG, **settings)
     hyper = {"dp.noise_multiplier": np.float32(config.dp.noise_multiplier)}
-    mechanism = accounts.mechanism(config, fv.algorithms.fedavg(), hyper, own_reads)
+    reads = resolved.privacy(config).reads_clients if own_reads is None else own_reads
+    mechanism = accounts.mechanism(resolved.cohorts(config), hyper, reads_clients=reads)
     return accounts.Account(config.dp.delta, mechanism, earlier).epsilon(rounds)
 
 
@@ -97,9 +100,9 @@ def test_epsilon_is_that_of_the_library():
     ids=str,
 )
 def test_every_weighting_has_its_bound(settings, is_own, expected):
-    bound = accounts.sensitivity(
-        dataclasses.replace(CONFIG, **settings), fv.algorithms.fedavg(), is_own=is_own
-    )
+    custom = Custom(weighting=fv.weightings.uniform() if is_own else None)
+    method = resolve.method.make_method(dataclasses.replace(CONFIG, **settings), custom)
+    bound = method.sensitivity
     assert bound is (expected and getattr(privacy, expected))
 
 
@@ -290,4 +293,5 @@ def test_algorithms_whose_server_sees_the_aggregate_alone_are_allowed():
         algorithm = worlds.algorithm(name)
         state = worlds.state(worlds.uneven(), algorithm, worlds.QUADRATIC)
         with naming(name):
-            accounts.check(CONFIG, algorithm, state, worlds.hyper(), None)
+            parts = resolved.privacy(CONFIG), resolved.cohorts(CONFIG), algorithm, None
+            accounts.check(*parts, state, worlds.hyper())

@@ -8,10 +8,9 @@ import pytest
 from support import worlds
 
 import fedvg_jax
-from fedvg_jax import algorithms, config, weightings
+from fedvg_jax import algorithms, config, resolve, weightings
 from fedvg_jax.core.types import Hyperparameter, UsageError
-from fedvg_jax.runs.assemble import registry
-from fedvg_jax.runs.assemble.given import checked, merge_hyperparameters
+from fedvg_jax.resolve.hyperparameters import checked, make_hyper
 
 
 def test_declared_defaults_equal_the_config_s():
@@ -23,7 +22,7 @@ def test_declared_defaults_equal_the_config_s():
         for name in config.WEIGHTINGS
     ]
     for bundle, settings in (*algorithms, *rules):
-        hyper = registry.make_hyper(settings)
+        hyper = resolve.hyperparameters.scalars(settings)
         for parameter in bundle.hyperparameters:
             assert (
                 hyper[parameter.name] == np.float32(checked(parameter, parameter.value))
@@ -35,7 +34,7 @@ def test_no_two_settings_are_one_hyperparameter():
     names = [
         name for setting in config.SETTINGS.values() for name in setting.scalars(config.Config())
     ]
-    assert len(names) == len(set(names)) == len(registry.make_hyper(config.Config()))
+    assert len(names) == len(set(names)) == len(resolve.hyperparameters.scalars(config.Config()))
 
 
 @pytest.mark.parametrize(
@@ -67,19 +66,15 @@ def test_a_built_in_algorithm_passed_as_an_object_takes_the_config_s_field():
         (algorithms.fedprox(), "fedprox.mu", 0.5),
         (algorithms.fedavgm(), "fedavgm.lr", 0.25),
     ):
-        assert merge_hyperparameters(settings, algorithm, weightings.uniform())[name] == value
-        given = merge_hyperparameters(
-            settings, algorithm, weightings.uniform(), {name: 0.75}, (algorithm,)
-        )
-        assert given[name] == 0.75
+        parts = settings, algorithm, weightings.uniform()
+        assert make_hyper(*parts)[0][name] == value
+        assert make_hyper(*parts, {name: 0.75}, [name])[0][name] == 0.75
 
 
 def test_a_declaration_of_the_user_s_own_replaces_a_field_of_the_same_name():
     own = algorithms.fedavg()._replace(hyperparameters=(Hyperparameter("fedprox.mu", 2.0),))
-    assert (
-        merge_hyperparameters(config.Config(), own, weightings.uniform(), own=(own,))["fedprox.mu"]
-        == 2
-    )
+    hyper, custom = make_hyper(config.Config(), own, weightings.uniform())
+    assert hyper["fedprox.mu"] == 2 and custom == {"fedprox.mu": 2.0}
 
 
 @pytest.mark.parametrize(
@@ -95,7 +90,7 @@ def test_what_a_round_reads_beside_them_is_not_declared_by_an_algorithm_or_a_wei
     )
     for algorithm, weighting in (pair, (algorithms.fedavg(), uniform._replace(**own))):
         with pytest.raises(UsageError, match=f"'{name}'"):
-            merge_hyperparameters(config.Config(), algorithm, weighting)
+            make_hyper(config.Config(), algorithm, weighting)
 
 
 def test_resuming_with_other_values_of_declared_hyperparameters_is_refused(tmp_path):

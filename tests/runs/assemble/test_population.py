@@ -7,19 +7,18 @@ import jax
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from support import worlds
+from support import resolved, worlds
 
 import fedvg_jax
-from fedvg_jax import config, data
+from fedvg_jax import config, data, resolve
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import Tuning
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.runs import chunks
-from fedvg_jax.runs.assemble import population, registry, tables
-from fedvg_jax.runs.assemble.programs import Images, make_program
+from fedvg_jax.runs import chunks, experiment
+from fedvg_jax.runs.assemble import tables
 
 DIGITS = data.load("digits")
 
@@ -39,9 +38,10 @@ def elsewhere(tmp_path_factory):
 
 def tables_of(made, arrays, parts, task=None):
     """Returns the pool and the tables of rows, for the model of the settings by default."""
-    shared = population.make_shared(made, arrays, parts)
-    whole = population.Population(arrays, parts, shared)
-    return tables.make_data(made, whole, task or registry.make_task(made, arrays))
+    shared = resolve.data.make_shared(made, arrays, parts)
+    whole = experiment.Population(arrays, parts, shared)
+    task = task or resolve.model.make_task(made, arrays)
+    return tables.make_data(resolved.tables(made), made.batch_size, whole, task)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_shapes_do_not_depend_on_alpha_or_seeds(elsewhere, options):
     result = []
     for change in ({}, {"alpha": 0.5}, {"partition_seed": 1}, {"seed": 1}):
         made = settings(**options | change)
-        made_data = tables_of(made, DIGITS, population.make_partition(made, DIGITS))
+        made_data = tables_of(made, DIGITS, resolve.data.make_partition(made, DIGITS))
         result.append(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), made_data))
     assert all(shapes == result[0] for shapes in result)
 
@@ -70,7 +70,7 @@ def test_external_set_replaces_the_clients_validation_rows(elsewhere):
     made = settings(
         **{"validation.source": "npz", "validation.data_dir": elsewhere, "val_ratio": 0.0}
     )
-    parts = population.make_partition(made, DIGITS)
+    parts = resolve.data.make_partition(made, DIGITS)
     assert not any(map(len, parts.val))
     tables = tables_of(made, DIGITS, parts)
     assert tables.pool.x.shape == (1797 + 240, 8, 8, 1)
@@ -84,9 +84,9 @@ def test_external_set_replaces_the_clients_validation_rows(elsewhere):
 
 def test_corruption_does_not_change_validation_and_test_rows():
     made = settings(**{"corrupt.kind": "label_flip", "corrupt.clients": 0.5})
-    parts = population.make_partition(made, DIGITS)
+    parts = resolve.data.make_partition(made, DIGITS)
     y = np.asarray(tables_of(made, DIGITS, parts).pool.y)
-    bad = registry.corrupt_clients(made)
+    bad = resolve.data.corrupt_clients(made)
     assert len(bad) == 3
     hit = np.concatenate([parts.train[k] for k in bad])
     np.testing.assert_array_equal(y[hit], 9 - DIGITS.y[hit])
@@ -99,7 +99,9 @@ def test_corrupt_rows_and_corrupt_updates_use_the_same_clients(kinds):
     made = settings(**{"corrupt.kind": kinds[0], "attack": kinds[1]}, clients=20)
     assert config.num_corrupt(made) == 4
     alone = settings(attack="noise", clients=20)
-    assert registry.corrupt_clients(made).tolist() == registry.corrupt_clients(alone).tolist()
+    assert (
+        resolve.data.corrupt_clients(made).tolist() == resolve.data.corrupt_clients(alone).tolist()
+    )
 
 
 def scored(size, model="mlp", pixels=16, batch_size=4, task=None, others=None, **fedvg):
@@ -161,7 +163,7 @@ def test_resuming_with_other_external_validation_images_is_refused(tmp_path):
 
 def test_max_rows_holds_for_named_and_for_given_data():
     settings_ = settings(max_rows=300)
-    named = population.load_data(settings_)
+    named = resolve.data.load_data(settings_)
     assert len(named.y) == 300
     given = fedvg_jax.simulation(settings_, data=DIGITS)
     whole = fedvg_jax.simulation(settings_)
@@ -197,7 +199,7 @@ def rows_of(table):
 def test_held_out_rows_select_and_no_weight_reads_them():
     """Every weighting reads `scoring` or `val`."""
     held_out = settings(best_on="held_out")
-    parts = population.make_partition(held_out, DIGITS)
+    parts = resolve.data.make_partition(held_out, DIGITS)
     made, d_val = tables_of(held_out, DIGITS, parts), np.concatenate(parts.val).tolist()
     selected, weighed = rows_of(chunks.evaluation_tables(made)["val"]), rows_of(made.val)
     assert not set(selected) & set(weighed) and not set(selected) & set(rows_of(made.scoring))
@@ -217,8 +219,8 @@ def num_steps(task=None, **settings):
     made = Config(clients=3, join_ratio=1.0, local_epochs=1, **{"batch_size": 2} | settings)
     *train, _ = np.split(np.arange(20, dtype=np.int32), np.cumsum(SIZES))
     parts = Partition(train, *[[np.arange(10, 12, dtype=np.int32)] * 3] * 2)
-    program = make_program(made, task or Images(DIGITS.x.shape[1:], 10))
-    schedule = tables.make_schedule(made, DIGITS, parts, program)(0)
+    program = resolved.program(made, task=task)
+    schedule = tables.make_schedule(resolved.cohorts(made), len(DIGITS.y), parts, program)(0)
     return [int(schedule.num_steps[list(schedule.clients).index(client)]) for client in range(3)]
 
 

@@ -10,16 +10,16 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from support import linear
+from support import linear, resolved
 from support.programs import compilations
 from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax
-from fedvg_jax import config
+from fedvg_jax import config, resolve
 from fedvg_jax.config import Config
 from fedvg_jax.config.fidelity import departs
 from fedvg_jax.engine import federated_round, schedule as schedules
-from fedvg_jax.runs.assemble import programs, registry, simulation, tables
+from fedvg_jax.runs.assemble import tables
 from fedvg_jax.weightings import basic
 
 SMALL = Config(rounds=2, eval_every=1, local_epochs=1, weighting="uniform", model="linear")
@@ -27,13 +27,13 @@ SMALL = Config(rounds=2, eval_every=1, local_epochs=1, weighting="uniform", mode
 
 @functools.cache
 def default_simulation():
-    return simulation.simulation(SMALL)
+    return resolve.experiment.simulation(SMALL)
 
 
 def changed(settings: Config) -> Config:
-    """Every value of `programs.VALUES` that is a number, a truth value or one of several names, moved."""
+    """Every value of `VALUES` that is a number, a truth value or one of several names, moved."""
     flat, moved = config.flatten(settings), {}
-    for name in programs.VALUES:
+    for name in resolve.experiment.VALUES:
         if isinstance(flat[name], float):
             moved[name] = flat[name] / 2 + 0.1
         elif type(flat[name]) is int:
@@ -48,8 +48,8 @@ def changed(settings: Config) -> Config:
 def program_text(settings: Config) -> str:
     """The jaxpr of a chunk of rounds, with the program made from just these settings."""
     sim = default_simulation()
-    made = programs._make(settings, programs.Images((8, 8, 1), 10), None, None, None)
-    hyper = registry.make_hyper(settings)
+    made = resolved.program(settings)
+    hyper = resolve.hyperparameters.scalars(settings)
     start = {"stats_too": departs(settings, "server-stats"), "variables": sim.state.variables}
     arguments = made.task, made.algorithm, settings.clients, hyper
     state = jax.eval_shape(lambda: federated_round.init_state(*arguments, **start))
@@ -62,7 +62,7 @@ def program_text(settings: Config) -> str:
     [
         {"algorithm": "scaffold", "momentum": 0.5},
         {"algorithm": "fedadam", "weighting": "generalised", "weight_decay": 0.1},
-        {"algorithm": "feddyn", "robust": "clipped_mean", "weighting": "fedvg", "tuning.steps": 1},
+        {"algorithm": "fedprox", "robust": "clipped_mean", "weighting": "fedvg", "tuning.steps": 1},
         {"algorithm": "elastic", "attack": "scaling", "lr_schedule": "exponential"},
     ],
     ids=lambda settings: settings["algorithm"],
@@ -72,9 +72,55 @@ def test_program_depends_on_static_settings_only(settings):
     whole = replace(
         whole, clients=SMALL.clients, dp=whole.dp if whole.robust == "mean" else SMALL.dp
     )
-    static = programs.static_settings(whole)
+    static = resolve.experiment.static_settings(whole)
     assert static != whole
+    assert resolved.experiment(whole).key == resolved.experiment(static).key
     assert program_text(whole).split() == program_text(static).split()
+
+
+ARGUMENTS = [
+    (name, choice, argument)
+    for name, setting in config.SETTINGS.items()
+    for choice, argument in setting.values.items()
+    if setting.facts.kind == "compiled" and not argument.traced
+]
+"""Choices with a value that the program depends on."""
+
+
+@pytest.mark.parametrize(("name", "choice", "argument"), ARGUMENTS, ids=str)
+def test_the_value_behind_a_name_has_a_program_of_its_own(name, choice, argument):
+    default = argument.default
+    other = (
+        ",".join(map(str, np.asarray(default) + 1)) if isinstance(default, tuple) else default * 2
+    )
+    keys = {
+        resolve.experiment.static_settings(replace(SMALL, **{name: text}))
+        for text in (choice, f"{choice}:{other}")
+    }
+    assert len(keys) == 2
+
+
+OBJECTS = {
+    "aggregate": ({"robust": "trimmed_mean:0.3"}, fedvg_jax.robust.trimmed_mean(0.3)),
+    "send": ({"send": "topk:0.05"}, fedvg_jax.compression.top_k(0.05)),
+    "attack": ({"attack": "sign_flip"}, fedvg_jax.attacks.sign_flip),
+    "selection": ({"selection": "size"}, fedvg_jax.selection.by_size()),
+    "algorithm": ({"algorithm": "scaffold"}, fedvg_jax.algorithms.scaffold()),
+}
+"""Argument -> settings, and the object that they stand for."""
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_object_gives_the_bits_of_the_setting_that_names_it(name):
+    settings, given = OBJECTS[name]
+    named = fedvg_jax.run(replace(SMALL, **settings))
+    assert_equal_runs(named, fedvg_jax.run(SMALL, **{name: given}))
+    assert_different_models(named, fedvg_jax.run(SMALL))
+
+
+def assert_different_models(run, other):
+    pairs = zip(jax.tree.leaves(run.variables), jax.tree.leaves(other.variables), strict=True)
+    assert any((np.asarray(a) != np.asarray(b)).any() for a, b in pairs)
 
 
 def test_other_settings_of_jax_have_a_program_of_their_own():
@@ -131,7 +177,7 @@ def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tm
     }
     jax.config.update("jax_compilation_cache_dir", configured)
     try:
-        simulation.simulation(replace(SMALL, cache_dir=tmp_path / "cache"))
+        resolve.experiment.simulation(replace(SMALL, cache_dir=tmp_path / "cache"))
         assert jax.config.values["jax_compilation_cache_dir"] == (
             configured or str(tmp_path / "cache" / "xla")
         )

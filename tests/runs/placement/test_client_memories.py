@@ -20,7 +20,7 @@ from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.placement.client_memories import Placement
 from fedvg_jax.runs.record import checkpoint, digests
 
-MILLION = Config(clients=10**6, join_ratio=1e-3, rounds=50)
+MILLION = client_memories.Federation(num_clients=10**6, cohort_size=1000, rounds=50)
 SETTINGS = Config(
     **{
         "clients": 20,
@@ -160,26 +160,25 @@ BY_CLIENT = Placement(max_rounds=64)
 
 
 def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_are_sampled_or_they_fill_the_devices():
-    assert client_memories.choose(replace(MILLION, placement="host"), 0, 64) == BY_CLIENT, (
-        "no memories"
-    )
-    assert client_memories.choose(MILLION, 67, 64) == BY_CLIENT, "64 MiB for all"
-    assert client_memories.choose(replace(MILLION, placement="device"), 2**20, 64) == BY_CLIENT
-    often = replace(MILLION, rounds=1000)
+    assert client_memories.choose("host", MILLION, 0, 64) == BY_CLIENT, "no memories"
+    assert client_memories.choose("auto", MILLION, 67, 64) == BY_CLIENT, "64 MiB for all"
+    assert client_memories.choose("device", MILLION, 2**20, 64) == BY_CLIENT
+    often = MILLION._replace(rounds=1000)
     gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
     with hw.assumed(gpus):
         placed = [
-            client_memories.choose(config, 2**10, 64).is_on_host for config in (MILLION, often)
+            client_memories.choose("auto", federation, 2**10, 64).is_on_host
+            for federation in (MILLION, often)
         ]
         divided = [
-            client_memories.choose(often, 2**16, 64, rows).num_rows
+            client_memories.choose("auto", often, 2**16, 64, rows).num_rows
             for rows in (None, executors.sharded(4, 1).rows)
         ]
     assert placed == [True, False] and divided == [1024, None]
 
 
 def test_a_run_has_the_storage_of_its_placement():
-    on_host = client_memories.choose(replace(MILLION, placement="host"), 2**10, 64)
+    on_host = client_memories.choose("host", MILLION, 2**10, 64)
     assert on_host.storage is client_memories.HOST
     assert BY_CLIENT.storage is client_memories.DEVICE
     assert (

@@ -12,10 +12,11 @@ from support import exchanged, linear, worlds
 from support.several_processes import assert_equal_histories, run_processes
 
 import fedvg_jax as fv
+from fedvg_jax import resolve
 from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.runs import chunks
-from fedvg_jax.runs.assemble import simulation
+from fedvg_jax.runs.assemble.simulation import federation
 from fedvg_jax.runs.placement import client_memories
 from fedvg_jax.runs.record import digests
 
@@ -70,7 +71,9 @@ def test_devices_that_divide_the_memories_give_the_run_of_one():
 
 
 def simulated(devices=3, **changes):
-    return simulation.simulation(replace(SETTINGS, devices=str(devices), **changes), **GIVEN)
+    return resolve.experiment.simulation(
+        replace(SETTINGS, devices=str(devices), **changes), **GIVEN
+    )
 
 
 def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others():
@@ -78,7 +81,7 @@ def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others():
     sim = simulated(placement="host")
     placement, chunk = sim.memories, [sim.schedule(number) for number in range(3)]
     clients, _ = client_memories.number_rows(placement, chunk)
-    store = client_memories.open_store(placement, sim.config, sim.state)
+    store = client_memories.open_store(placement, federation(sim.experiment), sim.state)
     state = placement.storage.take(placement, store, sim.state, clients)
     assert placement.num_rows % 3 == 0 and rows_held(state) == {placement.num_rows // 3}
     shapes = client_memories.shapes_on_devices(placement, sim.state)
@@ -103,7 +106,7 @@ def test_a_round_exchanges_the_rows_of_its_cohort_whatever_their_number():
 def test_devices_of_a_cpu_exchange_the_clients_once_and_one_mean():
     """The weighted mean is a loop over clients on a CPU, for which XLA would gather all of them on every device."""
     config = Config(rounds=2, clients=4, join_ratio=1.0, alpha=1.0, min_samples=2, devices="4")
-    sim = simulation.simulation(config)
+    sim = resolve.experiment.simulation(config)
     size, model = exchanged_bytes(sim), 4 * tree.size(sim.state.variables.params)
     assert size.keys() == {"reduce-scatter", "all-reduce"}
     assert size["reduce-scatter"] == 4 * (model + 4), (

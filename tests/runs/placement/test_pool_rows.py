@@ -97,11 +97,11 @@ def test_rows_stay_on_the_host_where_they_would_fill_the_device():
     gpu = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
     sizes = (40 * 2**30, 60 * 2**30)
     with hw.assumed(gpu):
-        assert [pool_rows.is_chosen(Config(), size) for size in sizes] == [False, True]
-        assert not pool_rows.is_chosen(Config(placement="device"), sizes[1])
+        assert [pool_rows.is_chosen("auto", size) for size in sizes] == [False, True]
+        assert not pool_rows.is_chosen("device", sizes[1])
     with hw.assumed(gpu._replace(memory_bytes=None)):
-        assert pool_rows.is_chosen(Config(placement="host"), 1)
-        assert not pool_rows.is_chosen(Config(), sizes[1])
+        assert pool_rows.is_chosen("host", 1)
+        assert not pool_rows.is_chosen("auto", sizes[1])
 
 
 # --- files read in place

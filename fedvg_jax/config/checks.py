@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from fedvg_jax.config import options
-from fedvg_jax.config.declare import flatten, shown, suggestion
+from fedvg_jax.config.declare import shown, suggestion
 from fedvg_jax.config.fidelity import departs, departures, listed
 from fedvg_jax.config.methods import WEIGHTINGS
 from fedvg_jax.config.options import RECORDS, SETTINGS, TRACKERS, Config
@@ -54,19 +54,20 @@ def _check_values(config: Config) -> None:
         require_name("track", name, TRACKERS)
     for name in listed(config.departures):
         require_name("departures", name.removeprefix("no-"), ("official", *options.DEPARTURES))
-    for name, value in flatten(config).items():
-        setting = SETTINGS[name]
-        is_bounded = setting.range is not None and setting.range.high < math.inf
-        is_large = type(value) is int and abs(value) >= 2**32 and not is_bounded
-        _require(not is_large, name, "a larger number", "below 2**32")
+    for name, setting in SETTINGS.items():
+        value, range = setting.get(config), setting.range
+        if type(value) is int and abs(value) >= 2**32 and (range is None or range.high == math.inf):
+            raise UsageError(f"{name} must be below 2**32; got a larger number")
         if setting.names:
             _check_choice(name, str(value))
-        if setting.range and value is not None:
-            kind = "a finite number " if type(value) is float and not math.isfinite(value) else ""
-            _require(setting.range.holds(value), name, value, f"{kind}{setting.range.words}")
-        for number in setting.scalars(config).values():
-            fits = number == 0 or FLOAT32[0] <= abs(number) <= FLOAT32[1]
-            _require(fits, name, number, "a number that float32 can hold")
+        if range and value is not None and not range.holds(value):
+            is_finite = type(value) is not float or math.isfinite(value)
+            allowed = f"{'' if is_finite else 'a finite number '}{range.words}"
+            raise UsageError(f"{name} must be {allowed}; got {_shorten(value)}")
+        for number in setting.scalars(config).values() if setting.traced else ():
+            if number != 0 and not FLOAT32[0] <= abs(number) <= FLOAT32[1]:
+                got = _shorten(number)
+                raise UsageError(f"{name} must be a number that float32 can hold; got {got}")
 
 
 def _check_choice(name: str, text: str) -> None:

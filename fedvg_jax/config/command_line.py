@@ -124,25 +124,23 @@ def add_settings(
     off: dict[str, Any] = (
         {"action": "append_const", "const": ["false"]} if takes_many else {"action": "store_false"}
     )
+    is_long = shown == "all"
     for name in ALL:
         option = OPTIONS.get(name)
         topic = option.facts.topic if option else "Method"
         if topic not in topics:
             topics[topic] = parser.add_argument_group(topic)
-        is_shown = name in names and (
-            shown == "all" or (shown and (option is None or option.facts.is_common))
-        )
-        text = _help(name, texts[name], is_long=shown == "all") if is_shown else argparse.SUPPRESS
-        group, dot, last = name.rpartition(".")
-        if is_switch(name):
-            topics[topic].add_argument(flag_of(name), dest=name, help=text, **on)
-            parser.add_argument(
-                flag_of(f"{group}{dot}no_{last}"), dest=name, help=argparse.SUPPRESS, **off
-            )
+        is_common = option is None or option.facts.is_common
+        entry: dict[str, Any] = {"help": argparse.SUPPRESS}
+        if name in names and (is_long or (shown and is_common)):
+            entry = {"help": _help(name, texts[name], is_long), "metavar": _word(name)}
+        flag, (group, dot, last) = f"--{name.replace('_', '-')}", name.rpartition(".")
+        if option and bool in option.types:
+            topics[topic].add_argument(flag, dest=name, help=entry["help"], **on)
+            negated = flag_of(f"{group}{dot}no_{last}")
+            parser.add_argument(negated, dest=name, help=argparse.SUPPRESS, **off)
         else:
-            topics[topic].add_argument(
-                flag_of(name), dest=name, metavar=_word(name), help=text, **many
-            )
+            topics[topic].add_argument(flag, dest=name, **entry, **many)
         if last == "kind":  # the kind alone turns a group on
             parser.add_argument(flag_of(group), dest=name, help=argparse.SUPPRESS, **many)
 

@@ -129,8 +129,7 @@ def group(
 NOUNS = {bool: "true or false", int: "an integer", float: "a number", str: "a text", Path: "a path"}
 
 
-@dataclasses.dataclass(frozen=True)
-class Setting:
+class Setting(NamedTuple):
     """A setting as its field and group declare it."""
 
     name: str
@@ -142,22 +141,16 @@ class Setting:
     """With the conditions of its group, and the topic that it is listed under."""
     get: Callable[[Any], Any]
     """Config -> its value."""
-
-    @functools.cached_property
-    def names(self) -> tuple[str, ...]:
-        """The allowed names; empty for other settings."""
-        return () if isinstance(self.facts.allowed, Range | None) else tuple(self.facts.allowed)
-
-    @functools.cached_property
-    def choices(self) -> dict[str, Choice]:
-        """What the allowed names stand for, where they stand for more than themselves."""
-        allowed = self.facts.allowed if isinstance(self.facts.allowed, Mapping) else {}
-        return {name: choice for name, choice in allowed.items() if isinstance(choice, Choice)}
-
-    @functools.cached_property
-    def values(self) -> dict[str, Argument]:
-        """The allowed names behind which a value may stand."""
-        return {name: choice.argument for name, choice in self.choices.items() if choice.argument}
+    names: tuple[str, ...] = ()
+    """The allowed names; empty for other settings."""
+    range: Range | None = None
+    """The allowed range; None for other settings."""
+    choices: Mapping[str, Choice] = {}
+    """What the allowed names stand for, where they stand for more than themselves."""
+    arguments: Mapping[str, Argument] = {}
+    """The allowed names behind which a value may stand."""
+    traced: frozenset[str] = frozenset()
+    """The names of the traced scalars that have its value."""
 
     def made(self, config: Any) -> Any:
         """Returns what the setting names, made from the value behind the name."""
@@ -171,27 +164,28 @@ class Setting:
             ValueError: the value has another type, or is out of range.
         """
         name, colon, given = text.partition(":")
-        value = self.values.get(name)
-        if value is None:
+        argument = self.arguments.get(name)
+        if argument is None:
             return text, None
-        if not value.range:
+        if not argument.range:
             return name, given
-        defaults = value.default if isinstance(value.default, tuple) else (value.default,)
+        is_tuple = isinstance(argument.default, tuple)
+        defaults = argument.default if is_tuple else (argument.default,)
         words = given.split(",") if colon else []
         try:
             pairs = zip(defaults, [*words, *defaults[len(words) :]], strict=True)
             numbers = tuple(type(default)(word) for default, word in pairs)
         except ValueError:
             numbers = (math.nan,)
-        if not all(map(value.range.holds, numbers)):
-            many = "" if len(defaults) == 1 else f"up to {len(defaults)} numbers, each "
-            raise ValueError(f"{name}:VALUE takes {many or 'a number '}{value.range.words}")
-        return name, numbers if isinstance(value.default, tuple) else numbers[0]
+        if not all(map(argument.range.holds, numbers)):
+            many = f"up to {len(defaults)} numbers, each" if len(defaults) > 1 else "a number"
+            raise ValueError(f"{name}:VALUE takes {many} {argument.range.words}")
+        return name, numbers if is_tuple else numbers[0]
 
     def meaning(self, value: Any) -> Any:
         """Returns a value, of a text NAME or NAME:VALUE both, so that topk, topk:0.01 and topk:.01 are one setting."""
         try:
-            return self.split(value) if self.values else value
+            return self.split(value) if self.arguments else value
         except ValueError:  # of an edited config.json
             return value
 
@@ -201,7 +195,8 @@ class Setting:
             return value
         if Path in self.types:
             return type(value)(os.path.expanduser(value))
-        return (self.facts.form or (as_name if self.names else str))(str(value))
+        form = self.facts.form or (as_name if self.names else str)
+        return form(str(value))
 
     def typed(self, value: Any, where: str) -> Any:
         """Returns a value as one of the setting's types: an int becomes a float or text, a text a number or a path.
@@ -214,51 +209,36 @@ class Setting:
             UsageError: it has another type.
         """
         allowed = self.types
-        if type(value) in allowed and not isinstance(
-            value, str | Path
-        ):  # most: no text to bring into its form
-            return value
         value = self.formed(python_scalar(value))
-        for kind in {int, float} & {*allowed} if isinstance(value, str) else ():
-            with contextlib.suppress(ValueError):
-                return kind(value)
+        if isinstance(value, str):
+            for kind in {int, float} & {*allowed}:
+                with contextlib.suppress(ValueError):
+                    return kind(value)
         if value == "" and type(None) in allowed:
             raise UsageError(f"{where} must not be empty; leave it out")
         if isinstance(value, allowed) and (bool in allowed or not isinstance(value, bool)):
             return value
         for kind, given in ((float, int), (Path, str), (str, int)):
-            if (
-                kind in allowed
-                and type(value) is given
-                and (isinstance(value, str) or abs(value) < 2**1000)
-            ):
+            is_short = isinstance(value, str) or (type(value) is int and abs(value) < 2**1000)
+            if kind in allowed and type(value) is given and is_short:
                 return kind(value)  # pyright: ignore[reportArgumentType]  the kinds fit by the line above
         names = " or ".join(NOUNS[kind] for kind in allowed if kind in NOUNS)
         hint = spaces(value) if isinstance(value, str) else ""
         raise UsageError(f"{where} must be {names}; got {shown(value)}{hint}")
 
-    @functools.cached_property
-    def traced_names(self) -> set[str]:
-        """The names of the traced scalars that have its value."""
-        if self.facts.is_traced:
-            return {self.name}
-        return {argument.traced for argument in self.values.values() if argument.traced}
-
     def scalars(self, config: Any) -> dict[str, Any]:
         """Returns the traced scalars that have its value, by name; behind a name that is not chosen, the default."""
+        value = self.get(config)
         if self.facts.is_traced:
-            return {self.name: self.get(config)}
-        traced = {name: value for name, value in self.values.items() if value.traced}
-        if not traced:
+            return {self.name: value}
+        if not self.arguments:
             return {}
-        chosen, number = self.split(self.get(config))
-        own = {traced[chosen].traced: number} if chosen in traced else {}
-        return {value.traced: value.default for value in traced.values()} | own
-
-    @functools.cached_property
-    def range(self) -> Range | None:
-        """The allowed range; None for other settings."""
-        return self.facts.allowed if isinstance(self.facts.allowed, Range) else None
+        chosen, number = self.split(value)
+        values = {}
+        for name, argument in self.arguments.items():
+            if argument.traced:
+                values[argument.traced] = number if name == chosen else argument.default
+        return values
 
 
 def python_scalar(value: Any) -> Any:
@@ -282,17 +262,37 @@ def table(config: type, prefix: str = "", outer: Facts = Facts()) -> dict[str, S
         prefix: before every name, e.g. "fedvg.".
         outer: what the field of the group declares.
     """
-    settings, topic, hints, inner = {}, outer.topic, typing.get_type_hints(config), groups(config)
-    for field in sorted(dataclasses.fields(config), key=lambda field: field.name in inner):
+    settings, in_groups = {}, {}
+    topic, hints, inner = outer.topic, typing.get_type_hints(config), groups(config)
+    for field in dataclasses.fields(config):
         name, facts, hint = prefix + field.name, field.metadata["facts"], hints[field.name]
         if field.name in inner:
-            settings |= table(hint, f"{name}.", facts)
-        else:
-            topic = facts.topic or topic
-            kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-            facts = facts._replace(used=outer.used + facts.used, topic=topic)
-            settings[name] = Setting(name, kinds, field.default, facts, operator.attrgetter(name))
-    return settings
+            in_groups |= table(hint, f"{name}.", facts)
+            continue
+        topic = facts.topic or topic
+        kinds = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        facts = facts._replace(used=outer.used + facts.used, topic=topic)
+        settings[name] = Setting(name, kinds, field.default, facts, operator.attrgetter(name))
+        if isinstance(facts.allowed, Mapping):
+            settings[name] = _with_choices(settings[name], facts.allowed)
+        elif facts.allowed is not None or facts.is_traced:
+            of_range = isinstance(facts.allowed, Range)
+            settings[name] = settings[name]._replace(
+                range=facts.allowed if of_range else None,
+                names=() if of_range else tuple(facts.allowed or ()),
+                traced=frozenset({name} if facts.is_traced else ()),
+            )
+    return settings | in_groups
+
+
+def _with_choices(setting: Setting, allowed: Mapping[str, Choice | None]) -> Setting:
+    """Returns a setting with what its allowed names stand for."""
+    choices = {name: choice for name, choice in allowed.items() if isinstance(choice, Choice)}
+    arguments = {name: choice.argument for name, choice in choices.items() if choice.argument}
+    traced = {argument.traced for argument in arguments.values()} - {""}
+    return setting._replace(
+        names=tuple(allowed), choices=choices, arguments=arguments, traced=frozenset(traced)
+    )
 
 
 def flatten(config: Any) -> dict[str, Any]:

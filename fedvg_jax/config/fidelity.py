@@ -50,7 +50,7 @@ class Departure(NamedTuple):
 
 _TABLE = tomllib.loads(Path(__file__).with_name("fidelity.toml").read_text(encoding="utf-8"))
 
-DEPARTURES = tuple(Departure(**row) for row in _TABLE["departure"])
+DEPARTURES = [Departure(**row) for row in _TABLE["departure"]]
 """All rows, in the order of the documentation's table."""
 
 

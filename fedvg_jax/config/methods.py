@@ -19,19 +19,21 @@ NATIVE = "native"
 """Name that stands for the weighting in the algorithm's own paper."""
 
 
-def weighting_names(text: str) -> list[str]:
+@functools.cache
+def weighting_names(text: str) -> tuple[str, ...]:
     """Returns the names of the weightings that a text combines.
 
     >>> weighting_names("samples+permuted(fedvg)"), weighting_names("native")
-    (['samples', 'fedvg'], ['native'])
+    (('samples', 'fedvg'), ('native',))
     """
-    return [name for name in re.findall(r"\w+", text) if name in WEIGHTINGS or name == NATIVE]
+    known = {*WEIGHTINGS, NATIVE}
+    return tuple(name for name in re.findall(r"\w+", text) if name in known)
 
 
 def algorithm_of(config: Any) -> Algorithm:
     """Returns the algorithm that the settings name, with the departures of the run."""
     return _algorithm(
-        config.algorithm, departures(config.departures), tuple(weighting_names(config.weighting))
+        config.algorithm, departures(config.departures), weighting_names(config.weighting)
     )
 
 
@@ -103,8 +105,13 @@ def _weighs_by(names: set[str], config: Any) -> bool:
     return not names.isdisjoint(weighting_names(config.weighting))
 
 
+@functools.cache
+def _declared_by(algorithm: Algorithm) -> frozenset[str]:
+    return frozenset(parameter.name for parameter in algorithm.hyperparameters)
+
+
 def _reads(name: str, config: Any) -> bool:
-    return any(parameter.name == name for parameter in algorithm_of(config).hyperparameters)
+    return name in _declared_by(algorithm_of(config))
 
 
 def _field(parameter: Hyperparameter | Option, *used: Condition) -> tuple[str, type, Any]:

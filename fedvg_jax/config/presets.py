@@ -217,23 +217,22 @@ def fields(config: type, settings: Mapping[str, Any]) -> dict[str, Any]:
             raise UsageError(
                 f"Config: {name} must be a {groups[name].__name__} or a dict; got {got}"
             )
-        inner = (value if isinstance(value, Mapping) else vars(value)) if name in groups else None
-        given |= (
-            {name: value} if inner is None else {f"{name}.{key}": own for key, own in inner.items()}
-        )
+        if name not in groups:
+            given[name] = value
+            continue
+        for key, inner in (value if isinstance(value, Mapping) else vars(value)).items():
+            given[f"{name}.{key}"] = inner
     meant = {name: given.pop(name, None) for name in SHORTHANDS}
     meant = {name: value for name, value in meant.items() if value is not None}
     given = given | meaning(meant) if settings.keys() >= {*names} else with_meaning(given | meant)
-    values = _typed(config, given, "Config")
-    result = {
-        name: values.get(name, declared.default) for name, declared in declare.table(config).items()
-    }
-    return {name: result[name] for name in names if name not in groups} | {
-        group: made(
-            **{field.name: result[f"{group}.{field.name}"] for field in dataclasses.fields(made)}
-        )
-        for group, made in groups.items()
-    }
+    values, result, of_groups = _typed(config, given, "Config"), {}, {}
+    for name, declared in declare.table(config).items():
+        group, dot, last = name.rpartition(".")
+        arguments = of_groups.setdefault(group, {}) if dot else result
+        arguments[last] = values.get(name, declared.default)
+    for name, arguments in of_groups.items():
+        result[name] = groups[name](**arguments)
+    return result
 
 
 def apply(config: T, settings: Mapping[str, Any], source: str, method: str | None = None) -> T:
@@ -258,14 +257,14 @@ def apply(config: T, settings: Mapping[str, Any], source: str, method: str | Non
 
 def _typed(config: type, settings: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Returns settings by dotted name in their types."""
-    table = declare.table(config)
-    for name in settings:
-        if name not in table:
-            is_group = name in declare.groups(config)
-            hint = (
-                f"; it is a table, [{name}]"
-                if is_group
-                else suggestion(name, [*table, *SHORTHANDS])
-            )
+    table, values = declare.table(config), {}
+    for name, given in settings.items():
+        declared = table.get(name)
+        if declared is None:
+            hint = f"; it is a table, [{name}]"
+            if name not in declare.groups(config):
+                hint = suggestion(name, [*table, *SHORTHANDS])
             raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{hint}")
-    return {name: table[name].typed(value, f"{source}: {name}") for name, value in settings.items()}
+        is_default = given is declared.default  # which needs no conversion
+        values[name] = given if is_default else declared.typed(given, f"{source}: {name}")
+    return values

@@ -6,7 +6,6 @@ a sweep share them: config.json lists them under `unused`. `checks.NEVER_UNUSED`
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -33,14 +32,20 @@ HOST = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind ==
 """Settings that change no result, such as folders."""
 
 
+CONDITIONAL = [name for name, s in SETTINGS.items() if s.facts.used or name == "departures"]
+"""Settings that some runs do not use, in the order of `--help-all`."""
+
+
 def unmet(config: Config, name: str) -> Condition | None:
     """Returns the first condition of a setting that does not hold; None where the run uses it."""
     if name == "departures":
         conditions = [*_unmet_of_departures(config).values()]
         return conditions[0] if conditions and all(conditions) else None
-    return (
-        _unmet(config, SETTINGS[name].facts.used) if name in SETTINGS else None
-    )  # shorthands have none
+    if name in SETTINGS:  # shorthands have no conditions
+        for condition in SETTINGS[name].facts.used:
+            if not condition.holds(config):
+                return condition
+    return None
 
 
 def _unmet_of_departures(config: Config) -> dict[str, Condition | None]:
@@ -50,7 +55,10 @@ def _unmet_of_departures(config: Config) -> dict[str, Condition | None]:
 
 
 def _unmet(config: Config, conditions: Iterable[Condition]) -> Condition | None:
-    return next((condition for condition in conditions if not condition.holds(config)), None)
+    for condition in conditions:
+        if not condition.holds(config):
+            return condition
+    return None
 
 
 def unused(config: Config, names: Iterable[str] | None = None) -> list[str]:
@@ -59,7 +67,7 @@ def unused(config: Config, names: Iterable[str] | None = None) -> list[str]:
     >>> unused(Config(weighting="samples"), ["fedvg.norm", "fedprox.mu", "lr"])
     ['fedvg.norm', 'fedprox.mu']
     """
-    return [name for name in (SETTINGS if names is None else names) if unmet(config, name)]
+    return [name for name in (CONDITIONAL if names is None else names) if unmet(config, name)]
 
 
 def used(config: Config) -> dict[str, Any]:
@@ -71,7 +79,9 @@ def used(config: Config) -> dict[str, Any]:
     """
     left_out = {*HOST, "departures", *unused(config)}
     settings = {
-        name: plain(value) for name, value in effective(config).items() if name not in left_out
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in effective(config).items()
+        if name not in left_out
     }
     return settings | used_departures(config)
 
@@ -92,11 +102,14 @@ def used_departures(config: Config) -> dict[str, bool]:
 
 def to_json(config: Config) -> dict[str, Any]:
     """Returns the settings as JSON values, nested as in the dataclasses, and the list `unused`; no `dp.noise_seed`."""
-    config = dataclasses.replace(config, dp=dataclasses.replace(config.dp, noise_seed=0))
-    nested = sorted(
-        dataclasses.asdict(config).items(), key=lambda item: isinstance(item[1], dict)
-    )  # groups last
-    return {name: plain(value) for name, value in nested} | {"unused": unused(config)}
+    settings: dict[str, Any] = {}
+    for name, declared in SETTINGS.items():  # those of groups are the last
+        group, dot, last = name.rpartition(".")
+        value = declared.get(config)
+        of_group = settings.setdefault(group, {}) if dot else settings
+        of_group[last] = str(value) if isinstance(value, Path) else value
+    settings["dp"]["noise_seed"] = 0
+    return settings | {"unused": unused(config)}
 
 
 def refuse_unused(config: Config, names: Iterable[str]) -> None:

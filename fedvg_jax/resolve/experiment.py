@@ -149,7 +149,7 @@ def static_settings(config: Config) -> Config:
     """
     values = {name: SETTINGS[name].default for name in VALUES}
     values |= {name: float(SETTINGS[name].get(config) > 0) / 2 for name in USED_ABOVE_0}
-    values |= {name: _without_traced(config, name) for name, s in SETTINGS.items() if s.values}
+    values |= {name: _without_traced(config, name) for name, s in SETTINGS.items() if s.arguments}
     if config.attack != "none":  # the corrupt clients' ids are constants of the program
         values |= {"seed": config.seed, "corrupt.clients": config.corrupt.clients}
     return apply(config, values, "static settings")
@@ -161,7 +161,7 @@ def _without_traced(config: Config, name: str) -> str:
     if setting.facts.kind != "compiled":
         return setting.default
     text = setting.get(config)
-    argument = setting.values.get(text.partition(":")[0])
+    argument = setting.arguments.get(text.partition(":")[0])
     return text.partition(":")[0] if argument and argument.traced else text
 
 

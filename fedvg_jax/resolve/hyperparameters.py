@@ -15,7 +15,7 @@ from fedvg_jax.config.methods import HYPERPARAMETERS
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, UsageError, Weighting
 
-READ_BY_ROUNDS = {name for setting in SETTINGS.values() for name in setting.traced_names} - {
+READ_BY_ROUNDS = {name for setting in SETTINGS.values() for name in setting.traced} - {
     *methods.SETTINGS
 }
 """Hyperparameters that are read beside algorithms and weightings, as lr, dp.clip and clip_norm; none declares them."""
@@ -77,7 +77,8 @@ def scalars(config: Config) -> dict[str, np.float32]:
     """Returns the hyperparameters that settings have."""
     values = {}
     for setting in SETTINGS.values():
-        values |= setting.scalars(config)
+        if setting.traced:
+            values |= setting.scalars(config)
     return {name: np.float32(value) for name, value in values.items()}
 
 

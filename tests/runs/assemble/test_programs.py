@@ -81,7 +81,7 @@ def test_program_depends_on_static_settings_only(settings):
 ARGUMENTS = [
     (name, choice, argument)
     for name, setting in config.SETTINGS.items()
-    for choice, argument in setting.values.items()
+    for choice, argument in setting.arguments.items()
     if setting.facts.kind == "compiled" and not argument.traced
 ]
 """Choices with a value that the program depends on."""

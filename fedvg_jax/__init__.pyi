@@ -39,7 +39,9 @@ from fedvg_jax.engine import (
     executors as executors,
     robust as robust,
     selection as selection,
+    virtual_time as virtual_time,
 )
+from fedvg_jax.engine.clock import Clock as Clock
 from fedvg_jax.engine.differentiable import (
     hypergradient as hypergradient,
     max_steps as max_steps,

@@ -33,6 +33,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, robust, schedule
+from fedvg_jax.engine.clock import Clock
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import files, processes
 from fedvg_jax.resolve import experiment as experiments
@@ -70,6 +71,7 @@ def run(
     send: Send | None = None,
     attack: attacks.Attack | None = None,
     hyper: Mapping[str, float] | None = None,
+    clock: Clock | None = None,
     initial: Variables | None = None,
 ) -> History:
     """Returns the history of one federated run.
@@ -86,6 +88,7 @@ def run(
         send: how clients send their updates, such as `compression.top_k(0.01)`, in place of the config's.
         attack: what a corrupt client returns, such as `attacks.sign_flip`, in place of the config's.
         hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
+        clock: how long clients take, in place of the config's.
         initial: variables to start from, in place of `task.init`. A resumed run starts from its checkpoint.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
             The model and the server's memory in `state` may be kept; the clients' memories are valid during the call
@@ -142,7 +145,7 @@ def run(
         _check_arguments(on_records, "on_records", "records")
     observers = {"callbacks": callbacks, "on_chunk": on_records}
     methods = task, algorithm, weighting, selection, aggregate, send, attack
-    custom = Custom(data, partition, *methods, hyper, initial)
+    custom = Custom(data, partition, *methods, hyper, clock, initial)
     code = code_of(custom, metrics) if config.out else {}  # only a manifest has it
     if _is_shown(progress):
         finished = _run_with_progress(config, custom, metrics, code, observers)
@@ -266,6 +269,7 @@ def run_sweep(
     send: Send | None = None,
     attack: attacks.Attack | None = None,
     hyper: Mapping[str, float] | None = None,
+    clock: Clock | None = None,
     initial: Variables | None = None,
 ) -> list[SweepResult]:
     """Returns the results of one run for every combination of settings; runs of one program are compiled once.
@@ -290,8 +294,8 @@ def run_sweep(
             are compared by their code and the values that they hold, not by comments and docstrings.
         progress: whether to print a line for every run, or bars on a terminal; None as in `run`.
         track: as in `run`; every combination is a tracked run, grouped by the folder of the sweep.
-        data, partition, task, algorithm, weighting, selection, aggregate, send, attack, hyper, initial: as in `run`,
-            for all runs.
+        data, partition, task, algorithm, weighting, selection, aggregate, send, attack, hyper, clock, initial: as in
+            `run`, for all runs.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
@@ -311,7 +315,7 @@ def run_sweep(
     start = _with_trackers(Config() if config is None else config, track)
     folder = Config(out=out).out  # pyright: ignore[reportArgumentType]  a text becomes a path
     methods = task, algorithm, weighting, selection, aggregate, send, attack
-    given = traced_anew(Custom(data, partition, *methods, hyper, initial))
+    given = traced_anew(Custom(data, partition, *methods, hyper, clock, initial))
     from fedvg_jax.study import sweeps, tuning
 
     tuned, measured = tuning.make_tuning(tune or {}, tune_seeds), _checked_metrics(metrics)

@@ -266,6 +266,27 @@ def _validation_problems(config: Config) -> Iterator[str]:
         yield f"validation.source {source} needs --validation.data-dir DIR with its files"
 
 
+def _clock_problems(config: Config) -> Iterator[str]:
+    """Yields contradictions of the clock, and of a server that does not wait for all clients."""
+    clock, is_selective = config.clock, config.overselect > 1 or config.deadline is not None
+    if clock.file is not None and any((clock.step, clock.fixed, clock.upload, clock.download)):
+        yield "clock.file has the clients' durations; leave clock.step, fixed, upload and download out"
+    if clock.file is not None and clock.speeds != "equal":
+        yield f"clock.file has the clients' durations; leave clock.speeds {clock.speeds} out"
+    kind, bounds = options.choice(config, "clock.speeds")
+    if kind == "uniform" and bounds[0] > bounds[1]:
+        yield f"clock.speeds uniform:LOW,HIGH must have LOW <= HIGH; got {bounds[0]:g},{bounds[1]:g}"
+    if options.num_asked(config) > config.clients:
+        most = config.clients / options.cohort_size(config)
+        yield f"overselect must ask at most the {config.clients} clients; got {config.overselect:g}, use <= {most:g}"
+    if is_selective and config.dp.clip > 0:
+        yield "dp accounts for uniform cohorts; overselect and deadline depend on the clients' data, leave them out"
+    if config.overselect > 1 and departs(config, "cohorts"):
+        yield "overselect draws other cohorts than the departure cohorts; leave one out"
+    if is_selective and not options.has_clock(config):
+        yield "overselect and deadline need a clock; give --clock.step SECONDS, or leave them out"
+
+
 PROBLEMS = (
     _unused,
     _training_problems,
@@ -274,7 +295,7 @@ PROBLEMS = (
     _privacy_problems,
     _hold_problems,
 )
-PROBLEMS += (_partition_problems, _validation_problems)
+PROBLEMS += (_partition_problems, _validation_problems, _clock_problems)
 
 
 def _is_count(text: str) -> bool:

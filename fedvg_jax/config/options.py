@@ -7,6 +7,7 @@ option reference. Its first sentence must stand alone, because `--help` shows no
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,14 @@ CORRUPTIONS = {
     ),
 }
 
+SPEEDS = {
+    "equal": None,
+    "lognormal": Choice(argument=Argument(1.0, declare.FROM_0)),
+    "halfnormal": None,
+    "uniform": Choice(argument=Argument((0.5, 2.0), declare.ABOVE_0)),
+}
+"""Distributions of the clients' factors on durations."""
+
 RECORDS = (
     "client_accuracy",
     "client_val_loss",
@@ -62,6 +71,14 @@ TRACKERS = ("tensorboard", "wandb")
 
 
 # --- when a setting is used
+
+
+def has_clock(config: Config) -> bool:
+    """Returns whether the settings say how long clients take."""
+    clock = config.clock
+    numbers = clock.step, clock.fixed, clock.upload, clock.download
+    return any(numbers) or clock.file is not None
+
 
 _RESNETS = Condition("model", lambda config: MODELS[config.model].stage_of is not None, "ResNets")
 _NORMS = Condition(
@@ -110,6 +127,7 @@ _PRIVATE = Condition("dp.clip", lambda config: config.dp.clip > 0, "a norm above
 _FINETUNED = Condition(
     "record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy"
 )
+_CLOCK = Condition("clock.step", has_clock, "more than 0, and by the other durations of a clock")
 _CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
 
 
@@ -168,6 +186,28 @@ class Validation:
     rho^i."""
     label_noise: float = setting(0.0, declare.UNIT, "data")
     """Fraction of the labels that are replaced by another class, at random."""
+
+
+@dataclass(frozen=True)
+class VirtualClock:
+    """Durations of clients, in virtual seconds; a setting above its default turns the clock on."""
+
+    step: float = setting(0.0, declare.FROM_0, "data")
+    """Median seconds of a local step."""
+    fixed: float = setting(0.0, declare.FROM_0, "data")
+    """Median seconds of a training, whatever its steps."""
+    upload: float = setting(0.0, declare.FROM_0, "data")
+    """Median bytes a second that a client sends; 0: unlimited."""
+    download: float = setting(0.0, declare.FROM_0, "data")
+    """Median bytes a second that a client receives; 0: unlimited."""
+    speeds: str = setting("equal", SPEEDS, "data", used=(_CLOCK,))
+    """Factor of each client on all of these, drawn from the seed. equal: 1; lognormal:SIGMA, of median 1 and sigma 1 by
+    default; halfnormal, as in FedBuff's paper, of median 1; uniform:LOW,HIGH, between 0.5 and 2 by default."""
+    jitter: float = setting(0.0, declare.FROM_0, "data", used=(_CLOCK,))
+    """Standard deviation of the logarithm of a factor on every training of a client."""
+    file: Path | None = setting(None, None, "data", word="FILE.csv")
+    """Table with a row for each client and the columns client, step_seconds, upload, download and, if wanted,
+    fixed_seconds; bytes a second may be empty. It replaces the medians and speeds."""
 
 
 @dataclass(frozen=True)
@@ -268,6 +308,11 @@ class Config(Shorthands):
     in this way, twice the cohort by default, and takes the clients with the largest loss."""
     dropout: float = setting(0.0, declare.BELOW_1, "data")
     """Probability that a client of the cohort drops out of the round."""
+    overselect: float = setting(1.0, Range(1, 100), "data", used=(_CLOCK,))
+    """Clients that are asked in a round, over the cohort; the server averages the first that arrive."""
+    deadline: float | None = setting(None, declare.ABOVE_0, "data", used=(_CLOCK,))
+    """Virtual seconds after which a round ends; clients that arrive later are left out. Default: the server waits for
+    all."""
     nonfinite: str = setting("raise", ("raise", "skip"), "data")
     """Reaction to divergence. raise stops a run in which a client's model or loss is not finite, or the training loss
     is over 1000; skip leaves such clients out of the round."""
@@ -419,6 +464,7 @@ class Config(Shorthands):
     dp: Privacy = group(Privacy, "Client-level differential privacy")
     tuning: Tuning = group(Tuning, "Server steps on the validation set")
     validation: Validation = group(Validation, "Validation set", names_method=False)
+    clock: VirtualClock = group(VirtualClock, "Virtual time", names_method=False)
     corrupt: Corrupt = group(Corrupt, "Corrupt rows", names_method=False)
     if not TYPE_CHECKING:  # editors have the constructor of the fields
 
@@ -586,6 +632,15 @@ def block_size(config: Config) -> int:
     """
     size = cohort_size(config)
     return -(-size // -(-size // config.hold)) if config.hold else size
+
+
+def num_asked(config: Config) -> int:
+    """Returns how many clients a server asks in a round: the cohort and the overselected.
+
+    >>> num_asked(Config(clients=20, join_ratio=0.5, overselect=1.25, clock={"step": 1.0}))
+    13
+    """
+    return math.ceil(Fraction(str(config.overselect)) * cohort_size(config))
 
 
 def num_corrupt(config: Config) -> int:

@@ -302,6 +302,21 @@ class Schedule(NamedTuple):
     """int32 [F, B] the minibatches of all clients, one client after the other: rows of the pool, -1 for padding."""
     memory_rows: Vector = None
     """int32 [K] rows of the clients' memories in the state; None if row k is client k's, for all N clients."""
+    waited: Any = None
+    """`Waited`, on the host alone; None without a clock."""
+
+
+class Waited(NamedTuple):
+    """What a synchronous server waited for in a round."""
+
+    seconds: float
+    """virtual seconds of the round"""
+    late: Vector
+    """int [n] ids of clients that trained and are not averaged"""
+    num_asked: int
+    """clients that received the model"""
+    num_sent: int
+    """clients that sent theirs, late ones among them"""
 
 
 class Population(NamedTuple):

@@ -106,6 +106,43 @@ def make(
     return schedule._replace(heard=heard, shuffle=shuffle, key=key(seed, round, origin))
 
 
+def num_local_steps(
+    round: int,
+    clients: Sequence[int],
+    sizes: np.ndarray,
+    *,
+    seed: int,
+    local_epochs: tuple[int, int],
+    batch_size: int,
+    probe_ratio: float = 0.0,
+    probe_apart: bool = False,
+    single_batches: bool = False,
+    keep_single: bool = False,
+) -> np.ndarray:
+    """Returns the local steps of clients, int [K], as `make` plans them, without drawing minibatches.
+
+    Args:
+        round: number of the round, from 0.
+        clients: ids [K].
+        sizes: int [N], training rows of every client.
+        seed, local_epochs, batch_size, probe_ratio, probe_apart, single_batches, keep_single: as in `make`.
+    """
+    fewest, most = local_epochs
+    steps = []
+    for client in clients:
+        epochs = fewest
+        if fewest < most:
+            stream = np.random.default_rng([_EPOCHS, seed, round, client])
+            epochs = int(stream.integers(fewest, most + 1))
+        rows = int(sizes[client])
+        if probe_ratio and probe_apart:
+            rows -= int(probe_ratio * rows)
+        is_skipped = rows % batch_size == 1 and not keep_single
+        each = -(-(rows - is_skipped) // batch_size)
+        steps.append(min(epochs, epochs * each) if single_batches else epochs * each)
+    return np.array(steps, np.int64)
+
+
 def cohort(
     seed: int,
     round: int,
@@ -289,7 +326,7 @@ def stack(rounds: Sequence[Schedule], max_rounds: int) -> Schedule:
     rows[: sum(used)] = np.concatenate([s.rows[:n] for s, n in zip(rounds, used, strict=True)])
     offsets = np.cumsum(used) - used
     moved = [
-        s._replace(start=s.start + np.int32(o), rows=())
+        s._replace(start=s.start + np.int32(o), rows=(), waited=None)
         for s, o in zip(rounds, offsets, strict=True)
     ]
     moved += [moved[0]] * (max_rounds - len(moved))

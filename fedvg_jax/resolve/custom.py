@@ -23,6 +23,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.data import user_data
 from fedvg_jax.engine import attacks, contracts, robust
+from fedvg_jax.engine.clock import Clock
 from fedvg_jax.runs.record import folder as run_folder
 
 T = TypeVar("T")
@@ -48,6 +49,7 @@ class Custom(NamedTuple):
     send: Send | None = None
     attack: attacks.Attack | None = None
     hyper: Mapping[str, float] | None = None
+    clock: Clock | None = None
     initial: Variables | None = None
 
     @property

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Hashable, Mapping, Sequence
 
 from fedvg_jax import algorithms
 from fedvg_jax.config import SETTINGS, Config, apply, block_size, check, cohort_size, epochs_range
 from fedvg_jax.config.fidelity import departs, listed
-from fedvg_jax.config.options import choice, partition_seed
+from fedvg_jax.config.options import choice, num_asked, partition_seed
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import reuse
 from fedvg_jax.core.types import Algorithm, Hyper, Selection, Send, Task, Variables, Weighting
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Progress
 from fedvg_jax.engine import attacks, robust, task_checks
+from fedvg_jax.engine.clock import Clock
 from fedvg_jax.models import pretrained
-from fedvg_jax.resolve import data as populations, fit
+from fedvg_jax.resolve import clock as clocks, data as populations, fit
 from fedvg_jax.resolve.custom import Custom, WeightingOrFactory, traced_anew
 from fedvg_jax.resolve.hyperparameters import make_hyper
 from fedvg_jax.resolve.machine import make_executor
@@ -49,6 +51,7 @@ def simulation(
     send: Send | None = None,
     attack: attacks.Attack | None = None,
     hyper: Mapping[str, float] | None = None,
+    clock: Clock | None = None,
     initial: Variables | None = None,
 ) -> Simulation:
     """Returns everything that a run of these settings needs.
@@ -57,7 +60,7 @@ def simulation(
         config: settings; they are checked.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
-        data, partition, task, algorithm, weighting, selection, aggregate, send, attack, hyper, initial: as in
+        data, partition, task, algorithm, weighting, selection, aggregate, send, attack, hyper, clock, initial: as in
             `fedvg_jax.run`.
 
     Raises:
@@ -68,7 +71,7 @@ def simulation(
     ('digits', 4, (2,))
     """
     methods = task, algorithm, weighting, selection, aggregate, send, attack
-    custom = Custom(data, partition, *methods, hyper, initial)
+    custom = Custom(data, partition, *methods, hyper, clock, initial)
     return simulate(check(config), custom, progress, reading)
 
 
@@ -134,7 +137,7 @@ def resolve(
         method=method,
         hyper=functools.partial(_hyper, config, custom),
         executor=make_executor(config),
-        cohorts=_cohorts(config, method.algorithm),
+        cohorts=_cohorts(config, method.algorithm, custom.clock),
         tables=_tables(config),
         records=_records(config),
         placement=config.placement,
@@ -182,7 +185,7 @@ def _hyper(
     return make_hyper(config, algorithm, weighting, custom.hyper, settable)
 
 
-def _cohorts(config: Config, algorithm: Algorithm) -> Cohorts:
+def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None = None) -> Cohorts:
     has_probe = algorithm.probe is not algorithms.no_probe
     return Cohorts(
         num_clients=config.clients,
@@ -197,6 +200,9 @@ def _cohorts(config: Config, algorithm: Algorithm) -> Cohorts:
         probe_apart=departs(config, "elastic-rows"),
         is_published=departs(config, "cohorts"),
         noise_seed=config.dp.noise_seed,
+        num_asked=num_asked(config) if config.overselect > 1 else None,
+        deadline=math.inf if config.deadline is None else config.deadline,
+        clock=clocks.make_clock(config, clock),
     )
 
 

@@ -77,6 +77,7 @@ def run_chunks(
     num_done: int,
     is_ended: Callable[[list[Record], SimState], bool] | None = None,
     is_single: bool = False,
+    virtual_seconds: float = 0.0,
 ) -> Iterator[tuple[SimState, list[Record]]]:
     """Yields the state and the new records after every chunk, up to the last round.
 
@@ -90,6 +91,7 @@ def run_chunks(
         num_done: rounds that precede the first chunk.
         is_ended: (records, state) of a chunk -> whether the run ends with it; its last round is then evaluated.
         is_single: whether every chunk is a single round.
+        virtual_seconds: before the first chunk, for a run with a clock.
     """
     federation, storage = simulation.federation(sim.experiment), sim.memories.storage
     store = client_memories.open_store(sim.memories, federation, state)
@@ -116,7 +118,11 @@ def run_chunks(
         for number, schedule in enumerate(planned, num_done - len(planned)):
             of_round = tree.take(metrics, len(records))
             record = history.record(number + 1, schedule, of_round, round_seconds)
-            records.append(record | communication.entries(sim.traffic, record))
+            if schedule.waited:
+                # from the recorded number, with which a resumed run continues
+                virtual_seconds = float(f"{virtual_seconds + schedule.waited.seconds:.9g}")
+                record["virtual_seconds"] = virtual_seconds
+            records.append(record | communication.entries(sim.traffic, record, schedule.waited))
         if sim.account:
             records = [
                 record | {"epsilon": history.number(sim.account.epsilon(record["round"]))}

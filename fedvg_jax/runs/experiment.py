@@ -5,6 +5,7 @@ Programs, states, schedules and records follow from it; nothing behind it reads 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +29,7 @@ from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.scaling import Columns
 from fedvg_jax.data.validation import Shared
 from fedvg_jax.engine import attacks, local_training, privacy, robust
+from fedvg_jax.engine.clock import Clock
 
 
 class Population(NamedTuple):
@@ -124,6 +126,12 @@ class Cohorts(NamedTuple):
     """whether cohorts are those of the published code's random stream"""
     noise_seed: int = 0
     """of draws on the device; 0 for `seed`"""
+    num_asked: int | None = None
+    """clients that are asked in a round, of which the first K to arrive are the cohort; None for K"""
+    deadline: float = math.inf
+    """virtual seconds after which a round ends"""
+    clock: Clock | None = None
+    """how long clients take; None without virtual time"""
 
 
 class Tables(NamedTuple):

@@ -191,6 +191,7 @@ def _run_rounds(
     def read_clock() -> tuple[float, float]:
         return compiling, earlier + time.perf_counter() - begin
 
+    virtual_seconds = start.records[-1].get("virtual_seconds", 0.0) if start.records else 0.0
     run, stop = Run(sim, recorder, observers, read_clock, list(start.records), [], reasons), None
     with (
         endings.catch_signals(observers.on_stop, observers.log) as received,
@@ -202,7 +203,7 @@ def _run_rounds(
         )
         is_ended = functools.partial(call_observers, run) if is_observed else None
         rounds = (
-            chunks.run_chunks(sim, compiled, state, num_done, is_ended, is_single)
+            chunks.run_chunks(sim, compiled, state, num_done, is_ended, is_single, virtual_seconds)
             if compiled
             else ()
         )

@@ -223,7 +223,7 @@ VALUES = {
     "weighting": ["native", *config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
     "export_partition": [None, "rows.npz"],
     "local": ["", "^classifier/"], "momentum": [0.0, 0.9], "keep": [0, 2], "tuning.steps": [0, 1], "max_rows": [0, 9],
-    "dp.clip": [0.0, 1.0], "record": ["", "finetuned_accuracy"], "validation.rho": [0.0, 0.5],
+    "clock.step": [0.0, 1.0], "dp.clip": [0.0, 1.0], "record": ["", "finetuned_accuracy"], "validation.rho": [0.0, 0.5],
 }  # fmt: skip
 
 

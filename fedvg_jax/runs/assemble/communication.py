@@ -23,7 +23,17 @@ import jax.numpy as jnp
 from fedvg_jax.core import reuse, tree
 from fedvg_jax.core.checks import dependencies
 from fedvg_jax.core.tree import num_bytes
-from fedvg_jax.core.types import Algorithm, Anchor, Data, Hyper, Probe, Selection, SimState, Tree
+from fedvg_jax.core.types import (
+    Algorithm,
+    Anchor,
+    Data,
+    Hyper,
+    Probe,
+    Selection,
+    SimState,
+    Tree,
+    Waited,
+)
 from fedvg_jax.engine import local_training
 from fedvg_jax.runs.assemble.programs import Bound, Program
 from fedvg_jax.runs.record.history import SENT, Record
@@ -95,15 +105,23 @@ def round_traffic(
     )
 
 
-def entries(traffic: Traffic, record: Record) -> Record:
+def entries(traffic: Traffic, record: Record, waited: Waited | None = None) -> Record:
     """Returns the entries of a round's record.
+
+    Args:
+        traffic: of the run.
+        record: of the round.
+        waited: with a clock, how many clients were asked and have sent.
 
     >>> entries(Traffic(10, 20), {"clients": [3, 1, 4], "dropped": [1]})
     {'bytes_down': 30, 'bytes_up': 40}
     """
-    num_clients, num_dropped = len(record["clients"]), len(record.get("dropped", ()))
-    down = num_clients * traffic.down + traffic.candidates_down
-    up = (num_clients - num_dropped) * traffic.up + traffic.candidates_up
+    num_asked = len(record["clients"])
+    num_sent = num_asked - len(record.get("dropped", ()))
+    if waited:
+        num_asked, num_sent = waited.num_asked, waited.num_sent
+    down = num_asked * traffic.down + traffic.candidates_down
+    up = num_sent * traffic.up + traffic.candidates_up
     return dict(zip(SENT, (down, up), strict=True))
 
 

@@ -207,6 +207,10 @@ def assemble(experiment: Experiment, keep: reuse.Keep | None = None) -> Simulati
     account = _account(experiment, program, round_rows, hyper)
     origin = privacy.origin(experiment.records.start, account)
     num_rows = len(population.arrays.y)
+    traffic = communication.round_traffic(
+        cohorts.size, method.server_stats, program, state, rows, hyper, chosen
+    )
+    sent = traffic.down, traffic.up
     is_given = bool(experiment.records.start or experiment.model.has_initial)
     sim = Simulation(
         experiment=experiment,
@@ -220,12 +224,10 @@ def assemble(experiment: Experiment, keep: reuse.Keep | None = None) -> Simulati
         if processes.count() == 1
         else jax.tree.map(np.asarray, hyper),  # on no process's device
         custom_hyper=custom_hyper,
-        schedule=tables.make_schedule(cohorts, num_rows, parts, program, select, origin),
+        schedule=tables.make_schedule(cohorts, num_rows, parts, program, sent, select, origin),
         host_rows=host,
         memories=memories._replace(has_custom_model=is_given),
-        traffic=communication.round_traffic(
-            cohorts.size, method.server_stats, program, state, rows, hyper, chosen
-        ),
+        traffic=traffic,
         account=account,
         **program._asdict(),
     )

@@ -18,11 +18,12 @@ from fedvg_jax.core.types import (
     Task,
     UsageError,
     Variables,
+    Waited,
 )
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.validation import halves
-from fedvg_jax.engine import evaluate, schedule
+from fedvg_jax.engine import clock, evaluate, schedule
 from fedvg_jax.models import layers
 from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.experiment import Cohorts, Population, Tables
@@ -124,6 +125,7 @@ def make_schedule(
     num_rows: int,
     parts: Partition,
     program: programs.Program,
+    traffic: tuple[int, int] = (0, 0),
     select: Select | None = None,
     origin: Sequence[int] = (),
 ) -> Callable[..., Schedule]:
@@ -134,7 +136,8 @@ def make_schedule(
         num_rows: T, rows of the data set.
         parts: the partition.
         program: has the model that is trained, the executor, and the algorithm; its probe may read rows.
-        select: selects the cohorts; None draws them uniformly.
+        traffic: bytes that a client of a cohort receives and sends in a round.
+        select: selects the clients that are asked; None draws them uniformly.
         origin: see `privacy.origin`.
     """
     sizes = client_rows.sizes(parts.train)
@@ -150,27 +153,62 @@ def make_schedule(
         seed = cohorts.seed + sum(origin)
         published = schedule.official_cohorts(seed, cohorts.num_clients, cohorts.size)
 
+    training = {
+        "seed": cohorts.seed,
+        "local_epochs": cohorts.local_epochs,
+        "batch_size": batch_size,
+        "probe_ratio": cohorts.probe_ratio,
+        "keep_single": keep_single,
+        "probe_apart": cohorts.probe_apart,
+        "single_batches": program.algorithm.single_batches,
+    }
+    num_asked = cohorts.num_asked or cohorts.size
+    if cohorts.clock and not cohorts.clock.jitter:
+        each = (
+            np.maximum(sizes // batch_size, 1) * cohorts.local_epochs[0]
+        )  # a bound for any rule on single rows
+        least = cohorts.clock.seconds(np.arange(len(sizes)), each, *traffic, 0, 0).min()
+        if least > cohorts.deadline:
+            raise UsageError(
+                f"deadline {cohorts.deadline:g}: the fastest client takes {least:.3g} s; use a longer one"
+            )
+
+    def arrivals(
+        number: int, clients: np.ndarray, responds: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, Waited]:
+        """Returns the cohort of the clients asked, whether each is averaged, and what the server waited for."""
+        assert cohorts.clock is not None
+        steps = schedule.num_local_steps(number, clients.tolist(), sizes, **training)
+        seconds = cohorts.clock.seconds(clients, steps, *traffic, number, cohorts.seed)
+        got = clock.wait(seconds, responds, cohorts.size, cohorts.deadline)
+        waited = Waited(got.seconds, clients[got.late], len(clients), int(responds.sum()))
+        return clients[got.taken], responds[got.taken] & got.in_time, waited
+
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
         clients = published(number) if published else None
+        clients = select(number, state) if select else clients
+        waited = None
+        if cohorts.clock:
+            of_asked = cohorts.seed, number, cohorts.num_clients, num_asked, cohorts.dropout, origin
+            sampled, responds, _ = schedule.cohort(*of_asked)
+            clients, is_averaged, waited = arrivals(
+                number, sampled if clients is None else clients, responds
+            )
         drawn = schedule.make(
             number,
             parts.train,
-            seed=cohorts.seed,
+            **training,
             cohort_size=cohorts.size,
-            local_epochs=cohorts.local_epochs,
-            batch_size=batch_size,
             num_lanes=program.executor.num_lanes,
             lanes_together=program.executor.lanes_together,
             capacity=capacity,
-            probe_ratio=cohorts.probe_ratio,
-            keep_single=keep_single,
-            probe_apart=cohorts.probe_apart,
-            single_batches=program.algorithm.single_batches,
             dropout=cohorts.dropout,
-            clients=select(number, state) if select else clients,
+            clients=clients,
             block_size=cohorts.chunk_size,
             origin=origin,
         )
+        if waited:
+            drawn = drawn._replace(heard=is_averaged, waited=waited)
         if not cohorts.noise_seed:
             return drawn
         return drawn._replace(key=schedule.key(cohorts.noise_seed, number, origin))
@@ -201,7 +239,7 @@ def make_select(
         data: on the devices.
         rows: training rows of every client.
     """
-    sizes, count = client_rows.sizes(rows), cohorts.size
+    sizes, count = client_rows.sizes(rows), cohorts.num_asked or cohorts.size
     most = -(-int(sizes.max()) // evaluate.ROWS)
 
     def loss(variables: Variables, client: int) -> float:

@@ -53,7 +53,15 @@ RESERVED_NAMES = (
     *SENT,
     "epsilon",
 )
-RESERVED_NAMES += ("dropped", "untrained", "diverged", "unweighed", "misweighed")
+RESERVED_NAMES += (
+    "dropped",
+    "late",
+    "virtual_seconds",
+    "untrained",
+    "diverged",
+    "unweighed",
+    "misweighed",
+)
 RESERVED_NAMES += (*CLIENT_ACCURACIES, *itertools.chain(*CLIENT_ACCURACIES.values()))
 
 OF_GLOBAL_MODEL = (
@@ -405,13 +413,16 @@ def _mean_train_loss(schedule, metrics) -> float | None:
 
 
 def _exceptions(schedule, metrics) -> Record:
-    """Returns the ids of clients under "dropped", "untrained" and "diverged", without names that have no client.
+    """Returns the ids of clients under "dropped", "late", "untrained" and "diverged", without empty names.
 
     "unweighed" are the ids in "diverged" with a finite model and loss, but without a finite score, weight or probe.
     "misweighed" has the sum and the least of wrong weights, see `Metrics.extremes`.
     """
+    import numpy as np
+
+    late = schedule.waited.late if schedule.waited else ()
     absent = {
-        "dropped": ~schedule.heard,
+        "dropped": ~schedule.heard & ~np.isin(schedule.clients, late),
         "untrained": schedule.num_steps == 0,
         "diverged": ~metrics.finite,
     }
@@ -419,6 +430,8 @@ def _exceptions(schedule, metrics) -> Record:
     exceptions: Record = {
         name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()
     }
+    if len(late):
+        exceptions["late"] = [int(client) for client in late]
     extremes = metrics.extremes  # bfloat16 rounds each weight by 0.2 %
     if len(extremes) and (abs(extremes[0] - 1) > 5e-3 or extremes[1] < -1e-6):
         exceptions["misweighed"] = list(map(float, extremes))

@@ -1,0 +1,117 @@
+"""The timeline of a buffered server, which updates whenever B clients have arrived, without waiting for others.
+
+M clients train at any time. When one arrives, another client that is not in training receives the present model at
+once; with B arrivals the server updates (FedBuff, Nguyen et al. 2022; with B = 1 FedAsync, Xie et al. 2019). A client
+that arrives and fills the buffer is replaced after the update, and arrivals at one instant all enter before any
+replacement starts.
+
+The timeline depends on durations alone, never on what is trained. NumPy only.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from fedvg_jax.core.types import UsageError
+
+_START = 203  # domain of the random stream, distinct from those of the schedule and the clock
+
+Durations = Sequence[float] | np.ndarray | Callable[[int, int], float]
+"""seconds of every client [N], or (client, number of its training from 0) -> seconds"""
+
+
+class Timeline(NamedTuple):
+    """The updates of a buffered server, in order."""
+
+    virtual_seconds: np.ndarray
+    """float64 [R], the time of each update since the start"""
+    clients: np.ndarray
+    """int32 [R, B], the clients of each update in the order of their arrival; one may stand twice"""
+    staleness: np.ndarray
+    """int32 [R, B], updates between the model that a client received and the update that it is part of"""
+    training: np.ndarray
+    """int32 [R, B], the number of each client's training, from 0"""
+
+
+def timeline(
+    durations: Durations,
+    *,
+    concurrency: int,
+    buffer: int,
+    updates: int,
+    num_clients: int | None = None,
+    seed: int = 0,
+) -> Timeline:
+    """Returns the updates of a buffered server.
+
+    Args:
+        durations: of the clients' trainings.
+        concurrency: M, clients in training at any time.
+        buffer: B, arrivals of an update.
+        updates: R.
+        num_clients: N, where `durations` is a function.
+        seed: of the draws of clients.
+
+    Raises:
+        UsageError: a number is out of its range, or a duration is negative or not finite.
+
+    Both clients are in training; the fast one arrives twice before the slow one:
+
+    >>> few = timeline([1.0, 2.5], concurrency=2, buffer=2, updates=2)
+    >>> few.virtual_seconds.tolist(), few.clients.tolist(), few.staleness.tolist()
+    ([2.0, 3.0], [[0, 0], [1, 0]], [[0, 0], [1, 0]])
+    """
+    known = [] if callable(durations) else np.asarray(durations, np.float64).tolist()
+    num_clients = len(known) or num_clients
+    if num_clients is None:
+        raise UsageError("num_clients must be given where durations is a function")
+    if not 1 <= concurrency <= num_clients:
+        raise UsageError(f"concurrency must be from 1 to {num_clients} clients; got {concurrency}")
+    if buffer < 1 or updates < 1:
+        raise UsageError(f"buffer and updates must be at least 1; got {buffer} and {updates}")
+
+    rng = np.random.default_rng([_START, seed])
+    idle = rng.permutation(num_clients).tolist()  # its end is taken at the start
+    trainings: dict[int, int] = {}
+    in_training: list[tuple[float, int, int, int, int]] = []
+    now, version, order = 0.0, 0, 0
+
+    def start(client: int) -> None:
+        nonlocal order
+        number = trainings.get(client, 0)
+        duration = durations(client, number) if callable(durations) else known[client]
+        if not 0 <= duration < np.inf:
+            raise UsageError(f"client {client} takes {duration} s; expected a finite number >= 0")
+        heapq.heappush(in_training, (now + duration, order, client, version, number))
+        trainings[client], order = number + 1, order + 1
+
+    for _ in range(concurrency):
+        start(idle.pop())
+    arrived: list[tuple[int, int, int]] = []
+    result = Timeline(
+        np.zeros(updates),
+        *(np.zeros((updates, buffer), np.int32) for _ in range(3)),
+    )
+    while version < updates:
+        now, count = in_training[0][0], 0
+        while in_training and in_training[0][0] == now:
+            _, _, client, received, number = heapq.heappop(in_training)
+            arrived.append((client, version - received, number))
+            idle.append(client)
+            count += 1
+            if len(arrived) == buffer:
+                for field, values in zip(result[1:], zip(*arrived, strict=True), strict=True):
+                    field[version] = values
+                result.virtual_seconds[version] = now
+                version, arrived = version + 1, []
+                if version == updates:
+                    return result
+        for place in rng.random(count):
+            chosen = int(place * len(idle))
+            idle[chosen], idle[-1] = idle[-1], idle[chosen]
+            start(idle.pop())
+    return result

@@ -1,0 +1,74 @@
+"""The clock of a run, from settings, a table or a caller."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+
+import numpy as np
+
+from fedvg_jax.config import Config
+from fedvg_jax.config.options import choice, has_clock
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.engine import clock as clocks
+from fedvg_jax.engine.clock import Clock
+from fedvg_jax.host import files
+
+COLUMNS = ("step_seconds", "fixed_seconds", "upload", "download")
+"""Columns of a table beside `client`, as the fields of `Clock`."""
+
+
+def make_clock(config: Config, custom: Clock | None = None) -> Clock | None:
+    """Returns how long clients take; None where nothing says it.
+
+    Args:
+        config: checked settings.
+        custom: in place of the settings.
+
+    Raises:
+        UsageError: the clock does not fit the clients, or its table cannot be read.
+    """
+    settings = config.clock
+    if custom is not None:
+        if has_clock(config):
+            raise UsageError("clock= gives the durations, and so do settings; use one of them")
+        return clocks.checked(custom, config.clients)
+    if not has_clock(config):
+        return None
+    if settings.file is not None:
+        return read(settings.file, config.clients)._replace(jitter=settings.jitter)
+    upload, download = (rate or math.inf for rate in (settings.upload, settings.download))
+    clock = Clock(settings.step, settings.fixed, upload, download, settings.jitter)
+    kind, parameters = choice(config, "clock.speeds")
+    parameters = parameters if isinstance(parameters, tuple) else (parameters,)
+    return clocks.scaled(clock, clocks.factors(kind, parameters, config.clients, config.seed))
+
+
+def read(path: Path, num_clients: int) -> Clock:
+    """Returns the clock of a table in CSV, with a row for each client.
+
+    Raises:
+        UsageError: it cannot be read, a client is missing, or a value is no number.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = list(csv.DictReader(file))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise UsageError(f"clock.file {path}: {files.reason(error)}; give a CSV file") from None
+    unlimited = {"upload": math.inf, "download": math.inf}
+    columns = {name: np.full(num_clients, unlimited.get(name, 0.0)) for name in COLUMNS}
+    missing = {*range(num_clients)}
+    for line, row in enumerate(rows, 2):
+        try:
+            client = int(row["client"])
+            missing.remove(client)
+            for name in COLUMNS:
+                if row.get(name):
+                    columns[name][client] = float(row[name])
+        except (KeyError, TypeError, ValueError):
+            needed = f"client 0..{num_clients - 1}, each once, and numbers {', '.join(COLUMNS)}"
+            raise UsageError(f"clock.file {path}, line {line}: expected {needed}") from None
+    if missing:
+        raise UsageError(f"clock.file {path} has no row of client {min(missing)}; add it")
+    return clocks.checked(Clock()._replace(**columns), num_clients)

@@ -255,15 +255,15 @@ def _privacy_problems(config: Config) -> Iterator[str]:
 
 
 def _hold_problems(config: Config) -> Iterator[str]:
-    """Yields contradictions of cohort blocks with what needs all models of the cohort at once."""
-    blocks = f"hold {config.hold} of a cohort of {options.cohort_size(config)}"
-    if not 0 < config.hold < options.cohort_size(config):
+    """Yields contradictions of client chunks with what needs all models of the cohort at once."""
+    chunks = f"client chunks of {config.client_chunk} of a cohort of {options.cohort_size(config)}"
+    if not 0 < config.client_chunk < options.cohort_size(config):
         return
     if config.robust != "mean":
-        yield f"{blocks}: robust {config.robust} needs all models at once; use --hold 0 or --robust mean"
+        yield f"{chunks}: robust {config.robust} needs all models at once; use --client-chunk 0 or --robust mean"
     if not streams(config.weighting):
         streamed = ", ".join(name for name, facts in WEIGHTINGS.items() if facts.streams)
-        yield f"{blocks} needs {streamed} or a mean of two; got {config.weighting}; use --hold 0 or one of these"
+        yield f"{chunks} needs {streamed} or a mean of two; got {config.weighting}; use these or --client-chunk 0"
 
 
 def _partition_problems(config: Config) -> Iterator[str]:

@@ -25,7 +25,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs.assemble.simulation import Simulation
-from fedvg_jax.runs.placement import client_memories
+from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, history, provenance
 from fedvg_jax.runs.record.recorder import BestModel, Recorder, Start
 
@@ -130,7 +130,7 @@ def after_checkpoint(
 
     def template(leaves: Mapping[str, np.ndarray]) -> Any:
         best = state.variables if any(path.startswith("best.") for path in leaves) else None
-        stored = client_memories.saved_shapes(state, leaves, config.clients)
+        stored = client_states.saved_shapes(state, leaves, config.clients)
         return {"state": stored, "best": best, "seconds": np.zeros(2)}
 
     restored = checkpoint.restore(folder, template, log)
@@ -140,7 +140,7 @@ def after_checkpoint(
     size, crc = of_run[digests.HISTORY]
     records = history.parse((folder / digests.HISTORY).read_bytes()[:size])
     return Start(
-        client_memories.storage_of(state).restore(state, content["state"]),
+        client_states.storage_of(state).restore(state, content["state"]),
         records,
         BestModel(max(map(history.quality, records)), content["best"]) if content["best"] else None,
         tuple(content["seconds"].tolist()),
@@ -250,7 +250,7 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
 def refuse_different_data(sim: Simulation, sources: Callable[[], dict[str, str]]) -> None:
     """Raises UsageError if the processes have different `provenance.sources`, such as data and partition."""
     if processes.count() > 1:
-        places = {"rows": sim.host_rows, "memories": sim.memories.is_on_host}
+        places = {"rows": sim.host_rows, "client states": sim.state_placement.is_on_host}
         values = {name: "host" if on_host else "device" for name, on_host in places.items()}
         refuse_different(values | sources(), "give all the same files and --placement")
 

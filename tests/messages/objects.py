@@ -31,10 +31,10 @@ def algorithm(**changes):
     )
 
 
-def weighting(rule=None, in_blocks=False, **changes):
+def weighting(rule=None, in_chunks=False, **changes):
     own, data = (rule or basic.uniform())._replace(**changes), worlds.uneven().data()
     return lambda: contracts.check_weighting(
-        own, worlds.QUADRATIC, data, worlds.hyper(), in_blocks=in_blocks
+        own, worlds.QUADRATIC, data, worlds.hyper(), in_chunks=in_chunks
     )
 
 
@@ -133,7 +133,7 @@ CASES = [
         "bn1/bias",
     ),
     ("no gradients", algorithm(correct=lambda *_: None), "algorithm.correct"),
-    ("another memory", algorithm(report=lambda *_: (jnp.ones(2), (), ())), "algorithm.report"),
+    ("another state", algorithm(report=lambda *_: (jnp.ones(2), (), ())), "algorithm.report"),
     ("undeclared", algorithm(residual=lambda hyper, s, p, c: (hyper["tempo"], s)), "'tempo'"),
     (
         "losses of rows",
@@ -166,7 +166,7 @@ CASES = [
     ),
     ("a detail of two clients", weighting(detail=lambda ones: {"own": ones[:2]}), "own"),
     ("a detail of the history's", weighting(detail=lambda ones: {"weights": ones}), "weights"),
-    ("no terms", weighting(in_blocks=True, terms=()), "weighting.terms"),
+    ("no terms", weighting(in_chunks=True, terms=()), "weighting.terms"),
     (
         "weights of three of four clients",
         run(weighting=fv.weightings.given([1.0, 2.0, 3.0])),

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax.config import Config, block_size, cohort_size, flatten
+from fedvg_jax.config import Config, client_chunk_size, cohort_size, flatten
 from fedvg_jax.config.checks import problems_of_algorithm
 from fedvg_jax.config.fidelity import departs, listed
 from fedvg_jax.config.options import choice
 from fedvg_jax.config.uses import unmet
-from fedvg_jax.core import checks, reuse, tree, types
+from fedvg_jax.core import cache, checks, tree, types
 from fedvg_jax.core.checks import dependencies
 from fedvg_jax.core.types import (
     Algorithm,
@@ -204,7 +204,7 @@ def check_forward(task: Task, pool: Tree) -> None:
 
 
 def check_weighting(
-    weighting: Weighting, task: Task, data: Data, hyper: Hyper, *, in_blocks: bool = False
+    weighting: Weighting, task: Task, data: Data, hyper: Hyper, *, in_chunks: bool = False
 ) -> None:
     """Checks the functions of a weighting against `types.Weighting`, on three clients of shapes alone.
 
@@ -213,7 +213,7 @@ def check_weighting(
         task: the model and its loss.
         data: the pool and the tables of rows.
         hyper: the hyperparameters of the run.
-        in_blocks: whether cohorts come in several blocks, so that the weights must be the sum of the terms.
+        in_chunks: whether cohorts come in several client chunks, so that the weights must be the sum of the terms.
 
     Raises:
         UsageError: a function takes other arguments or fails; the weights are not floats [K] in a pytree like the
@@ -229,9 +229,9 @@ def check_weighting(
         ...
     fedvg_jax.UsageError: weighting.weigh: weights leaf 'params/w' is float32 of shape (); expected floats of shape (3,)
     """
-    if in_blocks and not weighting.terms:
+    if in_chunks and not weighting.terms:
         raise UsageError(
-            "--hold needs a weighting with terms; set weighting.terms, or use --hold 0"
+            "--client-chunk needs a weighting with terms; set weighting.terms, or use --client-chunk 0"
         )
     few = data._replace(scoring=data.scoring[:1], val=data.val[:1])
     jax.eval_shape(
@@ -254,7 +254,7 @@ def _run_weighting(
         hyper,
     )
     measured = (
-        _recall(weighting.memory, hyper, model, measured, view) if weighting.memory else measured
+        _recall(weighting.state, hyper, model, measured, view) if weighting.state else measured
     )
     weights = _call("weighting.weigh", weighting.weigh, hyper, measured, view)
     like = jax.tree.map(lambda _: checks.floats(_CLIENTS), model)
@@ -274,20 +274,18 @@ def _run_weighting(
 
 
 def _recall(
-    memory: types.WeightingMemory, hyper: Hyper, model: Variables, measured: Tree, view: Any
+    state: types.WeightingState, hyper: Hyper, model: Variables, measured: Tree, view: Any
 ) -> Tree:
-    """Checks a weighting's memory, which keeps its shapes, and returns the signals to weigh clients by."""
-    made = _call("weighting.memory.init", memory.init, hyper, model.params, count=2)
+    """Checks a weighting's state, which keeps its shapes, and returns the signals to weigh clients by."""
+    made = _call("weighting.state.init", state.init, hyper, model.params, count=2)
     server, client = tree.arrays(tuple(made), tree.dtype(model))
-    recall, clients = jax.vmap(memory.recall, (None, 0, 0, None)), tree.repeat(client, _CLIENTS)
+    recall, clients = jax.vmap(state.recall, (None, 0, 0, None)), tree.repeat(client, _CLIENTS)
     measured, after = _call(
-        "weighting.memory.recall", recall, hyper, measured, clients, server, count=2
+        "weighting.state.recall", recall, hyper, measured, clients, server, count=2
     )
-    checks.expect(
-        tree.entry_shapes(after), client, "weighting.memory.recall: memory", any_float=True
-    )
-    updated = _call("weighting.memory.update", memory.update, hyper, server, measured, view)
-    checks.expect(updated, server, "weighting.memory.update: memory", any_float=True)
+    checks.expect(tree.entry_shapes(after), client, "weighting.state.recall: state", any_float=True)
+    updated = _call("weighting.state.update", state.update, hyper, server, measured, view)
+    checks.expect(updated, server, "weighting.state.update: state", any_float=True)
     return measured
 
 
@@ -307,17 +305,17 @@ def refuse_wrong_weights(records: Sequence[Mapping[str, Any]]) -> None:
     """Raises UsageError for the first round with wrong weights.
 
     Args:
-        records: of rounds, with `misweighed` where the weights of a tensor are negative or do not sum to 1.
+        records: of rounds, with `invalid_weights` where the weights of a tensor are negative or do not sum to 1.
 
-    >>> refuse_wrong_weights([{"round": 2, "misweighed": [1.5, 0.0]}])
+    >>> refuse_wrong_weights([{"round": 2, "invalid_weights": [1.5, 0.0]}])
     Traceback (most recent call last):
         ...
     fedvg_jax.UsageError: round 2: weights sum to 1.5, the least is 0; expected numbers >= 0 with sum 1 in every \
 tensor, which negative measurements, such as losses, do not give
     """
     for record in records:
-        if "misweighed" in record:
-            total, least = record["misweighed"]
+        if "invalid_weights" in record:
+            total, least = record["invalid_weights"]
             raise UsageError(
                 f"round {record['round']}: weights sum to {total:.6g}, the least is {least:.3g}; expected numbers >= 0"
                 " with sum 1 in every tensor, which negative measurements, such as losses, do not give"
@@ -382,9 +380,9 @@ def _run_algorithm(
     def call(name: str, *arguments: Any, count: int | None = None) -> Any:
         return _call(f"algorithm.{name}", getattr(algorithm, name), hyper, *arguments, count=count)
 
-    memories = call("init", theta, count=2)
+    initial = call("init", theta, count=2)
     with checks.calling("algorithm.init"):
-        server, client = tree.arrays(tuple(memories), tree.dtype(model))
+        server, client = tree.arrays(tuple(initial), tree.dtype(model))
     anchor, minibatch = (
         types.Anchor(model.params, server, client),
         tree.gather(pool, jnp.zeros(2, jnp.int32)),
@@ -400,8 +398,8 @@ def _run_algorithm(
     if algorithm.send is not None:
         _check_send(algorithm.send, model.params, hyper, key)
     arguments = theta, anchor._replace(params=theta), jnp.ones((), tree.dtype(model))
-    memory, summed, averaged = call("report", *arguments, count=3)
-    checks.expect(memory, client, "algorithm.report: memory")
+    after, summed, averaged = call("report", *arguments, count=3)
+    checks.expect(after, client, "algorithm.report: state")
     if jax.tree.leaves(averaged):
         with checks.calling(
             "algorithm.report: the message to be averaged, () or one entry for each tensor,"
@@ -419,19 +417,19 @@ def _run_algorithm(
     probes = tree.repeat(measured if stats_too else tree.params_of(measured), _CLIENTS)
     weights = jax.tree.map(lambda leaf: jnp.ones(_CLIENTS, leaf.dtype), theta)
     cohort = types.Cohort(theta, summed, averaged, weights, probes, num_clients)
-    residual, memory = call("residual", server, theta, cohort, count=2)
+    residual, after = call("residual", server, theta, cohort, count=2)
     checks.expect(residual, theta, "algorithm.residual: R", any_float=True)
-    checks.expect(memory, server, "algorithm.residual: memory")
+    checks.expect(after, server, "algorithm.residual: state")
     return summed, averaged
 
 
 def _check_send(send: types.Send, params: Tree, hyper: Hyper, key: jax.Array) -> None:
-    """Raises UsageError unless what arrives is like the parameters, memories fit and bytes are a number."""
-    memory = _call("algorithm.send.init", send.init, hyper, params)
-    arguments = hyper, key, params, memory
+    """Raises UsageError unless what arrives is like the parameters, states fit and bytes are a number."""
+    state = _call("algorithm.send.init", send.init, hyper, params)
+    arguments = hyper, key, params, state
     arrived, after = _call("algorithm.send.apply", send.apply, *arguments, count=2)
     checks.expect(arrived, params, "algorithm.send.apply: delta", any_float=True)
-    checks.expect(after, memory, "algorithm.send.apply: memory")
+    checks.expect(after, state, "algorithm.send.apply: state")
     size = _call("algorithm.send.num_bytes", lambda: send.num_bytes(params))
     if not isinstance(size, int) or size < 0:
         raise UsageError(
@@ -558,10 +556,10 @@ def check_given(
         if program.weighting.num_clients not in (None, config.clients):
             wanted = f"{program.weighting.num_clients} clients; the run has {config.clients}"
             raise UsageError(f"weightings.given has the weights of {wanted}")
-        in_blocks = block_size(config) < cohort_size(config)
+        in_chunks = client_chunk_size(config) < cohort_size(config)
         arguments = program.weighting, program.task, tables, hyper
-        check = functools.partial(check_weighting, *arguments, in_blocks=in_blocks)
-        program.keep(("weighting", in_blocks, *reuse.key_of_shapes(tables)), check)
+        check = functools.partial(check_weighting, *arguments, in_chunks=in_chunks)
+        program.cached(("weighting", in_chunks, *cache.key_of_shapes(tables)), check)
     algorithm = None if given.weighting else program.algorithm
     _check_accuracies(config, algorithm, task and program.task, pool, arrays)
     sees_minibatches = task is not None and program.algorithm.loss is not None
@@ -582,8 +580,8 @@ def check_given(
         for message in problems if own_algorithm else ():
             raise UsageError(message)
     name = "the algorithm" if own_algorithm else f"algorithm {config.algorithm}"
-    key = "features", *reuse.key_of_shapes((tables.pool, hyper))
-    program.keep(
+    key = "features", *cache.key_of_shapes((tables.pool, hyper))
+    program.cached(
         key, lambda: check_features(program.algorithm, program.task, tables.pool, hyper, name)
     )
 

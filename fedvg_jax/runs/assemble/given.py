@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax.algorithms import no_correction, no_memory, no_probe, no_report, no_residual
+from fedvg_jax.algorithms import no_correction, no_probe, no_report, no_residual, no_state
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.checks import FLOAT32
 from fedvg_jax.config.declare import python_scalar, suggestion
@@ -37,7 +37,7 @@ from fedvg_jax.runs.record import folder as run_folder
 
 T = TypeVar("T")
 
-_ABSENT_PARTS = (no_correction, no_memory, no_probe, no_report, no_residual)
+_ABSENT_PARTS = (no_correction, no_state, no_probe, no_report, no_residual)
 """Functions that the round recognises; they read nothing beside their arguments."""
 
 

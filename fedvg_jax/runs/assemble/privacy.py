@@ -83,17 +83,17 @@ def check(
     )
     if algorithm.report is not no_report or algorithm.probe is not no_probe:
         raise UsageError(
-            f"dp covers the aggregate, and the algorithm has messages or memories of clients; {instead}"
+            f"dp covers the aggregate, and the algorithm has messages or client states; {instead}"
         )
     if algorithm.send and jax.tree.leaves(jax.eval_shape(algorithm.send.init, hyper, params)):
         raise UsageError(
             "dp does not account for what clients keep, as errors of send topk; use qsgd or none"
         )
-    if isinstance(state.clients, local_training.Kept) and jax.tree.leaves(
+    if isinstance(state.clients, local_training.ClientState) and jax.tree.leaves(
         (state.clients.weighting, state.weighting)
     ):
         raise UsageError(
-            "dp does not account for a weighting with a memory, which weighs by earlier rounds, too"
+            "dp does not account for a weighting with a state, which weighs by earlier rounds, too"
         )
     weights = jax.tree.map(
         lambda _: jax.ShapeDtypeStruct((cohort_size(config),), tree.dtype(params)), params

@@ -33,7 +33,7 @@ from fedvg_jax.algorithms.base import keeping_models
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.fidelity import listed
 from fedvg_jax.config.methods import algorithm_of
-from fedvg_jax.core import checks, reuse, trained_part
+from fedvg_jax.core import cache, checks, trained_part
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
@@ -50,7 +50,7 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.engine import cohort_memories, evaluate, federated_round
+from fedvg_jax.engine import cohort_states, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, files, hardware as hw
 from fedvg_jax.models.conv.rewrite import fast_task
@@ -110,13 +110,13 @@ class Program(NamedTuple):
     """of the whole model"""
     bind: Callable[[Tree], Bound]
     """`Data.base` -> what depends on it"""
-    keep: reuse.Keep
-    """keeps what is compiled or traced of the program, by shapes, for the runs that share it"""
+    cached: cache.Cache
+    """caches what is compiled or traced of the program, by shapes, for the runs that share it"""
     local: LocalPart
     """the part of the model that stays with each client"""
 
 
-_of_settings = reuse.keeper()
+_of_settings = cache.new()
 """Programs that follow from settings alone, for all runs of the process."""
 
 
@@ -139,21 +139,21 @@ def make_program(
     algorithm: Algorithm | None = None,
     weighting: WeightingOrFactory | None = None,
     devices: tuple | None = None,
-    keep: reuse.Keep | None = None,
+    cached: cache.Cache | None = None,
 ) -> Program:
-    """Returns the program of a run, a kept one if a run has equal static settings.
+    """Returns the program of a run, a cached one if a run has equal static settings.
 
     Args:
         model: a task, or the images for the model that the config names.
         algorithm, weighting: replace what the config names. A weighting may also be a function of the task.
         devices: jax's devices that share a cohort, of the current hardware; defaults to the devices of this process.
-        keep: keeps the programs of one call, which all have the same task, algorithm and weighting, if it is given
+        cached: caches the programs of one call, which all have the same task, algorithm and weighting, if it is given
             any.
     """
     static, is_named = static_settings(config), isinstance(model, Images)
-    key = static, model if is_named else None, devices, reuse.trace_settings(), hw.current()
-    keep = _of_settings if is_named and algorithm is weighting is None else keep or reuse.keeper()
-    return keep(key, lambda: _make(static, model, algorithm, weighting, devices))
+    key = static, model if is_named else None, devices, cache.trace_settings(), hw.current()
+    cached = _of_settings if is_named and algorithm is weighting is None else cached or cache.new()
+    return cached(key, lambda: _make(static, model, algorithm, weighting, devices))
 
 
 def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -> Program:
@@ -208,7 +208,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
             state, num_rounds, rounds, data, hyper
         )
 
-    of_state = cohort_memories.placement(executor)
+    of_state = cohort_states.placement(executor)
     of_chunk = of_state and (of_state, executor.placement)
     jit = functools.partial(jax.jit, compiler_options=hw.compiler_options())
     return Program(
@@ -221,7 +221,7 @@ def _make(config: Config, model: Images | Task, algorithm, weighting, devices) -
         jit(evaluate.make_evaluate(scored, executor), out_shardings=executor.placement),
         whole,
         bind,
-        reuse.keeper(),
+        cache.new(),
         local,
     )
 
@@ -274,7 +274,7 @@ def _shapes_of_base(config: Config, task: Task, local: LocalPart) -> Variables |
 
 
 def compile_for(
-    keep: reuse.Keep,
+    cached: cache.Cache,
     chunk: Wrapped,
     evaluate: Wrapped,
     state: SimState,
@@ -287,13 +287,13 @@ def compile_for(
     Programs compiled under other settings of jax, such as `jax.default_matmul_precision`, are others.
 
     Args:
-        keep, chunk, evaluate: of a `Program`.
+        cached, chunk, evaluate: of a `Program`.
         rounds: a stacked schedule.
         data: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
     """
-    shapes = jax.tree.map(reuse.abstract, (state, np.int32(0), rounds, data, hyper))
-    return keep(
-        ("compiled", *reuse.key_of_shapes(shapes)), lambda: _compiled(chunk, evaluate, *shapes)
+    shapes = jax.tree.map(cache.abstract, (state, np.int32(0), rounds, data, hyper))
+    return cached(
+        ("compiled", *cache.key_of_shapes(shapes)), lambda: _compiled(chunk, evaluate, *shapes)
     )
 
 

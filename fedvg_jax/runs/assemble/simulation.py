@@ -12,7 +12,7 @@ from jax.stages import Wrapped
 
 from fedvg_jax.config import Config, check
 from fedvg_jax.config.fidelity import departs
-from fedvg_jax.core import reuse, trained_part, tree
+from fedvg_jax.core import cache, trained_part, tree
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
@@ -58,7 +58,7 @@ from fedvg_jax.runs.assemble.population import (
     make_shared,
     take_partition,
 )
-from fedvg_jax.runs.placement import client_memories, pool_rows
+from fedvg_jax.runs.placement import client_states, pool_rows
 from fedvg_jax.runs.record import digests, provenance
 
 
@@ -80,7 +80,7 @@ class Simulation(NamedTuple):
     task: Task
     """of the trained part, with the frozen tensors of `data`"""
     state: SimState
-    """before the first round; if memories stay on the host, NumPy arrays without rows of clients"""
+    """before the first round; if client states stay on the host, NumPy arrays without rows of clients"""
     data: Data
     """the pool and the tables of rows, on the devices; NumPy arrays if `host_rows` is set"""
     hyper: Hyper
@@ -99,8 +99,8 @@ class Simulation(NamedTuple):
     """of the whole model: `task`, unless only a part is trained"""
     bind: Callable[[Tree], programs.Bound]
     """`data.base` -> task, weighting and round step with these frozen tensors"""
-    keep: reuse.Keep
-    """keeps the compiled programs, by shapes"""
+    cached: cache.Cache
+    """caches the compiled programs, by shapes"""
     local: LocalPart
     """the part of the model that stays with each client"""
     given: Mapping[str, str]
@@ -108,8 +108,8 @@ class Simulation(NamedTuple):
     name; "" for one without"""
     host_rows: pool_rows.HostRows | None
     """the rows that the devices hold, if the run keeps its rows on the host (`--placement`)"""
-    memories: client_memories.Placement
-    """where the clients' memories are (`--placement`)"""
+    state_placement: client_states.Placement
+    """where the client states are (`--placement`)"""
     metrics: Mapping[str, Metric] = {}
     """the user's own, by name"""
     selection: Selection | None = None
@@ -133,16 +133,16 @@ class Simulation(NamedTuple):
             round: its number, from 0; it determines the cohort and the minibatches.
 
         Raises:
-            UsageError: rows or memories of clients stay on the host.
+            UsageError: rows or client states stay on the host.
 
         >>> sim = simulation(Config(clients=4, alpha=10.0))
         >>> state, metrics = sim.step(sim.state, 0)
         >>> int(state.round), metrics.weights.shape
         (1, (2,))
         """
-        if self.host_rows or self.memories.is_on_host:
+        if self.host_rows or self.state_placement.is_on_host:
             raise UsageError(
-                "sim.step needs rows and memories on the device; use placement device, or fv.run"
+                "sim.step needs rows and client states on the device; use placement device, or fv.run"
             )
         rounds = schedule.stack([self.schedule(round, state)], tables.MAX_ROUNDS)
         after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
@@ -228,13 +228,13 @@ def of_call(
     config: Config, given: Given, progress: Progress | None = None, reading: Progress | None = None
 ) -> Simulation:
     """Returns the simulation of one call: `assemble` with functions and programs of its own."""
-    return assemble(config, traced_anew(given), reuse.keeper(), progress, reading)
+    return assemble(config, traced_anew(given), cache.new(), progress, reading)
 
 
 def assemble(
     config: Config,
     given: Given,
-    keep: reuse.Keep,
+    cached: cache.Cache,
     progress: Progress | None = None,
     reading: Progress | None = None,
 ) -> Simulation:
@@ -244,7 +244,7 @@ def assemble(
         config: checked settings.
         progress, reading: as in `simulation`.
         given: what the caller passed, with functions of this call; see `given.traced_anew`.
-        keep: keeps the programs of what is given, for all simulations of the call.
+        cached: caches the programs of what is given, for all simulations of the call.
     """
     assert config.cache_dir is not None, "the check sets it"
     programs.use_cache(config.cache_dir)
@@ -253,7 +253,7 @@ def assemble(
     ):  # checked before the data are read, which may take minutes
         pretrained.read(config.init)
     population = _make_population(config, given, progress, reading)
-    program = _make_program(config, population, given, keep)
+    program = _make_program(config, population, given, cached)
     own = tuple(
         getattr(program, name) for name in ("algorithm", "weighting") if getattr(given, name)
     )
@@ -267,7 +267,7 @@ def assemble(
         config, given, program, population.pool, population.arrays, round_rows, hyper
     )
     contracts.check_clients(config, population.partition)
-    state, memories = _make_state(config, program, hyper, variables)
+    state, state_placement = _make_state(config, program, hyper, variables)
     privacy.check(config, program.algorithm, state, hyper, given.selection)
     program, parts = (
         _bound(program, rows.base),
@@ -293,7 +293,9 @@ def assemble(
         selection=chosen,
         given=given.replaced,
         host_rows=host,
-        memories=memories._replace(has_custom_model=bool(config.init or given.initial)),
+        state_placement=state_placement._replace(
+            has_custom_model=bool(config.init or given.initial)
+        ),
         traffic=communication.round_traffic(config, program, state, rows, hyper, chosen),
         account=account,
         **program._asdict(),
@@ -320,7 +322,7 @@ def _make_population(
 
 
 def _make_program(
-    config: Config, population: Population, given: Given, keep: reuse.Keep
+    config: Config, population: Population, given: Given, cached: cache.Cache
 ) -> programs.Program:
     """Returns the program of a run, after checking that the data fit the given task, or the config's model."""
     arrays, model = population.arrays, given.task
@@ -330,7 +332,7 @@ def _make_program(
     else:
         contracts.check_task(model, population.pool)
         contracts.check_settings_of_task(config, model, population.pool)
-    return programs.make_program(config, model, given.algorithm, given.weighting, keep=keep)
+    return programs.make_program(config, model, given.algorithm, given.weighting, cached=cached)
 
 
 def _initial_model(
@@ -391,21 +393,21 @@ def _account(
 
 def _make_state(
     config: Config, program: programs.Program, hyper: Hyper, variables: Variables
-) -> tuple[SimState, client_memories.Placement]:
-    """Returns the state before the first round, of these trained variables, and where the clients' memories are."""
+) -> tuple[SimState, client_states.Placement]:
+    """Returns the state before the first round, of these trained variables, and where the client states are."""
     options = {"local": program.local, "stats_too": departs(config, "server-stats")}
     options |= {"weighting": program.weighting}
 
     def init() -> SimState:
-        """Returns the state with the memories of one client."""
+        """Returns the state with the states of one client."""
         return federated_round.init_state(
             program.task, program.algorithm, 1, hyper, variables=variables, **options
         )
 
     client_bytes = tree.num_bytes(jax.eval_shape(init).clients)
-    memories = client_memories.choose(
+    state_placement = client_states.choose(
         config, client_bytes, tables.MAX_ROUNDS, program.executor.rows
     )
     one = processes.place(init(), program.executor.placement)
-    memories = memories._replace(fresh=one.clients)
-    return client_memories.first_state(memories, one, config.clients), memories
+    state_placement = state_placement._replace(fresh=one.clients)
+    return client_states.first_state(state_placement, one, config.clients), state_placement

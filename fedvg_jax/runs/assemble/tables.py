@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedvg_jax.config import Config, block_size, cohort_size, epochs_range
+from fedvg_jax.config import Config, client_chunk_size, cohort_size, epochs_range
 from fedvg_jax.config.fidelity import departs
 from fedvg_jax.config.options import choice, partition_seed
 from fedvg_jax.config.uses import unmet
@@ -189,7 +189,7 @@ def make_schedule(
             single_batches=program.algorithm.single_batches,
             dropout=config.dropout,
             clients=cohort_of(number, state),
-            block_size=block_size(config),
+            client_chunk_size=client_chunk_size(config),
             origin=origin,
         )
         noise_seed = config.dp.noise_seed

@@ -54,7 +54,7 @@ RESERVED_NAMES = (
     *SENT,
     "epsilon",
 )
-RESERVED_NAMES += ("dropped", "untrained", "diverged", "unweighed", "misweighed")
+RESERVED_NAMES += ("dropped", "untrained", "diverged", "unweighed", "invalid_weights")
 RESERVED_NAMES += (*CLIENT_ACCURACIES, *itertools.chain(*CLIENT_ACCURACIES.values()))
 
 OF_GLOBAL_MODEL = (
@@ -409,10 +409,10 @@ def _exceptions(schedule, metrics) -> Record:
     """Returns the ids of clients under "dropped", "untrained" and "diverged", without names that have no client.
 
     "unweighed" are the ids in "diverged" with a finite model and loss, but without a finite score, weight or probe.
-    "misweighed" has the sum and the least of wrong weights, see `Metrics.extremes`.
+    "invalid_weights" has the sum and the least of wrong weights, see `Metrics.extremes`.
     """
     absent = {
-        "dropped": ~schedule.heard,
+        "dropped": ~schedule.participating,
         "untrained": schedule.num_steps == 0,
         "diverged": ~metrics.finite,
     }
@@ -422,7 +422,7 @@ def _exceptions(schedule, metrics) -> Record:
     }
     extremes = metrics.extremes  # bfloat16 rounds each weight by 0.2 %
     if len(extremes) and (abs(extremes[0] - 1) > 5e-3 or extremes[1] < -1e-6):
-        exceptions["misweighed"] = list(map(float, extremes))
+        exceptions["invalid_weights"] = list(map(float, extremes))
     return exceptions
 
 

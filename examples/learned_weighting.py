@@ -115,15 +115,15 @@ def learn(sim, runs, schedules, num_updates: int):
     optimiser = optax.adam(0.1)
 
     @jax.jit
-    def update(learned, memory, plan):
+    def update(learned, state, plan):
         value, slope = jax.value_and_grad(objective)(learned, plan)
-        updates, memory = optimiser.update(slope, memory)
-        return optax.apply_updates(learned, updates), memory, value
+        updates, state = optimiser.update(slope, state)
+        return optax.apply_updates(learned, updates), state, value
 
     learned, values = start(sim.state.variables), []
-    memory = optimiser.init(learned)
+    state = optimiser.init(learned)
     for i in range(num_updates):
-        learned, memory, value = update(learned, memory, schedules[i % len(schedules)])
+        learned, state, value = update(learned, state, schedules[i % len(schedules)])
         values.append(float(value))
     return learned, values
 

@@ -137,7 +137,9 @@ def by_certainty(task: Task) -> Weighting:
         return signals.mean_over(summed, data.val)
 
     def weigh(hyper, entropies, view):
-        return broadcast_weights(shares(1 / (entropies + hyper["fedvg.eps"]), view.present), view)
+        return broadcast_weights(
+            shares(1 / (entropies + hyper["fedvg.eps"]), view.participating), view
+        )
 
     return Weighting(entropy, weigh, score=lambda entropies: entropies, detail=no_detail)
 

@@ -17,7 +17,7 @@ _NAMES = {
     "fedvg_jax.core": "norms tree",
     "fedvg_jax.core.trained_part": "local_part trained_part",
     "fedvg_jax.core.types": "Algorithm Batch Data Executor Hyperparameter Metric Schedule Selection Send SimState Task "
-    "UsageError Variables Weighting WeightingMemory",
+    "UsageError Variables Weighting WeightingState",
     "fedvg_jax.data.arrays": "Arrays",
     "fedvg_jax.engine": "attacks executors robust selection virtual_time",
     "fedvg_jax.engine.clock": "Clock",

@@ -31,7 +31,7 @@ from fedvg_jax.core.types import (
     UsageError as UsageError,
     Variables as Variables,
     Weighting as Weighting,
-    WeightingMemory as WeightingMemory,
+    WeightingState as WeightingState,
 )
 from fedvg_jax.data.arrays import Arrays as Arrays
 from fedvg_jax.engine import (

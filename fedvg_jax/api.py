@@ -91,9 +91,9 @@ def run(
         clock: how long clients take, in place of the config's.
         initial: variables to start from, in place of `task.init`. A resumed run starts from its checkpoint.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
-            The model and the server's memory in `state` may be kept; the clients' memories are valid during the call
+            The model and the server's state in `state` may be kept; the client states are valid during the call
             only. One that raises `StopRun` ends the run after its round. Where the host holds
-            memories, `state.clients` has rows for sampled clients only, and `state.memory_clients` are their numbers.
+            states, `state.clients` has rows for sampled clients only, and `state.client_ids` are their numbers.
             Where several devices divide them, the last rows may be padding.
         on_records: called after every chunk of rounds with the list of copies of its records. It does not shorten
             chunks, so it costs less than `callbacks`, which are for those who need the state. A resumed run first
@@ -511,5 +511,5 @@ def _metrics(task: Task, sums: Tree) -> dict[str, float]:
 def _evaluator(model: Task | Simulation) -> Callable[[Variables, Tree, Any], Tree]:
     """Returns (variables, pool, rows) -> sums of the task's `measure`; a simulation keeps its own."""
     if isinstance(model, Simulation):
-        return model.keep("evaluate", lambda: jax.jit(make_evaluate(model.model)))
+        return model.cached("evaluate", lambda: jax.jit(make_evaluate(model.model)))
     return jax.jit(make_evaluate(new_functions(model)))

@@ -14,7 +14,7 @@ Top-k with error feedback: a client sends the largest entries, and adds what it 
 
     x = delta_k + e_k        sent = the k entries of x with the largest |x|, over all tensors        e_k <- x - sent
 
-Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, with one memory for each client.
+Source: Stich, Cordonnier and Jaggi, "Sparsified SGD with Memory", NeurIPS 2018, with one residual for each client.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ def qsgd(levels: int = 4) -> Send:
         level += jax.random.bernoulli(key, scaled - level).astype(v.dtype)
         return v + lax.stop_gradient(norm * jnp.sign(v) * level / levels - v)
 
-    def apply(hyper: Hyper, key: Array, delta: Tree, memory: Tree) -> tuple[Tree, Tree]:
+    def apply(hyper: Hyper, key: Array, delta: Tree, state: Tree) -> tuple[Tree, Tree]:
         leaves, structure = jax.tree.flatten(delta)
         keys = [jax.random.fold_in(key, number) for number in range(len(leaves))]
-        return structure.unflatten(map(quantise, keys, leaves)), memory
+        return structure.unflatten(map(quantise, keys, leaves)), state
 
     def num_bytes(params: Tree) -> int:
         bits = tree.size(params) * (1 + levels.bit_length())

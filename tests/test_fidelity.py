@@ -124,7 +124,7 @@ def native_signal(sim):
     )
 
 
-def stored_memory(sim):
+def stored_state(sim):
     """Returns c_k+ of a client that has moved from 1 to 0 by steps of length 1."""
     return float(
         sim.algorithm.report(sim.hyper, ZERO, Anchor(ONE, ZERO, ZERO), jnp.ones(()))[0]["w"]
@@ -160,7 +160,7 @@ EFFECTS = {
     ),
     "block": ("--method fedvg", block, "layer2_0", "layer2"),
     "scaffold-steps": ("--method scaffold", by_client("num_steps"), STEPS, [2, 2, 2, 2, 0]),
-    "scaffold-memory": ("--method scaffold", stored_memory, 1, 0),
+    "scaffold-state": ("--method scaffold", stored_state, 1, 0),
     "feddyn-regulariser": ("--method feddyn", regularisation, 1, 0),
     "feddyn-weights": ("--method feddyn", native_signal, 1, 7),
     "feddyn-average": ("--method feddyn+fedvg", residual_of_second_round, 0, 1),

@@ -30,7 +30,7 @@ SECTIONS = {
     ),
     "tuples": (
         "Named tuples of a round",
-        "Task Algorithm Weighting WeightingMemory Executor Variables Batch Data Schedule SimState Selection",
+        "Task Algorithm Weighting WeightingState Executor Variables Batch Data Schedule SimState Selection",
     ),
 }
 """page -> (title, public names); names that are not listed go to a page of their own."""

@@ -71,18 +71,18 @@ def adapters_vit_b16() -> str:
 
 
 def cohort_memory() -> str:
-    """Returns MiB of a round's temporaries, by cohort and `--hold`."""
+    """Returns MiB of a round's temporaries, by cohort and `--client-chunk`."""
     points = {
-        (p["cohort"], p["hold"]): f"{p['bytes'] / MIB:,.0f} MiB"
+        (p["cohort"], p["client_chunk"]): f"{p['bytes'] / MIB:,.0f} MiB"
         for p in load("cohort_memory")["points"]
     }
     cohorts = sorted({cohort for cohort, _ in points})
     rows = [
         [
-            f"`--hold {hold}`" + ("" if hold else " (the whole cohort)"),
-            *(points.get((c, hold), "") for c in cohorts),
+            f"`--client-chunk {size}`" + ("" if size else " (the whole cohort)"),
+            *(points.get((c, size), "") for c in cohorts),
         ]
-        for hold in sorted({hold for _, hold in points}, key=lambda hold: (hold > 0, -hold))
+        for size in sorted({size for _, size in points}, key=lambda size: (size > 0, -size))
     ]
     return table(["setting", *(f"cohort of {cohort}" for cohort in cohorts)], rows)
 

@@ -20,7 +20,9 @@ OWN_SECTIONS = {
         ("departures", "holdout", "min_samples_rule", "fedvg.layer", "fedvg.mode", "fedvg.eps"),
         "Fidelity to the paper and its code",
     ),
-    **dict.fromkeys(("lanes", "hold", "placement", "conv"), "Advanced: how a round is computed"),
+    **dict.fromkeys(
+        ("lanes", "client_chunk", "placement", "conv"), "Advanced: how a round is computed"
+    ),
 }
 """Settings that few runs change -> their sections, the last of the page."""
 

@@ -3,7 +3,7 @@
     python -m benchmarks.speed.memory [cohort] [hypergradient]
 
 cohort          a round of 10 or 100 clients on 32 x 32 images with FedVG's weights on one lane, with and without cohort
-                blocks (`--hold`)
+                blocks (`--client-chunk`)
 hypergradient   the hypergradient of the digits demonstration through k rounds, with and without rematerialisation: an
                 MLP of 55,210 parameters, 10 clients a round, 5 local epochs, FedVG's weights
 
@@ -20,7 +20,7 @@ from benchmarks import machine
 
 CLIENTS, IMAGES = 100, 4000
 POINTS = ((10, 0), (100, 0), (10, 5), (100, 5), (100, 1))
-"""(cohort, hold), where 0 holds the whole cohort."""
+"""(cohort, client chunk), where 0 holds the whole cohort."""
 
 EPOCHS, ROUNDS = 5, (1, 2, 4, 8)
 
@@ -36,12 +36,12 @@ def cohorts(model: str = "resnet18") -> dict[str, Any]:
 
     images = np.random.default_rng(0).integers(0, 256, (IMAGES, 32, 32, 3), np.uint8)
     rows, points = np.split(np.arange(IMAGES), CLIENTS), []
-    for cohort, hold in POINTS:
+    for cohort, client_chunk in POINTS:
         settings = {
             "model": model,
             "clients": CLIENTS,
             "join_ratio": cohort / CLIENTS,
-            "hold": hold,
+            "client_chunk": client_chunk,
             "lanes": "1",
         }
         config = fv.Config(**settings, weighting="fedvg", local_epochs=1, rounds=1)
@@ -52,9 +52,11 @@ def cohorts(model: str = "resnet18") -> dict[str, Any]:
             compiled.memory_analysis().temp_size_in_bytes,
             4 * tree.size(sim.state.variables),
         )
-        points.append({"cohort": cohort, "hold": hold, "bytes": size, "model_bytes": of_model})
+        points.append(
+            {"cohort": cohort, "client_chunk": client_chunk, "bytes": size, "model_bytes": of_model}
+        )
         print(
-            f"cohort {cohort}, hold {hold}: {size / 2**20:.0f} MiB, {size / of_model:.1f} models",
+            f"cohort {cohort}, client chunk {client_chunk}: {size / 2**20:.0f} MiB, {size / of_model:.1f} models",
             flush=True,
         )
     return {"model": model, "clients": CLIENTS, "points": points}

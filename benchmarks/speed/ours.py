@@ -240,7 +240,9 @@ def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
     def aggregate(state, clients, signals, planned, data, hyper):
         view = ServerView(state.variables, clients, planned.shuffle, data)
         weights = sim.weighting.weigh(hyper, signals, view)
-        return robust.mean(hyper, state.variables, clients, weights, sharding=executor.clients)
+        return robust.weighted_mean(
+            hyper, state.variables, clients, weights, sharding=executor.clients
+        )
 
     return {f.__name__: jax.jit(f) for f in (train, score, aggregate)}
 

@@ -5,10 +5,10 @@ from fedvg_jax.algorithms.base import (
     forward as forward,
     mean_over_rows as mean_over_rows,
     no_correction as no_correction,
-    no_memory as no_memory,
     no_probe as no_probe,
     no_report as no_report,
     no_residual as no_residual,
+    no_state as no_state,
 )
 from fedvg_jax.algorithms.ditto import ENTRY as _ditto, ditto as ditto
 from fedvg_jax.algorithms.elastic import ENTRY as _elastic, elastic as elastic

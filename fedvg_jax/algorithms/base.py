@@ -1,4 +1,4 @@
-"""The parts of an algorithm that add nothing: no memory, unchanged gradients, no message, no probe, R = 0."""
+"""The parts of an algorithm that add nothing: no state, unchanged gradients, no message, no probe, R = 0."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from fedvg_jax.core.types import (
 )
 
 
-def no_memory(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-    """Returns empty memories of the server and of a client."""
+def no_state(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
+    """Returns empty states of the server and of a client."""
     return (), ()
 
 
@@ -35,7 +35,7 @@ def no_correction(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tr
 
 
 def no_report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """Returns the client's memory unchanged, and no messages."""
+    """Returns the client's state unchanged, and no messages."""
     return anchor.client, (), ()
 
 
@@ -45,12 +45,12 @@ def no_probe(hyper: Hyper, probe: Probe) -> Tree:
 
 
 def no_residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
-    """Returns R = 0, and the server's memory unchanged."""
+    """Returns R = 0, and the server's state unchanged."""
     return tree.zeros_like(params), server
 
 
 PLAIN = Algorithm(
-    no_memory, no_correction, no_report, no_residual, no_probe, native_weighting="samples"
+    no_state, no_correction, no_report, no_residual, no_probe, native_weighting="samples"
 )
 """The algorithm that adds nothing: FedAvg. Others replace some of its parts."""
 
@@ -77,9 +77,9 @@ def sends_messages(algorithm: Algorithm) -> bool:
 
 
 class WithModel(NamedTuple):
-    """A client's memory under `keeping_models`."""
+    """A client's state under `keeping_models`."""
 
-    memory: Tree
+    state: Tree
     """The algorithm's own."""
     kept_model: Variables
     """The model after the newest local training, without the running statistics that the server averages."""
@@ -89,14 +89,14 @@ def keeping_models(base: Algorithm) -> Algorithm:
     """Returns an algorithm with the rounds of `base`; its clients also remember their trained models."""
 
     def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-        server, memory = base.init(hyper, params)
-        return server, WithModel(memory, _variables(params))
+        server, state = base.init(hyper, params)
+        return server, WithModel(state, _variables(params))
 
     def report(
         hyper: Hyper, params: Tree, anchor: Anchor, displacement: Array
     ) -> tuple[Tree, Tree, Tree]:
-        memory, *messages = base.report(hyper, params, _of_base(anchor), displacement)
-        return WithModel(memory, _variables(params)), *messages
+        state, *messages = base.report(hyper, params, _of_base(anchor), displacement)
+        return WithModel(state, _variables(params)), *messages
 
     def of_base(function: Callable[..., Any] | None) -> Any:
         return function and (lambda *arguments: function(*arguments[:-1], _of_base(arguments[-1])))
@@ -106,7 +106,7 @@ def keeping_models(base: Algorithm) -> Algorithm:
 
 
 def _of_base(anchor: Anchor) -> Anchor:
-    return anchor._replace(client=anchor.client.memory)
+    return anchor._replace(client=anchor.client.state)
 
 
 def _variables(params: Tree) -> Variables:

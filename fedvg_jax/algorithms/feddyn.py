@@ -46,7 +46,7 @@ CLIP = Hyperparameter(
 
 
 class Server(NamedTuple):
-    """The server's memory."""
+    """The server's state."""
 
     dual: Tree
     """mean of all N lambda"""
@@ -92,7 +92,7 @@ def init(hyper: Hyper, params: Tree) -> tuple[Server, Tree]:
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """Returns the memory lambda_k - delta_k, and the message -delta_k to be summed."""
+    """Returns the state lambda_k - delta_k, and the message -delta_k to be summed."""
     message = tree.sub(params, anchor.params)
     return tree.add(anchor.client, message), message, ()
 

@@ -83,7 +83,7 @@ def fedopt(
     """
 
     def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-        """Returns the optimiser's state; no client memory."""
+        """Returns the optimiser's state; no client state."""
         return optimiser(hyper).init(params), ()
 
     def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
@@ -96,7 +96,7 @@ def fedopt(
 
 
 class Moments(NamedTuple):
-    """The server's memory in Algorithm 2."""
+    """The server's state in Algorithm 2."""
 
     first: Tree
     """m"""

@@ -40,12 +40,12 @@ def moon() -> Algorithm:
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-    """Returns no memory of the server, and the initial model as the client's previous one."""
+    """Returns no state of the server, and the initial model as the client's previous one."""
     return (), params
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """Returns the trained model as the client's memory, and no messages."""
+    """Returns the trained model as the client's state, and no messages."""
     return params, (), ()
 
 

@@ -50,8 +50,8 @@ def scaffold(keeps: bool = True, single_batches: bool = False) -> Algorithm:
     def report_and_store(
         hyper: Hyper, params: Tree, anchor: Anchor, displacement
     ) -> tuple[Tree, Tree, Tree]:
-        memory, *messages = report(hyper, params, anchor, displacement)
-        return (memory if keeps else anchor.client), *messages
+        state, *messages = report(hyper, params, anchor, displacement)
+        return (state if keeps else anchor.client), *messages
 
     scaffold = Algorithm(init, correct, report_and_store, residual, no_probe, "uniform", (ETA_G,))
     return scaffold._replace(single_batches=single_batches)
@@ -68,7 +68,7 @@ def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
-    """Returns the memory c_k+, and the message c_k+ - c_k to be summed."""
+    """Returns the state c_k+, and the message c_k+ - c_k to be summed."""
     has_moved = displacement > 0
     safe = jnp.where(has_moved, displacement, 1)
 
@@ -80,7 +80,7 @@ def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tr
 
 
 def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
-    """Returns R = (1 - eta_g) u, and the memory c + (1/N) sum_k (c_k+ - c_k)."""
+    """Returns R = (1 - eta_g) u, and the state c + (1/N) sum_k (c_k+ - c_k)."""
     c = jax.tree.map(lambda c, m: c + m / cohort.num_clients, server, cohort.summed)
     return tree.scale(1 - hyper[ETA_G.name], cohort.update), c
 
@@ -90,6 +90,6 @@ ENTRY = NamedAlgorithm(
     scaffold,
     published={
         "scaffold-steps": Published({"single_batches": True}),
-        "scaffold-memory": Published({"keeps": False}),
+        "scaffold-state": Published({"keeps": False}),
     },
 )

@@ -4,7 +4,14 @@ from fedvg_jax.config.checks import check, epochs_range
 from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
-from fedvg_jax.config.options import SETTINGS, Config, block_size, cohort_size, layered, num_corrupt
+from fedvg_jax.config.options import (
+    SETTINGS,
+    Config,
+    client_chunk_size,
+    cohort_size,
+    layered,
+    num_corrupt,
+)
 from fedvg_jax.config.presets import DATASETS, apply, meaning
 from fedvg_jax.config.uses import refuse_unused, to_json, unused
 from fedvg_jax.config.weighting_grammar import method_title, streams

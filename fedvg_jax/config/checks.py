@@ -227,14 +227,14 @@ def _privacy_problems(config: Config) -> Iterator[str]:
         yield f"dp.delta must be below 1 / clients = {1 / config.clients:g}; got {config.dp.delta:g}"
 
 
-def _hold_problems(config: Config) -> Iterator[str]:
-    """Yields contradictions of cohort blocks with what needs all models of the cohort at once."""
-    blocks = f"hold {config.hold} of a cohort of {options.cohort_size(config)}"
-    if not 0 < config.hold < options.cohort_size(config):
+def _client_chunk_problems(config: Config) -> Iterator[str]:
+    """Yields contradictions of client chunks with what needs all models of the cohort at once."""
+    chunks = f"client chunks of {config.client_chunk} of a cohort of {options.cohort_size(config)}"
+    if not 0 < config.client_chunk < options.cohort_size(config):
         return
     if not streams(config.weighting):
         streamed = ", ".join(name for name, facts in WEIGHTINGS.items() if facts.streams)
-        yield f"{blocks} needs {streamed} or a mean of two; got {config.weighting}; use --hold 0 or one of these"
+        yield f"{chunks} needs {streamed} or a mean of two; got {config.weighting}; use these or --client-chunk 0"
 
 
 def _partition_problems(config: Config) -> Iterator[str]:
@@ -293,7 +293,7 @@ PROBLEMS = (
     _method_problems,
     _rule_problems,
     _privacy_problems,
-    _hold_problems,
+    _client_chunk_problems,
 )
 PROBLEMS += (_partition_problems, _validation_problems, _clock_problems)
 

@@ -421,12 +421,12 @@ class Config(Shorthands):
     devices."""
     lanes: str = setting("auto", word="INT|auto|all")
     """Clients that train side by side on a device. auto, a number, or all: one vmap over the cohort."""
-    hold: int = setting(0, declare.FROM_0)
+    client_chunk: int = setting(0, declare.FROM_0)
     """Most clients with models in memory at a time, which limits the memory of a round. 0 holds the whole cohort."""
     placement: str = setting("auto", ("auto", "device", "host"), "data")
-    """Where the rows of the data set and the clients' memories are. device: every device has all rows, and its part of
-    the memories; host: each device gets the rows and memories of the next rounds' clients; auto: for each of both, host
-    where it takes too much of a device."""
+    """Where the rows of the data set and the client states are. device: every device has all rows, and its part of
+    the states; host: each device gets the rows and client states of the next rounds' clients; auto: for each of both,
+    host where it takes too much of a device."""
     conv: str = setting(
         "auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,)
     )
@@ -624,14 +624,14 @@ def cohort_size(config: Config) -> int:
     )
 
 
-def block_size(config: Config) -> int:
-    """Returns H, the size of a cohort block: the fewest equal cohort blocks of at most `hold` clients.
+def client_chunk_size(config: Config) -> int:
+    """Returns H, the size of a client chunk: the fewest equal client chunks of at most `client_chunk` clients.
 
-    >>> block_size(Config(clients=20, join_ratio=0.5, hold=4)), block_size(Config(clients=20, join_ratio=0.5))
-    (4, 10)
+    >>> [client_chunk_size(Config(clients=20, join_ratio=0.5, client_chunk=size)) for size in (4, 0)]
+    [4, 10]
     """
     size = cohort_size(config)
-    return -(-size // -(-size // config.hold)) if config.hold else size
+    return -(-size // -(-size // config.client_chunk)) if config.client_chunk else size
 
 
 def num_asked(config: Config) -> int:

@@ -89,7 +89,7 @@ def used(config: Config) -> dict[str, Any]:
 def used_departures(config: Config) -> dict[str, bool]:
     """Returns whether the run has each departure that it can have, as a setting of that name.
 
-    >>> used_departures(Config(algorithm="scaffold", departures="scaffold-memory"))["departures.scaffold-memory"]
+    >>> used_departures(Config(algorithm="scaffold", departures="scaffold-state"))["departures.scaffold-state"]
     True
     """
     chosen = departures(config.departures)

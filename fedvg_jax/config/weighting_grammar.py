@@ -69,7 +69,7 @@ def _summands(text: str) -> list[str]:
 
 
 def streams(text: str) -> bool:
-    """Returns whether a rule can weigh a cohort block by block: a NAME that `WEIGHTINGS` marks, or the mean of two.
+    """Returns whether a rule can weigh a cohort chunk by chunk: a NAME that `WEIGHTINGS` marks, or the mean of two.
 
     >>> streams("samples+fedvg"), streams("permuted(fedvg)")
     (True, False)

@@ -1,7 +1,7 @@
 """The part of a model that is trained: sent, scored and averaged. All other tensors are frozen.
 
 The variables of a part have None in place of frozen tensors, which JAX counts as no leaf, so algorithms, weightings,
-memories and checkpoints see the trained tensors alone. The frozen ones are the `base`, like the model with None in
+client states and checkpoints see the trained tensors alone. The frozen ones are the `base`, like the model with None in
 place of the trained ones. A program takes the base as an argument, `Data.base`, and binds the task to it: no client
 has a copy, and the products of a base that clients share are one product for all lanes.
 

@@ -166,18 +166,18 @@ def _loop_sum_over_devices(sharding: NamedSharding):
 def _weighted_sum_jvp(sum_of, primals, tangents):
     (weights, stack, origin), (d_weights, d_stack, d_origin) = primals, tangents
 
-    def product(w: Array, x: Array, start: Array, is_absent: Array) -> Array:
+    def product(w: Array, x: Array, start: Array, is_dropped: Array) -> Array:
         difference = wide(x) - wide(start[None] if start.ndim else start)
         return jnp.tensordot(
-            w, jnp.where(is_absent, 0, difference), 1, precision=lax.Precision.HIGHEST
+            w, jnp.where(is_dropped, 0, difference), 1, precision=lax.Precision.HIGHEST
         )
 
-    is_absent = jax.tree.map(
+    is_dropped = jax.tree.map(
         lambda w, x: (w == 0).reshape(-1, *(x.ndim - 1) * [1]) & ~jnp.isfinite(x), weights, stack
     )
-    moved = jax.tree.map(product, weights, d_stack, d_origin, is_absent)
+    moved = jax.tree.map(product, weights, d_stack, d_origin, is_dropped)
     return _weighted_sum(sum_of, *primals), add(
-        jax.tree.map(product, d_weights, stack, origin, is_absent), moved
+        jax.tree.map(product, d_weights, stack, origin, is_dropped), moved
     )
 
 
@@ -213,14 +213,14 @@ def real_rows(table) -> np.ndarray:
     return rows[rows >= 0]
 
 
-def params_of(memory: Tree) -> Tree:
-    """Returns the memory of trained tensors only: every `Variables` in it is replaced by its params."""
+def params_of(state: Tree) -> Tree:
+    """Returns the state of trained tensors only: every `Variables` in it is replaced by its params."""
 
     def is_variables(node: Tree) -> bool:
         return isinstance(node, Variables)
 
     return jax.tree.map(
-        lambda node: node.params if is_variables(node) else node, memory, is_leaf=is_variables
+        lambda node: node.params if is_variables(node) else node, state, is_leaf=is_variables
     )
 
 

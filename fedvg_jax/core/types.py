@@ -6,7 +6,7 @@ The general rule of a round, with all symbols used in this file:
 
 theta_g is the global model, theta_k the model that client k returns, s_k its aggregation weight, and R the algorithm's
 residual. Axes of shapes, used everywhere: `N` clients of the federation, `K` clients of a cohort, `H` clients of a
-cohort block, `M` rows of clients' memories, `L` lanes, `S` segments of a plan, `F` minibatches of a schedule, `B` rows
+client chunk, `M` rows of client states, `L` lanes, `S` segments of a plan, `F` minibatches of a schedule, `B` rows
 of a minibatch, `V` validation batches, `G` groups of tensors, `C` classes, `T` rows of the pool, `R` rounds of a chunk.
 """
 
@@ -260,8 +260,8 @@ class Data(NamedTuple):
 class Plan(NamedTuple):
     """Which client each lane trains at which time, in segments within which no lane changes client.
 
-    There are at most S = K + L segments; entries past `num_segments` are ignored. The plans of several cohort blocks
-    are stacked, leaves [blocks, ...], with H in place of K.
+    There are at most S = K + L segments; entries past `num_segments` are ignored. The plans of several client chunks
+    are stacked, leaves [chunks, ...], with H in place of K.
     """
 
     num_segments: Vector
@@ -291,8 +291,8 @@ class Schedule(NamedTuple):
     """int32 [K] index in `rows` of a client's first minibatch."""
     probe_steps: Vector
     """int32 [K] minibatches of the algorithm's probe, which follow the training minibatches; 0 without a probe."""
-    heard: Vector
-    """bool [K] False for a client that drops out: it is not averaged, and its memory is unchanged."""
+    participating: Vector
+    """bool [K] False for a client that drops out: it is not averaged, and its state is unchanged."""
     shuffle: Vector
     """int32 [K] a permutation of the cohort, for the placebo weighting."""
     key: Vector
@@ -300,7 +300,7 @@ class Schedule(NamedTuple):
     plan: Plan
     rows: Vector
     """int32 [F, B] the minibatches of all clients, one client after the other: rows of the pool, -1 for padding."""
-    memory_rows: Vector = None
+    state_rows: Vector = None
     """int32 [K] rows of the clients' memories in the state; None if row k is client k's, for all N clients."""
     waited: Any = None
     """`Waited`, on the host alone; None without a clock."""
@@ -350,9 +350,9 @@ class Anchor(NamedTuple):
     params: Tree
     """theta_g."""
     server: Tree
-    """The server's memory."""
+    """The server's state."""
     client: Tree
-    """This client's memory."""
+    """This client's state."""
 
 
 class Cohort(NamedTuple):
@@ -361,13 +361,13 @@ class Cohort(NamedTuple):
     update: Tree
     """u = sum_k s_k (theta_g - theta_k), like the parameters."""
     summed: Tree
-    """sum_k m_k of the messages to be summed; absent clients send zeros."""
+    """sum_k m_k of the messages to be summed; dropped clients send zeros."""
     averaged: Tree
     """sum_k s_k m_k of the messages to be averaged, each tensor's message under that tensor's weights; or ()."""
     weights: Tree
     """s_k: like the parameters, every leaf [K]."""
     probes: Tree
-    """Results of the probes, leaves [K, ...]; zeros for absent clients."""
+    """Results of the probes, leaves [K, ...]; zeros for dropped clients."""
     num_clients: int
     """N."""
 
@@ -398,7 +398,7 @@ class Send(NamedTuple):
     init: Callable[[Hyper, Tree], Tree]
     """(hyper, the sent parameters) -> what one client keeps from round to round; () for nothing"""
     apply: Callable[[Hyper, Array, Tree, Tree], tuple[Tree, Tree]]
-    """(hyper, key of round and client, delta_k = theta_g - theta_k, memory) -> (what arrives of delta_k, memory)"""
+    """(hyper, key of round and client, delta_k = theta_g - theta_k, state) -> (what arrives of delta_k, state)"""
     num_bytes: Callable[[Tree], int]
     """the sent parameters, arrays or shapes -> bytes of what is sent in place of them"""
 
@@ -407,21 +407,21 @@ class Algorithm(NamedTuple):
     """A federated algorithm under the general rule theta <- theta_g - sum_k s_k (theta_g - theta_k) + R.
 
     It acts on the trained tensors, `params` below. If the server treats running statistics like parameters, as the
-    published code does, then `report`, `residual` and the memories hold whole `Variables`.
+    published code does, then `report`, `residual` and the client states hold whole `Variables`.
     """
 
     init: Callable[[Hyper, Tree], tuple[Tree, Tree]]
-    """(hyper, params) -> (the server's memory, the memory of one client)"""
+    """(hyper, params) -> (the server's state, the state of one client)"""
     correct: Callable[[Hyper, Tree, Tree, Anchor], Tree]
     """(hyper, gradients, params, anchor) -> gradients of a local step"""
     report: Callable[[Hyper, Tree, Anchor, Array], tuple[Tree, Tree, Tree]]
-    """(hyper, theta_k, anchor, displacement) -> (the client's memory, message to be summed, message to be averaged)
+    """(hyper, theta_k, anchor, displacement) -> (the client's state, message to be summed, message to be averaged)
 
     The displacement [] is the distance that the client's optimiser moves under a constant unit gradient: steps x lr for
     plain SGD.
     """
     residual: Callable[[Hyper, Tree, Tree, Cohort], tuple[Tree, Tree]]
-    """(hyper, the server's memory, theta_g, cohort) -> (R, the server's memory)"""
+    """(hyper, the server's state, theta_g, cohort) -> (R, the server's state)"""
     probe: Callable[[Hyper, Probe], Tree]
     """(hyper, probe) -> what one client measures on the global model before it trains"""
     native_weighting: str
@@ -485,11 +485,11 @@ class ServerView(NamedTuple):
     variables: Variables
     """The global model."""
     clients: Variables | None
-    """The clients' models, leaves [K, ...]; None for a cohort in several blocks."""
+    """The clients' models, leaves [K, ...]; None for a cohort in several client chunks."""
     shuffle: Array
     """int32 [K] a permutation of the cohort."""
     data: Data
-    present: Array | bool = True
+    participating: Array | bool = True
     """bool [K] False for a client that dropped out, diverged or took no step. It gets weight 0; the other weights sum
     to 1."""
 
@@ -519,19 +519,19 @@ class Term(NamedTuple):
     """(hyper, signals with leaves [K], view) -> c_t of the whole cohort: like the variables, every leaf []"""
 
 
-class WeightingMemory(NamedTuple):
+class WeightingState(NamedTuple):
     """What a weighting keeps for every client and for the server from round to round, such as moving averages."""
 
     init: Callable[[Hyper, Tree], tuple[Tree, Tree]]
-    """(hyper, params) -> (the server's memory, the memory of one client)"""
+    """(hyper, params) -> (the server's state, the state of one client)"""
     recall: Callable[[Hyper, Tree, Tree, Tree], tuple[Tree, Tree]]
-    """(hyper, one client's signals, its memory, the server's memory) -> (the signals to weigh it by, its memory)
+    """(hyper, one client's signals, its state, the server's state) -> (the signals to weigh it by, its state)
 
-    An absent client keeps its old memory."""
-    update: Callable[[Hyper, Tree, Tree, ServerView], Tree] = lambda hyper, memory, signals, view: (
-        memory
+    A dropped client keeps its old state."""
+    update: Callable[[Hyper, Tree, Tree, ServerView], Tree] = lambda hyper, state, signals, view: (
+        state
     )
-    """(hyper, the server's memory, signals of `recall` with leaves [K], view) -> the server's memory"""
+    """(hyper, the server's state, signals of `recall` with leaves [K], view) -> the server's state"""
 
 
 class Weighting(NamedTuple):
@@ -550,8 +550,8 @@ class Weighting(NamedTuple):
     hyperparameters: tuple[Hyperparameter, ...] = ()
     """the hyperparameters that its functions read, except `lr`"""
     decisive: Callable[[Tree], Tree] = lambda measured: measured
-    """signals -> the signals that must be finite; otherwise the client is absent from the round"""
-    memory: WeightingMemory | None = None
+    """signals -> the signals that must be finite; otherwise the client is dropped from the round"""
+    state: WeightingState | None = None
     """what it keeps; `weigh`, `score` and `detail` then get the signals that `recall` returns"""
     num_clients: int | None = None
     """N of the only federation that it fits; None for any"""
@@ -567,7 +567,7 @@ class NamedWeighting(NamedTuple):
     options: tuple[Option, ...] = ()
     reads_rows: bool = True
     streams: bool = True
-    """whether it weighs a cohort block by block, without the models of the whole cohort"""
+    """whether it weighs a cohort chunk by chunk, without the models of the whole cohort"""
 
 
 # --- executors and rounds ---------------------------------------------------------------------------------------------
@@ -605,7 +605,7 @@ class Executor(NamedTuple):
     clients: Any = None
     """Sharding of the trained clients over axis K; None if a device holds all of them."""
     rows: Any = None
-    """Sharding of the rows of clients' memories over axis M, a multiple of the devices; None if each device holds all
+    """Sharding of the rows of client states over axis M, a multiple of the devices; None if each device holds all
     rows."""
 
 
@@ -617,15 +617,15 @@ class SimState(NamedTuple):
     variables: Variables
     """The global model."""
     server: Tree
-    """The algorithm's memory of the server."""
+    """The algorithm's state of the server."""
     clients: Tree
-    """The algorithm's memories of the clients, leaves [M, ...]. Several devices have M / D rows each. The last rows,
+    """The algorithm's client states, leaves [M, ...]. Several devices have M / D rows each. The last rows,
     which pad M to a multiple of D, belong to no client."""
-    memory_clients: Tree = ()
+    client_ids: Tree = ()
     """int32 [M] the client of each row of `clients`, if the host holds them; () if row k is client k's, for all N
     clients."""
     weighting: Tree = ()
-    """The server's memory of the weighting, see `WeightingMemory`."""
+    """The server's state of the weighting, see `WeightingState`."""
 
 
 class Metrics(NamedTuple):
@@ -642,8 +642,8 @@ class Metrics(NamedTuple):
     detail: dict[str, Array]
     """[K, ...] see `Weighting.detail`."""
     extremes: Tree = ()
-    """[2] over the tensors' weights of present clients, as the weighting returns them: the sum that is furthest from 1,
-    and the least weight. () unless the round checks weights; NaN if a weight is not finite."""
+    """[2] over the tensors' weights of participating clients, as the weighting returns them: the sum that is furthest
+    from 1, and the least weight. () unless the round checks weights; NaN if a weight is not finite."""
 
 
 RoundStep = Callable[[SimState, Schedule, Data, Hyper], tuple[SimState, Metrics]]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax.algorithms.base import no_correction, no_memory, no_probe, no_report, no_residual
+from fedvg_jax.algorithms.base import no_correction, no_probe, no_report, no_residual, no_state
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import (
     Algorithm,
@@ -23,12 +23,12 @@ from fedvg_jax.core.types import (
     Tree,
     UsageError,
     Weighting,
-    WeightingMemory,
+    WeightingState,
 )
 
 T = TypeVar("T")
 
-RECOGNISED = (no_correction, no_memory, no_probe, no_report, no_residual)
+RECOGNISED = (no_correction, no_state, no_probe, no_report, no_residual)
 """Functions that the round recognises by identity; they have no wrapper."""
 
 CHECKED = "is_checked"
@@ -209,9 +209,9 @@ RULES: dict[type, dict[str, Any]] = {
         "score": _score,
         "detail": _detail,
         "terms": (Term,),
-        "memory": _any,
+        "state": _any,
     },
     Term: {"weigh": _weights, "share": _share},
-    WeightingMemory: {"init": _init, "recall": _recalled, "update": _updated},
+    WeightingState: {"init": _init, "recall": _recalled, "update": _updated},
 }
 """Type of a bundle -> field -> rule."""

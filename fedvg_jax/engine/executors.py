@@ -78,7 +78,7 @@ def sharded(
 
     Several processes have equal numbers of the devices; D is then a multiple of their number.
 
-    If clients have memories, devices exchange the cohort's memories before the first client. They communicate next
+    If the algorithm has client states, devices exchange the cohort's before the first client. They communicate next
     after the last client. Each then holds an equal part of the cohort's results, summed over the devices, where a
     device contributes zeros for clients that it did not train. Weighted means of clients are sums of each device's,
     added up.

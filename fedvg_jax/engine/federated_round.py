@@ -3,8 +3,8 @@
     theta <- theta_g - sum_k s_k (theta_g - theta_k) + R
 
 with the global model theta_g, the clients' trained models theta_k, the aggregation weights s_k and the algorithm's
-residual R. `run_cohort` is the round of a whole cohort, by the steps in `round_steps`. A cohort in several blocks takes
-the same steps in `cohort_blocks`.
+residual R. `run_cohort` is the round of a whole cohort, by the steps in `round_steps`. A cohort in several client
+chunks takes the same steps in `client_chunks`.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from fedvg_jax.core.tree import ROUNDS
 from fedvg_jax.core.types import Data, Hyper, Metrics, Schedule, SimState, UsageError, Variables
 from fedvg_jax.engine import (
     attacks,
-    cohort_blocks,
-    cohort_memories,
+    client_chunks,
+    cohort_states,
     contracts,
     local_training,
     privacy,
@@ -49,15 +49,17 @@ def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
         parts, [parts.weighting.weigh], inputs, table, clients
     )  # s_k
 
-    if parts.aggregate is not robust.mean:  # which takes nothing of a client of weight 0
-        arrived = clients = steps.replace_absent(theta, table.present, clients)
-    model = steps.aggregate_models(
+    if parts.aggregate is not robust.weighted_mean:  # which takes nothing of a client of weight 0
+        arrived = clients = steps.replace_dropped(theta, table.participating, clients)
+    model = steps.apply_rule(
         parts, inputs, arrived, weights
     )  # theta_g - sum_k s_k (theta_g - theta_k)
 
-    memories, summed, averaged = steps.report_clients(parts, inputs, clients, kept, table.present)
+    client_states, summed, averaged = steps.report_clients(
+        parts, inputs, clients, kept, table.participating
+    )
     messages = steps.average_messages(parts, weights, averaged)
-    after = steps.write_memories(inputs, memories)
+    after = steps.write_client_states(inputs, client_states)
     averages = Averages(weights, model, messages, tree.total(summed), extremes)
     return steps.server_step(parts, inputs._replace(state=after), table, averages)  # + R
 
@@ -78,14 +80,14 @@ def init_state(
 
     Args:
         task: draws the initial model.
-        algorithm: makes the memory of the server and of the clients.
-        num_clients: N, the rows for memories of clients.
+        algorithm: makes the state of the server and of the clients.
+        num_clients: N, the rows for client states.
         hyper: name -> value, such as {"lr": 0.1}.
         seed: of the initial model.
         variables: the initial model, in place of the task's.
         local: the part of the model that stays with each client, of `local_part`.
         stats_too: as in `make_round`.
-        weighting: makes the memory of a weighting that has one; needed for no other.
+        weighting: makes the state of a weighting that has one; needed for no other.
 
     Raises:
         UsageError: the local part has no tensor of the model, or all that are trained.
@@ -106,20 +108,20 @@ def init_state(
         variables = jax.jit(init)(jax.random.key(seed))
     variables = Variables(*tree.arrays(variables))
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
-    memories = algorithm.init(hyper, variables if stats_too else variables.params)
-    server, client = tree.arrays(memories, tree.dtype(variables))
+    initial = algorithm.init(hyper, variables if stats_too else variables.params)
+    server, client = tree.arrays(initial, tree.dtype(variables))
     local = local or trained_part.NOTHING
     trained_part.check(local, variables, "local")
-    memory = weighting.memory if weighting else None
+    state_of_weighting = weighting.state if weighting else None
     of_server, of_client = (
-        tree.arrays(memory.init(hyper, variables.params), tree.dtype(variables))
-        if memory
+        tree.arrays(state_of_weighting.init(hyper, variables.params), tree.dtype(variables))
+        if state_of_weighting
         else ((), ())
     )
-    if local.is_local or algorithm.personal or algorithm.send or memory:
+    if local.is_local or algorithm.personal or algorithm.send or state_of_weighting:
         own = variables if algorithm.personal else local.select(variables) or ()
         sent = algorithm.send.init(hyper, local.sent(variables.params)) if algorithm.send else ()
-        client = local_training.Kept(client, own, sent, of_client)
+        client = local_training.ClientState(client, own, sent, of_client)
     return SimState(
         first_round, variables, server, tree.repeat(client, num_clients), weighting=of_server
     )
@@ -133,7 +135,7 @@ def make_round(
     optimiser: local_training.Optimiser,
     num_clients: int,
     *,
-    aggregate: robust.Rule = robust.mean,
+    aggregate: robust.Rule = robust.weighted_mean,
     disturb: attacks.Disturb = attacks.none,
     refine: baselines.Refine | None = None,
     augment: types.Augment | None = None,
@@ -145,12 +147,12 @@ def make_round(
 ) -> types.RoundStep:
     """Returns round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
 
-    A client is absent if it drops out, takes no local step, or has anything non-finite: model, loss, signal or weight.
-    An absent client counts as if it had returned theta_g with weight 0, and keeps its memory. A client takes no local
+    A client is dropped if it drops out, takes no local step, or has anything non-finite: model, loss, signal or weight.
+    A dropped client counts as if it had returned theta_g with weight 0, and keeps its state. A client takes no local
     step if it has no training row, or a single one where single rows are skipped. A round in which all clients are
-    absent changes neither the model nor any memory; only `refine` still acts on the model.
+    absent changes neither the model nor any state; only `refine` still acts on the model.
 
-    A schedule made with a `block_size` needs a weighting with `terms`, and the weighted mean as `aggregate`.
+    A schedule made with a `client_chunk_size` needs a weighting with `terms`, and the weighted mean as `aggregate`.
 
     Args:
         task: the model and its loss.
@@ -176,7 +178,7 @@ def make_round(
 
     Raises:
         UsageError: for a local part with an algorithm that has personal models or with `private`, for `private` with a
-            robust rule or a weighting with a memory; and of the round, for a schedule with more than N clients.
+            robust rule or a weighting with a state; and of the round, for a schedule with more than N clients.
 
     Two clients with the rows 1 and 3 have the losses (w - row)^2 / 2, so one step of rate 1 takes each to its row:
 
@@ -200,9 +202,9 @@ def make_round(
         raise UsageError(
             "local= and an algorithm with personal models do not combine; leave one of them out"
         )
-    if private and (local.is_local or weighting.memory or aggregate is not robust.mean):
+    if private and (local.is_local or weighting.state or aggregate is not robust.weighted_mean):
         raise UsageError(
-            "private takes the weighted mean (robust.mean), no local part and no weighting with a memory"
+            "private takes the weighted mean (robust.weighted_mean), no local part and no weighting with a state"
         )
     if weighting.num_clients not in (None, num_clients):
         wanted = f"{weighting.num_clients} clients; the run has {num_clients}"
@@ -230,13 +232,13 @@ def make_round(
                 f"the schedule has {len(schedule.clients)} clients a round, make_round {num_clients} in all; give"
                 " make_round and init_state the number of all clients"
             )
-        if weighting.memory and not isinstance(state.clients, local_training.Kept):
-            raise UsageError("the weighting has a memory; give init_state the same weighting=")
+        if weighting.state and not isinstance(state.clients, local_training.ClientState):
+            raise UsageError("the weighting has a state; give init_state the same weighting=")
         inputs = _round_inputs(state, schedule, data, hyper)
-        run = run_cohort if cohort_blocks.is_one_block(schedule) else cohort_blocks.run_blocks
-        sharding = cohort_memories.sharding_of(executor, inputs.state)
-        after, metrics = run(parts, cohort_memories.take(inputs, sharding))
-        return cohort_memories.put(after, inputs, sharding), metrics
+        run = run_cohort if client_chunks.is_one_chunk(schedule) else client_chunks.run_chunks
+        sharding = cohort_states.sharding_of(executor, inputs.state)
+        after, metrics = run(parts, cohort_states.take(inputs, sharding))
+        return cohort_states.put(after, inputs, sharding), metrics
 
     return round_step
 

@@ -27,22 +27,27 @@ class Piece(NamedTuple):
     num_steps: int
 
 
-def plan_blocks(
-    num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1, block_size: int | None = None
+def plan_chunks(
+    num_steps: np.ndarray,
+    num_lanes: int,
+    lanes_together: int = 1,
+    client_chunk_size: int | None = None,
 ) -> Plan:
-    """Returns the plan of a cohort, or the stacked plans of its cohort blocks, leaves [blocks, ...].
+    """Returns the plan of a cohort, or the stacked plans of its client chunks, leaves [chunks, ...].
 
-    The last cohort block is padded with dummy clients without steps.
+    The last client chunk is padded with dummy clients without steps.
 
     Args:
         num_steps: [K] local steps of each client.
         num_lanes: L.
         lanes_together: lanes of one device.
-        block_size: H, clients of a cohort block; None for the whole cohort.
+        client_chunk_size: H, clients of a client chunk; None for the whole cohort.
     """
-    if block_size is None or block_size >= len(num_steps):
+    if client_chunk_size is None or client_chunk_size >= len(num_steps):
         return plan_lanes(num_steps, num_lanes, lanes_together)
-    padded = np.pad(num_steps, (0, -len(num_steps) % block_size)).reshape(-1, block_size)
+    padded = np.pad(num_steps, (0, -len(num_steps) % client_chunk_size)).reshape(
+        -1, client_chunk_size
+    )
     plans = (plan_lanes(steps, num_lanes, lanes_together) for steps in padded)
     return Plan(*(np.stack(leaf) for leaf in zip(*plans, strict=True)))
 
@@ -77,8 +82,8 @@ def plan_lanes(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1) -
     return _plan_of_pieces(pieces, len(num_steps), num_lanes)
 
 
-def block_size(plan: Plan) -> int:
-    """Returns the number of clients of a plan, or of each of its cohort blocks."""
+def client_chunk_size(plan: Plan) -> int:
+    """Returns the number of clients of a plan, or of each of its client chunks."""
     return plan.length.shape[-1] - plan.client.shape[-1]
 
 

@@ -1,6 +1,6 @@
 """One client's local training: E epochs of minibatch steps from the global model.
 
-The optimiser is fresh each round, unless the state keeps its memory between rounds.
+The optimiser is fresh each round, unless the state keeps its state between rounds.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Carry(NamedTuple):
     stats: Tree
     """Running statistics."""
     optimiser: Tree
-    """Memory of the optimiser."""
+    """State of the optimiser."""
     loss: Array
     """[] sum of the minibatch losses over the steps, in at least float32."""
     personal: Tree = ()
@@ -96,24 +96,24 @@ LR_SCHEDULES = {
 """The schedules that the setting `lr_schedule` names: (hyper, round from 0) -> factor of the learning rate."""
 
 
-class Kept(NamedTuple):
+class ClientState(NamedTuple):
     """What is kept of a client between rounds, where more than the algorithm keeps something."""
 
-    memory: Tree
-    """The algorithm's memory."""
+    algorithm: Tree
+    """The algorithm's state."""
     local: Tree
     """The local part of its model, see `core.local_part`; or the `Variables` of its personal model; () without."""
     sent: Tree = ()
-    """The memory of `Algorithm.send`."""
+    """The state of `Algorithm.send`."""
     weighting: Tree = ()
-    """The memory of the weighting, which the server holds."""
+    """The state of the weighting, which the server holds."""
 
 
 def anchor(state: SimState, schedule: Schedule, k: Array, local: LocalPart = NOTHING) -> Anchor:
-    """Returns what client k of the cohort starts from: theta_g with its own local part, and the memories."""
-    memory = tree.take(state.clients, schedules.memory_rows(schedule)[k])
-    memory = memory.memory if isinstance(memory, Kept) else memory
-    return Anchor(start_of_client(state, schedule, k, local).params, state.server, memory)
+    """Returns what client k of the cohort starts from: theta_g with its local part, the server's and its own state."""
+    client = tree.take(state.clients, schedules.state_rows(schedule)[k])
+    client = client.algorithm if isinstance(client, ClientState) else client
+    return Anchor(start_of_client(state, schedule, k, local).params, state.server, client)
 
 
 def start_of_client(state: SimState, schedule: Schedule, k: Array, local: LocalPart) -> Variables:
@@ -121,7 +121,7 @@ def start_of_client(state: SimState, schedule: Schedule, k: Array, local: LocalP
     if local.is_local is None:
         return state.variables
     return local.merge(
-        state.variables, tree.take(state.clients.local, schedules.memory_rows(schedule)[k])
+        state.variables, tree.take(state.clients.local, schedules.state_rows(schedule)[k])
     )
 
 
@@ -160,8 +160,8 @@ def displacement(
 
     def step(i, carry):
         with standard_promotion():
-            updates, memory = rule.update((i >= first).astype(zero.dtype), carry[1], carry[0])
-        return carry[0] + jnp.asarray(updates, zero.dtype), memory
+            updates, after = rule.update((i >= first).astype(zero.dtype), carry[1], carry[0])
+        return carry[0] + jnp.asarray(updates, zero.dtype), after
 
     return -loop(num_steps, step, (zero, rule.init(zero)))[0].astype(dtype)
 
@@ -190,7 +190,7 @@ def make_client(
         algorithm: its `loss` may replace the task's, its `correct` changes gradients, and its `personal` changes the
             gradients of a personal model.
         optimiser: the client's.
-        shared: what all clients share: the state, with theta_g and the memories; the data; and the hyperparameters.
+        shared: what all clients share: the state, with theta_g and client states; the data; and the hyperparameters.
         schedule: gives the minibatches.
         augment: (key, batch) -> batch, or None.
         local: the part of the model that stays with the client, which no `correct` changes.
@@ -204,7 +204,7 @@ def make_client(
         params, stats = start_of_client(state, schedule, k, local)
         trained, personal = params, ()
         if algorithm.personal:
-            personal = tree.take(state.clients.local, schedules.memory_rows(schedule)[k])
+            personal = tree.take(state.clients.local, schedules.state_rows(schedule)[k])
             trained = (params, personal.params)
         return Carry(
             params,
@@ -247,14 +247,14 @@ def make_client(
             grads, trained = (grads, own), (params, carry.personal.params)
         with standard_promotion():
             decayed = local.mask_phase(*place, trained)  # decay enters the momentum
-            updates, memory = rule.update(grads, carry.optimiser, decayed)
+            updates, optimiser_state = rule.update(grads, carry.optimiser, decayed)
         updates = local.mask_phase(*place, updates)  # momentum and decay move all tensors
         params: Tree = optax.apply_updates(trained, updates)
         personal = ()
         if algorithm.personal:
             params, personal = params[0], Variables(params[1], personal_stats)
-        memory, loss = tree.like((memory, loss), (carry.optimiser, carry.loss))
-        return Carry(params, stats, memory, carry.loss + loss, personal)
+        optimiser_state, loss = tree.like((optimiser_state, loss), (carry.optimiser, carry.loss))
+        return Carry(params, stats, optimiser_state, carry.loss + loss, personal)
 
     return Client(init, step)
 

@@ -9,7 +9,7 @@ theta_k or their mean near theta_g would move one client by more than C where th
 C is `dp.clip`, z is `dp.noise_multiplier`, and Delta bounds ||u - u'|| where one client is replaced by another. Every
 client is in a ball of radius C, so Delta depends on the weights alone:
 
-    fixed        s_k = 1/K, whoever is absent          2 C / K
+    fixed        s_k = 1/K, whoever is dropped          2 C / K
     modelwise    any s_k >= 0 of sum 1                 2 C: both u and u' are in the ball
     tensorwise   the same, apart for L tensors         2 C sqrt(min(K, L)): ||u||^2 <= sum_l max_k ||delta_k^(l)||^2
 
@@ -35,7 +35,7 @@ Sensitivity = Callable[[int, int], float]
 
 
 def fixed(cohort_size: int, num_tensors: int) -> float:
-    """Returns 2 / K, for uniform weights in which an absent client counts as an update 0."""
+    """Returns 2 / K, for uniform weights in which a dropped client counts as an update 0."""
     return 2 / cohort_size
 
 

@@ -23,7 +23,7 @@ Rule = Callable[[Hyper, Variables, Variables, Variables], Variables]
 """(hyper, global model, stacked clients [K, ...], weights [K]) -> new global model"""
 
 
-def mean(
+def weighted_mean(
     hyper: Hyper,
     variables: Variables,
     clients: Variables,
@@ -89,8 +89,8 @@ def krum(num_bad: int, num_kept: int = 1) -> Rule:
         score_k = sum of ||theta_k - theta_j||^2 over the n - num_bad - 2 nearest of the n - 1 others
         theta <- mean of the num_kept models with the smallest scores
 
-    Distances are over trained tensors. Its guarantee needs n >= 2 num_bad + 3. With fewer than num_bad + 3 present
-    clients, the score is over the nearest neighbour alone.
+    Distances are over trained tensors. Its guarantee needs n >= 2 num_bad + 3. With fewer than num_bad + 3
+    participating clients, the score is over the nearest neighbour alone.
 
     Args:
         num_bad: corrupt clients of a cohort that the rule resists.
@@ -102,30 +102,30 @@ def krum(num_bad: int, num_kept: int = 1) -> Rule:
     def rule(
         hyper: Hyper, variables: Variables, clients: Variables, weights: Variables
     ) -> Variables:
-        present = basic.mean_over_tensors(weights.params) > 0
-        scores = krum_scores(clients.params, present, num_bad)
-        order = jnp.lexsort((scores, ~present))
+        participating = basic.mean_over_tensors(weights.params) > 0
+        scores = krum_scores(clients.params, participating, num_bad)
+        order = jnp.lexsort((scores, ~participating))
         rank = jnp.zeros_like(order).at[order].set(jnp.arange(len(order), dtype=order.dtype))
-        chosen = ((rank < num_kept) & present).astype(scores.dtype)
+        chosen = ((rank < num_kept) & participating).astype(scores.dtype)
         share = chosen / jnp.maximum(chosen.sum(), 1)
         return aggregation.aggregate(variables, clients, jax.tree.map(lambda _: share, weights))
 
     return rule
 
 
-def krum_scores(clients: Tree, present: Array, num_bad: int) -> Array:
+def krum_scores(clients: Tree, participating: Array, num_bad: int) -> Array:
     """Returns Krum's scores [K], sums of squared distances to the nearest others.
 
     Args:
         clients: stacked models, leaves [K, ...].
-        present: bool [K].
+        participating: bool [K].
         num_bad: as in `krum`.
     """
     squared = lax.map(lambda own: _squared_distances(clients, own), clients)
-    others = present[None] & ~jnp.eye(len(present), dtype=bool)
+    others = participating[None] & ~jnp.eye(len(participating), dtype=bool)
     ordered = jnp.sort(jnp.where(others, squared, jnp.inf), axis=1)
-    count = present.sum(dtype=jnp.int32)
-    near = jnp.arange(len(present), dtype=jnp.int32) < jnp.minimum(
+    count = participating.sum(dtype=jnp.int32)
+    near = jnp.arange(len(participating), dtype=jnp.int32) < jnp.minimum(
         jnp.maximum(count - num_bad - 2, 1), count - 1
     )
     return jnp.where(near[None], ordered, 0).sum(1)
@@ -157,11 +157,11 @@ def clipped_mean(
     return aggregation.aggregate(variables, clients, clipped, sharding=sharding)
 
 
-OVER_DEVICES = (mean, clipped_mean)
+OVER_DEVICES = (weighted_mean, clipped_mean)
 """Rules that take the `sharding` of clients that several devices hold: each device adds up its own."""
 
 BY_NAME = {
-    "mean": Choice(lambda: mean),
+    "mean": Choice(lambda: weighted_mean),
     "median": Choice(lambda: median),
     "trimmed_mean": Choice(trimmed_mean, Argument(0.1, Range(0, 0.5, excludes_high=True))),
     "krum": Choice(krum, Argument((1, 1), Range(0))),
@@ -173,11 +173,11 @@ BY_NAME = {
 
 
 def _ordered(stack: Array, w: Array) -> tuple[Array, Array]:
-    """Returns every coordinate's values in ascending order, [K, ...], absent clients last; and how many are present."""
-    present = w > 0
-    return jnp.sort(tree.where(present, stack, jnp.full_like(stack, jnp.inf)), axis=0), present.sum(
-        dtype=jnp.int32
-    )
+    """Returns every coordinate's values in ascending order, [K, ...], dropped clients last; and how many are not."""
+    participating = w > 0
+    return jnp.sort(
+        tree.where(participating, stack, jnp.full_like(stack, jnp.inf)), axis=0
+    ), participating.sum(dtype=jnp.int32)
 
 
 def _cuts(ratio: float, most: int) -> np.ndarray:

@@ -1,6 +1,6 @@
 """The steps of a round, in their order: functions of the round's static parts and of the arrays of some clients.
 
-The clients are the whole cohort in `federated_round`, and a cohort block in `cohort_blocks`. No step depends on a
+The clients are the whole cohort in `federated_round`, and a client chunk in `client_chunks`. No step depends on a
 particular algorithm, weighting, model or data set.
 """
 
@@ -47,13 +47,13 @@ class RoundParts(NamedTuple):
         """The loop over the minibatches of a probe and the steps of a displacement."""
         return self.executor.loop or local_training.counted
 
-    def algorithm_part(self, memory: Tree) -> Tree:
+    def algorithm_part(self, state: Tree) -> Tree:
         """Returns what the algorithm acts on, of a tree that holds variables."""
-        return memory if self.stats_too else tree.params_of(memory)
+        return state if self.stats_too else tree.params_of(state)
 
 
 class RoundInputs(NamedTuple):
-    """The arrays of a round, for the H clients of its schedule: the cohort, or a cohort block."""
+    """The arrays of a round, for the H clients of its schedule: the cohort, or a client chunk."""
 
     state: SimState
     schedule: Schedule
@@ -76,7 +76,7 @@ class ClientTable(NamedTuple):
     """[H] sum of the minibatch losses over the local steps; NaN where it, or the model, is not finite."""
     finite: Array
     """bool [H] whether model, loss, signals and weights are finite."""
-    present: Array
+    participating: Array
     """bool [H] whether the client is averaged."""
 
 
@@ -84,7 +84,7 @@ class Averages(NamedTuple):
     """What the server gets of a cohort."""
 
     weights: Variables
-    """s_k, leaves [K], 0 for absent clients."""
+    """s_k, leaves [K], 0 for dropped clients."""
     model: Variables
     """The aggregate of the clients' models."""
     messages: Tree
@@ -132,13 +132,13 @@ def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carr
 def receive_models(
     parts: RoundParts, inputs: RoundInputs, trained: local_training.Carry
 ) -> tuple[Variables, Array, Array, Tree]:
-    """Returns the models that arrive at the server, after attacks and clipping, and marks the absent clients.
+    """Returns the models that arrive at the server, after attacks and clipping, and marks the dropped clients.
 
     Returns:
-        Variables [H, ...], of any values for absent clients; of `private` rounds, `privacy.clip` in place of params.
+        Variables [H, ...], of any values for dropped clients; of `private` rounds, `privacy.clip` in place of params.
         bool [H], whether model, personal model and loss are finite.
-        bool [H], whether the client is present.
-        The memories of `Algorithm.send`, leaves [H, ...].
+        bool [H], whether the client participates.
+        The client states of `Algorithm.send`, leaves [H, ...].
     """
     theta, schedule = inputs.state.variables, inputs.schedule
     own = Variables(trained.params, trained.stats)
@@ -152,14 +152,14 @@ def receive_models(
         (returned, trained.loss, trained.personal, *([own] if parts.algorithm.send else []))
     )
     has_trained = True if parts.weigh_untrained else schedule.num_steps > 0
-    present = schedule.heard & has_trained & finite
-    return returned, finite, present, sent
+    participating = schedule.participating & has_trained & finite
+    return returned, finite, participating, sent
 
 
 def send_models(
     parts: RoundParts, inputs: RoundInputs, clients: Variables
 ) -> tuple[Variables, Tree]:
-    """Returns what arrives of the clients' models [H, ...], and the memories of `Algorithm.send` [H, ...]."""
+    """Returns what arrives of the clients' models [H, ...], and the client states of `Algorithm.send` [H, ...]."""
     rule, local = parts.algorithm.send, parts.local
     if rule is None:
         return clients, ()
@@ -167,14 +167,14 @@ def send_models(
     def send(shared: Tree, entry: tuple[Tree, Array]) -> tuple[Tree, Tree]:
         (state, schedule, hyper), (params, k) = shared, entry
         key = local_training.client_key(schedule, k, local_training.SEND)
-        memory = tree.take(state.clients.sent, schedules.memory_rows(schedule)[k])
+        earlier = tree.take(state.clients.sent, schedules.state_rows(schedule)[k])
         theta, own = local.sent(state.variables.params), local.sent(params)
-        arrived, after = rule.apply(hyper, key, tree.sub(theta, own), memory)
-        return tree.like((tree.sub(theta, arrived), after), (theta, memory))
+        arrived, after = rule.apply(hyper, key, tree.sub(theta, own), earlier)
+        return tree.like((tree.sub(theta, arrived), after), (theta, earlier))
 
     shared = (inputs.state, inputs.schedule, inputs.hyper)
-    params, memories = parts.executor.map(send, shared, (clients.params, _indices(inputs)))
-    return local.received(clients, params), memories
+    params, after = parts.executor.map(send, shared, (clients.params, _indices(inputs)))
+    return local.received(clients, params), after
 
 
 def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
@@ -186,20 +186,20 @@ def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -
     return parts.local.received(clients, disturbed.params)
 
 
-def replace_absent(theta: Variables, present: Array, clients: Variables) -> Variables:
-    """Returns the clients' models, leaves [H, ...], with theta_g in the place of absent clients."""
-    return tree.where(present, clients, tree.repeat(theta, len(present)))
+def replace_dropped(theta: Variables, participating: Array, clients: Variables) -> Variables:
+    """Returns the clients' models, leaves [H, ...], with theta_g in the place of dropped clients."""
+    return tree.where(participating, clients, tree.repeat(theta, len(participating)))
 
 
 def score_clients(
-    parts: RoundParts, inputs: RoundInputs, clients: Variables, present: Array
+    parts: RoundParts, inputs: RoundInputs, clients: Variables, participating: Array
 ) -> Tree:
-    """Returns the weighting's signal of each client, with its own local part, leaves [H, ...]; of theta_g if absent."""
+    """Returns the weighting's signal of each client, with its local part, leaves [H, ...]; of theta_g if dropped."""
 
     def measure(shared: Tree, returned: tuple[Variables, Array, Array, Array]) -> Tree:
-        (hyper, data, theta), (variables, is_present, num_samples, number) = shared, returned
+        (hyper, data, theta), (variables, is_participating, num_samples, number) = shared, returned
         variables = tree.where(
-            is_present, variables, theta
+            is_participating, variables, theta
         )  # here, where it is no copy of all models
         delta = tree.sub(theta.params, parts.local.restored(variables.params, theta.params))
         client = types.ClientReturn(variables, num_samples, delta, number)
@@ -207,7 +207,7 @@ def score_clients(
 
     measure = jax.jit(measure)  # one trace for its shapes and its computation
     shared = (inputs.hyper, inputs.data, inputs.state.variables)
-    entries = (clients, present, inputs.schedule.num_samples, inputs.schedule.clients)
+    entries = (clients, participating, inputs.schedule.num_samples, inputs.schedule.clients)
     signals = jax.eval_shape(measure, shared, tree.entry_shapes(entries))
     if not choices().is_packed and {signal.ndim for signal in jax.tree.leaves(signals)} != {0}:
         return parts.executor.map(measure, shared, entries)
@@ -219,40 +219,49 @@ def score_clients(
 
 
 def recall_clients(parts: RoundParts, inputs: RoundInputs, measured: Tree) -> tuple[Tree, Tree]:
-    """Returns the signals to weigh the clients by, and the weighting's memories of them, leaves [H, ...]."""
-    memory, state = parts.weighting.memory, inputs.state
-    if memory is None:
+    """Returns the signals to weigh the clients by, and the weighting's state of each, leaves [H, ...]."""
+    rule, state = parts.weighting.state, inputs.state
+    if rule is None:
         return measured, ()
-    earlier = tree.take(state.clients.weighting, schedules.memory_rows(inputs.schedule))
-    recall = jax.vmap(memory.recall, (None, 0, 0, None))
+    earlier = tree.take(state.clients.weighting, schedules.state_rows(inputs.schedule))
+    recall = jax.vmap(rule.recall, (None, 0, 0, None))
     return recall(inputs.hyper, measured, earlier, state.weighting)
 
 
 def train_and_score(
     parts: RoundParts, inputs: RoundInputs
-) -> tuple[ClientTable, Variables, Variables, local_training.Kept]:
+) -> tuple[ClientTable, Variables, Variables, local_training.ClientState]:
     """Trains and scores the clients.
 
     Returns:
         The table of the clients.
         What arrives at the server, as `receive_models` returns it.
-        Their models theta_k, with theta_g for absent clients: a copy of all of them, unless nothing reads it.
+        Their models theta_k, with theta_g for dropped clients: a copy of all of them, unless nothing reads it.
         What clients keep.
     """
     probes = probe_clients(parts, inputs)
     trained = train_clients(parts, inputs)
-    arrived, finite, present, sent = receive_models(parts, inputs, trained)  # theta_k
+    arrived, finite, participating, sent = receive_models(parts, inputs, trained)  # theta_k
     clients, theta = arrived, inputs.state.variables
     if parts.private:
         clients = arrived._replace(
             params=jax.vmap(lambda own: privacy.moved(theta.params, own))(arrived.params)
         )
-    measured = score_clients(parts, inputs, clients, present)  # of FedVG: ||g_k^(l)|| on D_val
+    measured = score_clients(
+        parts, inputs, clients, participating
+    )  # of FedVG: ||g_k^(l)|| on D_val
     measured, remembered = recall_clients(parts, inputs, measured)
-    table = ClientTable(measured, probes, jnp.where(finite, trained.loss, jnp.nan), finite, present)
+    table = ClientTable(
+        measured, probes, jnp.where(finite, trained.loss, jnp.nan), finite, participating
+    )
     table = drop_nonfinite(table, (parts.weighting.decisive(measured), probes))
-    clients = replace_absent(theta, present, clients)
-    return table, arrived, clients, local_training.Kept((), trained.personal, sent, remembered)
+    clients = replace_dropped(theta, participating, clients)
+    return (
+        table,
+        arrived,
+        clients,
+        local_training.ClientState((), trained.personal, sent, remembered),
+    )
 
 
 def weigh_clients(
@@ -262,51 +271,51 @@ def weigh_clients(
     table: ClientTable,
     clients: Variables | None = None,
 ) -> tuple[ClientTable, tuple[Variables, ...], Tree]:
-    """Returns the weights of each rule, leaves [K], 0 for absent clients and of sum 1.
+    """Returns the weights of each rule, leaves [K], 0 for dropped clients and of sum 1.
 
     Args:
         parts: the static parts of the round.
         rules: at least one.
         inputs: of the round.
         table: of the cohort's clients that have been scored.
-        clients: the cohort's models [K, ...]; None if it comes in several cohort blocks.
+        clients: the cohort's models [K, ...]; None if it comes in several client chunks.
 
     Returns:
-        The table, in which clients with a non-finite weight are absent; the weights; and `Metrics.extremes`.
+        The table, in which clients with a non-finite weight are dropped; the weights; and `Metrics.extremes`.
     """
     returned = server_view(
         inputs, table, None if clients is None else sent_models(parts, inputs, clients)
     )
     weights = tuple(weigh(inputs.hyper, table.measured, returned) for weigh in rules)
-    extremes = weight_extremes(table.present, weights) if parts.check_weights else ()
+    extremes = weight_extremes(table.participating, weights) if parts.check_weights else ()
     table = drop_nonfinite(table, weights)
-    weights = tuple(basic.renormalise_over_present(table.present, w) for w in weights)
+    weights = tuple(basic.renormalise_over_participating(table.participating, w) for w in weights)
     if parts.private:  # its bounds need weights of sum 1; the check of custom ones lets rounding of half precision pass
-        weights = jax.tree.map(lambda w: basic.shares(tree.wide(w), table.present), weights)
+        weights = jax.tree.map(lambda w: basic.shares(tree.wide(w), table.participating), weights)
     return table, weights, extremes
 
 
-def weight_extremes(present: Array, weights: Tree) -> Array:
-    """Returns `Metrics.extremes`; (1, 0) where no client is present.
+def weight_extremes(participating: Array, weights: Tree) -> Array:
+    """Returns `Metrics.extremes`; (1, 0) where no client participates.
 
     Args:
-        present: bool [K].
+        participating: bool [K].
         weights: leaves [K], of one or more rules.
 
     >>> weight_extremes(jnp.array([True, True, False]), {"a": jnp.array([0.5, 0.5, 1]), "b": jnp.array([-1.0, 0, 0])})
     Array([-1., -1.], dtype=float32)
     """
     by_tensor = jnp.stack([leaf.astype(jnp.float32) for leaf in jax.tree.leaves(weights)])
-    by_tensor = jnp.where(present[None], by_tensor, 0)
+    by_tensor = jnp.where(participating[None], by_tensor, 0)
     sums = by_tensor.sum(1)
     extremes = jnp.stack([sums[jnp.argmax(jnp.abs(sums - 1))], by_tensor.min()])
-    return jnp.where(present.any(), extremes, jnp.array([1.0, 0.0], jnp.float32))
+    return jnp.where(participating.any(), extremes, jnp.array([1.0, 0.0], jnp.float32))
 
 
 def drop_nonfinite(table: ClientTable, scalars: Tree) -> ClientTable:
-    """Marks present clients with a non-finite scalar as absent and diverged; `scalars` [H, ...] may have no leaf."""
-    finite = tree.is_finite((scalars, table.present)) | ~table.present
-    return table._replace(finite=table.finite & finite, present=table.present & finite)
+    """Marks clients with a non-finite scalar as dropped and diverged; `scalars` [H, ...] may have no leaf."""
+    finite = tree.is_finite((scalars, table.participating)) | ~table.participating
+    return table._replace(finite=table.finite & finite, participating=table.participating & finite)
 
 
 def server_view(
@@ -314,11 +323,11 @@ def server_view(
 ) -> ServerView:
     """Returns what the server holds when it weighs the cohort; arguments as in `weigh_clients`."""
     return ServerView(
-        inputs.state.variables, clients, inputs.schedule.shuffle, inputs.data, table.present
+        inputs.state.variables, clients, inputs.schedule.shuffle, inputs.data, table.participating
     )
 
 
-def aggregate_models(
+def apply_rule(
     parts: RoundParts, inputs: RoundInputs, clients: Variables, weights: Variables
 ) -> Variables:
     """Returns the aggregate of models [H, ...] with weights [H], by default theta_g - sum_k s_k (theta_g - theta_k)."""
@@ -344,15 +353,15 @@ def report_clients(
     parts: RoundParts,
     inputs: RoundInputs,
     clients: Variables,
-    kept: local_training.Kept,
-    present: Array,
+    kept: local_training.ClientState,
+    participating: Array,
 ) -> tuple[Tree, Tree, Tree]:
-    """Returns the clients' memories after the round and their messages, leaves [H, ...].
+    """Returns the client states after the round and their messages, leaves [H, ...].
 
-    Absent clients keep their memories and send zeros. `kept` has the personal models and the memories of `send`.
+    Dropped clients keep their states and send zeros. `kept` has the personal models and the client states of `send`.
 
     Returns:
-        Memories; messages to be summed; messages to be averaged.
+        States; messages to be summed; messages to be averaged.
     """
     state, schedule, theta = (
         inputs.state,
@@ -373,16 +382,18 @@ def report_clients(
         return local_training.displacement(*settings)
 
     sent = parts.algorithm_part(sent_models(parts, inputs, clients))
-    memories, *messages = jax.vmap(report)(_indices(inputs), sent)
+    client_states, *messages = jax.vmap(report)(_indices(inputs), sent)
     if (
         parts.local.is_local and parts.algorithm.loss
     ):  # which may compare with the client's whole model
-        memories, *_ = jax.vmap(report)(_indices(inputs), parts.algorithm_part(clients))
-    if isinstance(state.clients, local_training.Kept):
-        memories = kept._replace(memory=memories, local=parts.local.select(clients) or kept.local)
-    summed, averaged = tree.where(present, messages, tree.zeros_like(messages))
-    earlier = tree.take(state.clients, schedules.memory_rows(schedule))
-    return tree.where(present, tree.like(memories, earlier), earlier), summed, averaged
+        client_states, *_ = jax.vmap(report)(_indices(inputs), parts.algorithm_part(clients))
+    if isinstance(state.clients, local_training.ClientState):
+        client_states = kept._replace(
+            algorithm=client_states, local=parts.local.select(clients) or kept.local
+        )
+    summed, averaged = tree.where(participating, messages, tree.zeros_like(messages))
+    earlier = tree.take(state.clients, schedules.state_rows(schedule))
+    return tree.where(participating, tree.like(client_states, earlier), earlier), summed, averaged
 
 
 def average_messages(parts: RoundParts, weights: Variables, messages: Tree) -> Tree:
@@ -397,10 +408,10 @@ def average_messages(parts: RoundParts, weights: Variables, messages: Tree) -> T
     return tree.weighted_sum(shares, messages, zeros, parts.executor.clients)
 
 
-def write_memories(inputs: RoundInputs, memories: Tree) -> SimState:
-    """Returns the state with the memories of clients, leaves [H, ...], in their rows."""
-    state, rows = inputs.state, schedules.memory_rows(inputs.schedule)
-    return state._replace(clients=tree.put(state.clients, rows, memories))
+def write_client_states(inputs: RoundInputs, client_states: Tree) -> SimState:
+    """Returns the state with the client states, leaves [H, ...], in their rows."""
+    state, rows = inputs.state, schedules.state_rows(inputs.schedule)
+    return state._replace(clients=tree.put(state.clients, rows, client_states))
 
 
 def _indices(inputs: RoundInputs) -> Array:
@@ -415,7 +426,7 @@ def server_step(
 
     Args:
         parts: the static parts of the round.
-        inputs: of the cohort; the state's memories of clients are those after the round.
+        inputs: of the cohort; the state's client states are those after the round.
         table: of the cohort.
         averages: of the cohort.
     """
@@ -423,7 +434,7 @@ def server_step(
     averages = privatise(parts, inputs, table, averages) if parts.private else averages
     theta, mean = (parts.algorithm_part(model) for model in (state.variables, averages.model))
     zeros = tree.zeros_like(table.probes)
-    probes = tree.where(table.present, table.probes, zeros)
+    probes = tree.where(table.participating, table.probes, zeros)
     probes = parts.local.restored(probes, zeros)  # nothing is sent of local tensors
     messages = (averages.message_sums, averages.messages)
     weights, probes = parts.algorithm_part((averages.weights, probes))
@@ -434,19 +445,21 @@ def server_step(
     unchanged = (state.variables, state.server)
     variables, server = tree.like((variables, server), unchanged)
     if not parts.private and (
-        parts.algorithm.residual is not no_residual or parts.aggregate is not robust.mean
+        parts.algorithm.residual is not no_residual or parts.aggregate is not robust.weighted_mean
     ):
         # without any client's update, momentum and dual variables would still move the model
-        variables, server = tree.where(table.present.any(), (variables, server), unchanged)
+        variables, server = tree.where(table.participating.any(), (variables, server), unchanged)
     if parts.refine:
         variables = tree.like(
             parts.refine(hyper, state.round, variables, inputs.data), state.variables
         )
     variables = parts.local.merge(variables, parts.local.select(state.variables))
     state = state._replace(round=state.round + 1, variables=variables, server=server)
-    if memory := parts.weighting.memory:
-        after = memory.update(hyper, state.weighting, table.measured, server_view(inputs, table))
-        after = tree.where(table.present.any(), tree.like(after, state.weighting), state.weighting)
+    if rule := parts.weighting.state:
+        after = rule.update(hyper, state.weighting, table.measured, server_view(inputs, table))
+        after = tree.where(
+            table.participating.any(), tree.like(after, state.weighting), state.weighting
+        )
         state = state._replace(weighting=after)
     return state, _metrics(parts, inputs.schedule, table, averages)
 
@@ -454,19 +467,19 @@ def server_step(
 def privatise(
     parts: RoundParts, inputs: RoundInputs, table: ClientTable, averages: Averages
 ) -> Averages:
-    """Returns the averages with the model after the noise; of fixed weights, absent clients count as updates 0.
+    """Returns the averages with the model after the noise; of fixed weights, dropped clients count as updates 0.
 
-    The noise comes once for the whole cohort, and also where all clients are absent.
+    The noise comes once for the whole cohort, and also where all clients are dropped.
     """
     assert parts.private is not None
     weights, update, theta = averages.weights, averages.model.params, inputs.state.variables.params
     if parts.private is privacy.fixed:
-        share = table.present.mean(
+        share = table.participating.mean(
             dtype=tree.dtype(update)
-        )  # the weights over present clients sum to 1
+        )  # the weights over participating clients sum to 1
         weights, update = tree.scale(share, (weights, update))
     update = privacy.add_noise(
-        inputs.hyper, inputs.noise_key, update, parts.private, len(table.present)
+        inputs.hyper, inputs.noise_key, update, parts.private, len(table.participating)
     )
     return averages._replace(
         weights=weights, model=averages.model._replace(params=privacy.moved(theta, update))

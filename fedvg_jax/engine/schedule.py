@@ -35,7 +35,7 @@ def make(
     keep_single: bool = False,
     dropout: float = 0.0,
     clients: np.ndarray | None = None,
-    block_size: int | None = None,
+    client_chunk_size: int | None = None,
     origin: Sequence[int] = (),
 ) -> Schedule:
     """Returns the schedule of one round.
@@ -56,7 +56,7 @@ def make(
         keep_single: whether a last minibatch of a single row is trained on; by default it is skipped.
         dropout: probability that a client of the cohort drops out.
         clients: int32 [K], the cohort; None draws it.
-        block_size: H, clients of a cohort block; None for the whole cohort.
+        client_chunk_size: H, clients of a client chunk; None for the whole cohort.
         origin: numbers beside the seed that cohorts and keys are drawn from.
 
     Raises:
@@ -68,7 +68,9 @@ def make(
     >>> sorted(zip(schedule.clients.tolist(), schedule.num_steps.tolist())), sorted(schedule.rows.ravel().tolist())
     ([(0, 2), (1, 1)], [0, 1, 2, 3, 4, 5])
     """
-    sampled, heard, shuffle = cohort(seed, round, len(train_rows), cohort_size, dropout, origin)
+    sampled, participating, shuffle = cohort(
+        seed, round, len(train_rows), cohort_size, dropout, origin
+    )
     clients = sampled if clients is None else clients
 
     def stream(domain: int, client: int) -> np.random.Generator:
@@ -101,9 +103,17 @@ def make(
     sizes = [len(rows) for rows, _ in rows_of]
     lanes = {"num_lanes": num_lanes, "lanes_together": lanes_together}
     schedule = pack(
-        clients, batches, sizes, **lanes, capacity=capacity, probes=probes, block_size=block_size
+        clients,
+        batches,
+        sizes,
+        **lanes,
+        capacity=capacity,
+        probes=probes,
+        client_chunk_size=client_chunk_size,
     )
-    return schedule._replace(heard=heard, shuffle=shuffle, key=key(seed, round, origin))
+    return schedule._replace(
+        participating=participating, shuffle=shuffle, key=key(seed, round, origin)
+    )
 
 
 def num_local_steps(
@@ -275,7 +285,7 @@ def pack(
     capacity: int,
     lanes_together: int = 1,
     probes: Sequence[np.ndarray] = (),
-    block_size: int | None = None,
+    client_chunk_size: int | None = None,
 ) -> Schedule:
     """Returns a schedule of given minibatches, in which no client drops out and the key is 0.
 
@@ -287,7 +297,7 @@ def pack(
         capacity: F, the minibatches that the table can hold.
         lanes_together: the executor's lanes of one device.
         probes: for each client, the minibatches of its probe int32 [P_k, B]; () without a probe.
-        block_size: H, clients of a cohort block; None for the whole cohort.
+        client_chunk_size: H, clients of a client chunk; None for the whole cohort.
     """
     num_steps = np.array([len(b) for b in batches], np.int32)
     probes = probes or [batches[0][:0]] * len(batches)
@@ -303,10 +313,10 @@ def pack(
         num_steps=num_steps,
         start=(np.cumsum(num_used) - num_used).astype(np.int32),
         probe_steps=probe_steps,
-        heard=np.ones(len(clients), bool),
+        participating=np.ones(len(clients), bool),
         shuffle=np.arange(len(clients), dtype=np.int32),
         key=np.zeros(2, np.uint32),
-        plan=lane_plan.plan_blocks(num_steps, num_lanes, lanes_together, block_size),
+        plan=lane_plan.plan_chunks(num_steps, num_lanes, lanes_together, client_chunk_size),
         rows=rows,
     )
 
@@ -350,9 +360,9 @@ def round_at(rounds: Schedule, r) -> Schedule:
     )
 
 
-def memory_rows(schedule: Schedule) -> Vector:
-    """Returns int32 [K], the rows of the clients' memories in the state."""
-    return schedule.clients if schedule.memory_rows is None else schedule.memory_rows
+def state_rows(schedule: Schedule) -> Vector:
+    """Returns int32 [K], the rows of the client states in the state."""
+    return schedule.clients if schedule.state_rows is None else schedule.state_rows
 
 
 def _fields_by_round(schedule: Schedule) -> list[str]:

@@ -31,8 +31,8 @@ def load(package: str, extra: str, consumer: str) -> Any:
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        is_absent = error.name in (package, package.partition(".")[0])
-        reason = "" if is_absent else f", which cannot be imported ({files.reason(error)})"
+        is_dropped = error.name in (package, package.partition(".")[0])
+        reason = "" if is_dropped else f", which cannot be imported ({files.reason(error)})"
         raise UsageError(
             f"{consumer} needs {package}{reason}; pip install 'fedvg_jax[{extra}]'"
         ) from None

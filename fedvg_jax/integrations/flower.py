@@ -152,11 +152,13 @@ class FedVG(Strategy):
         self.rounds.append(
             RoundOfWeights(server_round, nodes, weights.mean, weights.scores, weights.of_tensors)
         )
-        for node, is_present in zip(nodes, weights.present, strict=True):
-            if not is_present:
+        for node, is_participating in zip(nodes, weights.participating, strict=True):
+            if not is_participating:
                 log.warning("FedVG: node %s has weight 0: its model or score is not finite", node)
         contents = [
-            r.content for r, is_present in zip(replies, weights.present, strict=True) if is_present
+            r.content
+            for r, is_participating in zip(replies, weights.participating, strict=True)
+            if is_participating
         ]
         if not contents:
             return None, None
@@ -184,7 +186,7 @@ class FedVG(Strategy):
         Args:
             server_round: number of the round.
             reply: any of the replies, for its metadata.
-            content: of a client that is present, for its metrics.
+            content: of a client that participates, for its metrics.
             mean: the weighted mean of the clients.
         """
         record = ArrayRecord({name: Array(array) for name, array in mean.items()})

@@ -4,7 +4,7 @@ A model is a mapping name -> NumPy array, such as the values of a PyTorch state 
 tensors, which have a gradient, and running statistics, which have none. Its integer arrays, such as BatchNorm's
 counters, are averaged with the clients' mean weights and rounded.
 
-The weights and the average are computed as in `engine.federated_round`: a client with anything non-finite is absent.
+The weights and the average are computed as in `engine.federated_round`: a client with anything non-finite is dropped.
 """
 
 from __future__ import annotations
@@ -62,12 +62,12 @@ class Weights(NamedTuple):
     """The weights of a cohort."""
 
     of_tensors: dict[str, np.ndarray]
-    """name of a floating array -> [K]; 0 for absent clients"""
+    """name of a floating array -> [K]; 0 for dropped clients"""
     mean: np.ndarray
     """[K] a client's weight averaged over the trained tensors."""
     scores: np.ndarray
-    """[K] the weighting's score, such as FedVG's G_k; NaN for absent clients."""
-    present: np.ndarray
+    """[K] the weighting's score, such as FedVG's G_k; NaN for dropped clients."""
+    participating: np.ndarray
     """bool [K] False for a client with anything non-finite."""
 
 
@@ -167,30 +167,34 @@ def weigh(
         checks.expect({**client.arrays}, {**model}, f"reply {number}", any_float=True)
     theta = scheme.to_variables(model)
     models = [scheme.to_variables(client.arrays) for client in clients]
-    present = np.array(
+    participating = np.array(
         [all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)) for model in models]
     )
-    if not present.any():
-        return _no_weights(scheme, theta, present)
-    signals = _signals(scheme, theta, models, [client.num_samples for client in clients], present)
-    present &= np.asarray(tree.is_finite((signals, jnp.asarray(present))))
+    if not participating.any():
+        return _no_weights(scheme, theta, participating)
+    signals = _signals(
+        scheme, theta, models, [client.num_samples for client in clients], participating
+    )
+    participating &= np.asarray(tree.is_finite((signals, jnp.asarray(participating))))
     weighting = scheme.weighting
     # rules with terms read no models
     stacked = (
         None
         if weighting.terms
-        else _stack([v if p else theta for v, p in zip(models, present, strict=True)])
+        else _stack([v if p else theta for v, p in zip(models, participating, strict=True)])
     )
     order = np.arange(len(clients), dtype=np.int32)[::-1] if shuffle is None else shuffle
-    view = ServerView(theta, stacked, jnp.asarray(order), _EMPTY, jnp.asarray(present))
+    view = ServerView(theta, stacked, jnp.asarray(order), _EMPTY, jnp.asarray(participating))
     weights = weighting.weigh(scheme.hyper, signals, view)
-    present &= np.asarray(tree.is_finite((weights, jnp.asarray(present))))
-    if not present.any():
-        return _no_weights(scheme, theta, present)
-    weights = basic.renormalise_over_present(jnp.asarray(present), weights)
-    scores = np.where(present, np.asarray(weighting.score(signals), np.float64), np.nan)
+    participating &= np.asarray(tree.is_finite((weights, jnp.asarray(participating))))
+    if not participating.any():
+        return _no_weights(scheme, theta, participating)
+    weights = basic.renormalise_over_participating(jnp.asarray(participating), weights)
+    scores = np.where(participating, np.asarray(weighting.score(signals), np.float64), np.nan)
     named = {name: np.asarray(w) for name, w in scheme.to_names(weights).items()}
-    return Weights(named, np.asarray(basic.mean_over_tensors(weights.params)), scores, present)
+    return Weights(
+        named, np.asarray(basic.mean_over_tensors(weights.params)), scores, participating
+    )
 
 
 def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[str, np.ndarray]:
@@ -198,19 +202,21 @@ def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[
 
     Args:
         model: theta_g; the result has its order of names.
-        clients: the models of the K clients; those that are absent are not read.
+        clients: the models of the K clients; those that are dropped are not read.
         weights: of the cohort.
     """
     chosen = [
-        arrays for arrays, is_present in zip(clients, weights.present, strict=True) if is_present
+        arrays
+        for arrays, is_participating in zip(clients, weights.participating, strict=True)
+        if is_participating
     ]
-    mean = weights.mean[weights.present].astype(np.float64)
+    mean = weights.mean[weights.participating].astype(np.float64)
     mean /= mean.sum()  # of float32 weights it differs from 1 by 1e-7, which large counters show
     averaged = {}
     for name, theta in model.items():
         stack = [arrays[name] for arrays in chosen]
         if name in weights.of_tensors:
-            of_present = weights.of_tensors[name][weights.present]
+            of_present = weights.of_tensors[name][weights.participating]
             averaged[name] = np.asarray(weighted_mean(theta, stack, of_present)).astype(theta.dtype)
         else:
             averaged[name] = mean_of_integers(stack, mean).astype(theta.dtype)
@@ -249,25 +255,31 @@ def weighted_mean(theta: Any, clients: Sequence[Any], weights: np.ndarray) -> ja
 
 
 def _signals(
-    scheme: Scheme, theta: Variables, models: Sequence[Variables], num_samples, present: np.ndarray
+    scheme: Scheme,
+    theta: Variables,
+    models: Sequence[Variables],
+    num_samples,
+    participating: np.ndarray,
 ) -> Tree:
-    """Returns the signals, leaves [K]; an absent client has the signals of a present one."""
+    """Returns the signals, leaves [K]; a dropped client has the signals of a participating one."""
     measured = [
-        scheme.measure(theta, variables, count) if is_present else None
-        for variables, count, is_present in zip(models, num_samples, present, strict=True)
+        scheme.measure(theta, variables, count) if is_participating else None
+        for variables, count, is_participating in zip(
+            models, num_samples, participating, strict=True
+        )
     ]
     first = next(signals for signals in measured if signals is not None)
     return _stack([first if signals is None else signals for signals in measured])
 
 
-def _no_weights(scheme: Scheme, theta: Variables, present: np.ndarray) -> Weights:
-    """Returns the weights of a cohort without any present client."""
-    zeros = np.zeros(len(present), np.float32)
+def _no_weights(scheme: Scheme, theta: Variables, participating: np.ndarray) -> Weights:
+    """Returns the weights of a cohort without any participating client."""
+    zeros = np.zeros(len(participating), np.float32)
     return Weights(
         {name: zeros for name in scheme.to_names(theta)},
         zeros,
-        np.full(len(present), np.nan),
-        present,
+        np.full(len(participating), np.nan),
+        participating,
     )
 
 

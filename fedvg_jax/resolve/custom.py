@@ -28,7 +28,7 @@ from fedvg_jax.runs.record import folder as run_folder
 
 T = TypeVar("T")
 
-KEPT = (*contracts.RECOGNISED, robust.mean, robust.median, robust.clipped_mean)
+KEPT = (*contracts.RECOGNISED, robust.weighted_mean, robust.median, robust.clipped_mean)
 """Functions that the round recognises by identity; they read nothing beside their arguments."""
 
 

@@ -7,11 +7,19 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 
 from fedvg_jax import algorithms
-from fedvg_jax.config import SETTINGS, Config, apply, block_size, check, cohort_size, epochs_range
+from fedvg_jax.config import (
+    SETTINGS,
+    Config,
+    apply,
+    check,
+    client_chunk_size,
+    cohort_size,
+    epochs_range,
+)
 from fedvg_jax.config.fidelity import departs, listed
 from fedvg_jax.config.options import choice, num_asked, partition_seed
 from fedvg_jax.config.uses import unmet
-from fedvg_jax.core import reuse
+from fedvg_jax.core import cache
 from fedvg_jax.core.types import Algorithm, Hyper, Selection, Send, Task, Variables, Weighting
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Progress
@@ -88,7 +96,7 @@ def simulate(
         custom: what the caller passed.
         progress, reading: as in `simulation`.
     """
-    return assemble(resolve(config, traced_anew(custom), progress, reading), reuse.keeper())
+    return assemble(resolve(config, traced_anew(custom), progress, reading), cache.new())
 
 
 def resolve(
@@ -190,7 +198,7 @@ def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None = None) -
     return Cohorts(
         num_clients=config.clients,
         size=cohort_size(config),
-        chunk_size=block_size(config),
+        chunk_size=client_chunk_size(config),
         batch_size=config.batch_size,
         local_epochs=epochs_range(config),
         seed=config.seed,

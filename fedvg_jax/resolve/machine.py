@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from fedvg_jax.config import Config, block_size
+from fedvg_jax.config import Config, client_chunk_size
 from fedvg_jax.core.types import Executor, UsageError
 from fedvg_jax.engine import executors
 from fedvg_jax.host import hardware as hw
@@ -27,7 +27,7 @@ def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Execu
         return executors.vmapped()
     chosen = hw.choices()
     max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
-    num_lanes = min(max_lanes, -(-block_size(config) // count))
+    num_lanes = min(max_lanes, -(-client_chunk_size(config) // count))
     num_mapped = (
         1 if scoring_conv(config) else max(num_lanes, costs(config.model).clients_per_scoring_pass)
     )
@@ -47,7 +47,11 @@ def num_devices(config: Config) -> int:
             multiple of the processes; for several CPU devices of a process in double precision.
     """
     hardware = hw.current()
-    available, processes, size = hardware.num_devices, hardware.num_processes, block_size(config)
+    available, processes, size = (
+        hardware.num_devices,
+        hardware.num_processes,
+        client_chunk_size(config),
+    )
     double = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
     most = processes * hw.auto_devices(costs(config.model).client_bytes, double)
     if processes > 1 and config.lanes == "all":

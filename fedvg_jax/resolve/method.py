@@ -8,7 +8,7 @@ from typing import Any
 import optax
 
 from fedvg_jax.algorithms.base import keeping_models, sends_messages
-from fedvg_jax.config import SETTINGS, WEIGHTINGS, Config, block_size, cohort_size
+from fedvg_jax.config import SETTINGS, WEIGHTINGS, Config, client_chunk_size, cohort_size
 from fedvg_jax.config.fidelity import departs, listed
 from fedvg_jax.config.methods import algorithm_of, weighting_names
 from fedvg_jax.config.options import choice, local
@@ -117,14 +117,16 @@ def _refuse_contradictions(
     name = "the algorithm" if custom.algorithm else f"algorithm {config.algorithm}"
     robust_name = "aggregate=" if custom.aggregate else f"robust {config.robust}"
     local_name = f"local {config.local}" if config.local else name
-    is_robust, is_personal = rule is not robust.mean, algorithm.personal is not None
+    is_robust, is_personal = rule is not robust.weighted_mean, algorithm.personal is not None
     if is_robust and sends_messages(algorithm):
         raise UsageError(
             f"{robust_name} protects the averaged model only, and the server of {name} also averages other messages"
             " of the clients; use the mean or another algorithm"
         )
-    if is_robust and block_size(config) < cohort_size(config):
-        raise UsageError(f"{robust_name} needs all models of a cohort at once; use --hold 0")
+    if is_robust and client_chunk_size(config) < cohort_size(config):
+        raise UsageError(
+            f"{robust_name} needs all models of a cohort at once; use --client-chunk 0"
+        )
     if custom.weighting and choice(config, "robust")[0] not in ("mean", "clipped_mean"):
         raise UsageError(f"{robust_name} ignores weighting=; use clipped_mean, or leave one out")
     if config.local and is_personal:

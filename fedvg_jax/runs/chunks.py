@@ -21,7 +21,7 @@ from fedvg_jax.host import hardware, processes
 from fedvg_jax.runs import client_models
 from fedvg_jax.runs.assemble import communication, programs, simulation, tables
 from fedvg_jax.runs.experiment import Records
-from fedvg_jax.runs.placement import client_memories, pool_rows
+from fedvg_jax.runs.placement import client_states, pool_rows
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
 
@@ -51,15 +51,15 @@ def compile_programs(
     """
     start = time.perf_counter()
     with processes.together():
-        _, planned = client_memories.number_rows(sim.memories, [sim.schedule(0)])
+        _, planned = client_states.number_rows(sim.state_placement, [sim.schedule(0)])
         rounds = schedules.stack(planned, tables.MAX_ROUNDS)
         data = pool_rows.shapes(sim.host_rows, sim.data)
-        state = client_memories.shapes_on_devices(sim.memories, sim.state)
+        state = client_states.shapes_on_devices(sim.state_placement, sim.state)
         model = sim.experiment.model
         is_guessed = hardware.current().is_cpu and not model.is_custom
         with programs.announced(say, programs.first_seconds(model.name) if is_guessed else None):
             chunk, evaluate_compiled = programs.compile_for(
-                sim.keep, sim.chunk, sim.evaluate, state, rounds, data, sim.hyper
+                sim.cached, sim.chunk, sim.evaluate, state, rounds, data, sim.hyper
             )
         if sim.host_rows:
             evaluate_compiled = pool_rows.evaluating(sim.evaluate, sim.host_rows)
@@ -81,9 +81,9 @@ def run_chunks(
 ) -> Iterator[tuple[SimState, list[Record]]]:
     """Yields the state and the new records after every chunk, up to the last round.
 
-    If memories stay on the host, the state holds the memories of all clients sampled so far, as views that the next
+    If client states stay on the host, the state holds those of all clients sampled so far, as views that the next
     chunk changes. The next chunk takes over the arrays of the state. If chunks are single rounds, callbacks get copies
-    of them, except of clients' memories, which may be large.
+    of them, except of client states, which may be large.
 
     Args:
         compiled: the programs of `sim`.
@@ -93,9 +93,9 @@ def run_chunks(
         is_single: whether every chunk is a single round.
         virtual_seconds: before the first chunk, for a run with a clock.
     """
-    federation, storage = simulation.federation(sim.experiment), sim.memories.storage
-    store = client_memories.open_store(sim.memories, federation, state)
-    state = client_memories.with_client_states(state, ()) if store else state
+    federation, storage = simulation.federation(sim.experiment), sim.state_placement.storage
+    store = client_states.open_store(sim.state_placement, federation, state)
+    state = client_states.with_client_states(state, ()) if store else state
     state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
     round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
     ahead = plan_chunk(
@@ -103,7 +103,7 @@ def run_chunks(
     )
     while ahead:
         start, (planned, rounds, data, clients) = time.perf_counter(), ahead
-        state = storage.take(sim.memories, store, state, clients)
+        state = storage.take(sim.state_placement, store, state, clients)
         state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, data, sim.hyper)
         num_done += len(planned)
         ahead = data = None  # so that only two chunks' rows are on the devices
@@ -131,14 +131,14 @@ def run_chunks(
         is_evaluated = until_evaluation(sim.experiment.records, num_done - 1) == 1
         if is_evaluated:
             records[-1] |= evaluate(sim, compiled, state, store)
-        after = client_memories.whole_state(store, _with_own_model(state) if is_single else state)
+        after = client_states.whole_state(store, _with_own_model(state) if is_single else state)
         if is_ended and is_ended(records, after) and not is_evaluated:
             records[-1] |= evaluate(sim, compiled, state, store)
         yield after, records
 
 
 def _with_own_model(state: SimState) -> SimState:
-    """Returns the state with copies of all arrays except the clients' memories."""
+    """Returns the state with copies of all arrays except the client states."""
     return state._replace(
         **tree.copies(
             {name: getattr(state, name) for name in state._fields if "client" not in name}
@@ -155,7 +155,7 @@ class Chunk(NamedTuple):
     """the same, stacked"""
     data: Data
     clients: np.ndarray
-    """int32 [n], the clients with memories that are copied to the devices; none unless memories stay on the host"""
+    """int32 [n], the clients with states that are copied to the devices; none unless client states stay on the host"""
 
 
 def _rounds_of_chunk(
@@ -165,7 +165,9 @@ def _rounds_of_chunk(
     selection = sim.experiment.method.selection
     is_informed = bool(selection and selection.num_candidates)  # it needs the model of every round
     num_rounds = 1 if is_single or is_informed else max(1, int(CHUNK_SECONDS / round_seconds))
-    return min(num_rounds, sim.memories.max_rounds, until_pause(sim.experiment.records, num_done))
+    return min(
+        num_rounds, sim.state_placement.max_rounds, until_pause(sim.experiment.records, num_done)
+    )
 
 
 def plan_chunk(
@@ -190,7 +192,7 @@ def plan_chunk(
     count = min(tables.MAX_ROUNDS, int((steps <= len(drawn[0].rows)).sum()))
     fitting = pool_rows.fit(sim.host_rows, drawn[:count])
     del drawn[: len(fitting)]
-    clients, planned = client_memories.number_rows(sim.memories, fitting)
+    clients, planned = client_states.number_rows(sim.state_placement, fitting)
     rounds = schedules.stack(planned, tables.MAX_ROUNDS)
     return Chunk(planned, *pool_rows.take(sim.host_rows, sim.data, rounds), clients)
 
@@ -216,11 +218,11 @@ def evaluate(
     sim: simulation.Simulation,
     compiled: Programs,
     state: SimState,
-    store: client_memories.Store | None = None,
+    store: client_states.Store | None = None,
 ) -> Record:
     """Returns the entries of an evaluation: `val_*`, `test_*`, the user's metrics, and what `record` asks for.
 
-    `store` holds the clients' memories where the host does.
+    `store` holds the client states where the host does.
     """
     data, variables = sim.data, sim.whole(state.variables)
     evaluated = evaluation_tables(data).items()

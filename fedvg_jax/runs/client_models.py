@@ -4,7 +4,7 @@ accuracy_by_client    of the global model
 personal_accuracy     of each client's own model: its personal one, or the global one with its local tensors
 finetuned_accuracy    of the global model after local epochs on the client's own training rows
 
-Clients are evaluated in pieces of bounded size. The rows and memories of a piece are copied to the devices, so it does
+Clients are evaluated in pieces of bounded size. The rows and states of a piece are copied to the devices, so it does
 not matter where a run keeps them.
 """
 
@@ -36,7 +36,7 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate, local_training, schedule
 from fedvg_jax.host import processes
 from fedvg_jax.runs.assemble import programs, simulation, tables
-from fedvg_jax.runs.placement import client_memories
+from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
 
 BY_CLIENT, PERSONAL, FINETUNED = CLIENT_ACCURACIES
@@ -46,14 +46,14 @@ PIECE_BYTES = 2**26
 
 
 def entries(
-    sim: simulation.Simulation, state: SimState, store: client_memories.Store | None
+    sim: simulation.Simulation, state: SimState, store: client_states.Store | None
 ) -> Record:
     """Returns the entries of `record` that are accuracies by client. All processes must call it.
 
     Args:
         sim: of the run.
         state: after a round.
-        store: of the clients' memories; None where the devices hold them.
+        store: of the client states; None where the devices hold them.
     """
     records = sim.experiment.records
     wanted = tuple(name for name in CLIENT_ACCURACIES if name in records.names)
@@ -64,7 +64,7 @@ def entries(
     make = functools.partial(
         _make, sim.bind, sim.executor, sim.optimiser, augment, local, wanted, has_own
     )
-    count = sim.keep(("client models", wanted), make)
+    count = sim.cached(("client models", wanted), make)
     sizes = client_rows.sizes(sim.partition.test)
     correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
     # a rate of 0 is no rate to train with; the others go on where the run may be resumed
@@ -72,7 +72,7 @@ def entries(
     next_round = np.int32(int(state.round) - is_over)
     for clients, inputs in _pieces(sim, int(state.round), FINETUNED in wanted):
         needs_own = (PERSONAL in wanted and has_own) or FINETUNED in wanted
-        own = client_memories.read(sim.memories, store, state, clients) if needs_own else ()
+        own = client_states.read(sim.state_placement, store, state, clients) if needs_own else ()
         placed = (*processes.place(inputs, sim.executor.placement), sim.base)
         counts = processes.wait(count(state.variables, own, next_round, sim.hyper, *placed))
         for name, values in jax.device_get(counts).items():
@@ -166,7 +166,7 @@ def _pieces(
             keep_single=keep_single,
             clients=piece.astype(np.int32),
         )
-        planned = planned._replace(memory_rows=np.arange(size, dtype=np.int32))
+        planned = planned._replace(state_rows=np.arange(size, dtype=np.int32))
         yield piece, (planned, _take(sim.data.pool, rows), table.reshape(size, -1, evaluate.ROWS))
 
 
@@ -217,7 +217,7 @@ def _make(
                 jax.vmap(local.merge, (None, 0))(theta, own) if local.is_local else own
             )
         if FINETUNED in wanted:
-            state = SimState(round, theta, (), local_training.Kept((), own))
+            state = SimState(round, theta, (), local_training.ClientState((), own))
             trained = executor.train(make_client, (state, Data(pool, (), (), ()), hyper), schedule)
             models[FINETUNED] = Variables(trained.params, trained.stats)
         for name, model in models.items():

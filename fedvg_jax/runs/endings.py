@@ -97,17 +97,17 @@ def refuse_wrong_weights(records: Sequence[Mapping[str, Any]]) -> None:
     """Raises UsageError for the first round with wrong weights.
 
     Args:
-        records: of rounds, with `misweighed` where the weights of a tensor are negative or do not sum to 1.
+        records: of rounds, with `invalid_weights` where the weights of a tensor are negative or do not sum to 1.
 
-    >>> refuse_wrong_weights([{"round": 2, "misweighed": [1.5, 0.0]}])
+    >>> refuse_wrong_weights([{"round": 2, "invalid_weights": [1.5, 0.0]}])
     Traceback (most recent call last):
         ...
     fedvg_jax.UsageError: round 2: weights sum to 1.5, the least is 0; expected numbers >= 0 with sum 1 in every \
 tensor, which negative measurements, such as losses, do not give
     """
     for record in records:
-        if "misweighed" in record:
-            total, least = record["misweighed"]
+        if "invalid_weights" in record:
+            total, least = record["invalid_weights"]
             raise UsageError(
                 f"round {record['round']}: weights sum to {total:.6g}, the least is {least:.3g}; expected numbers >= 0"
                 " with sum 1 in every tensor, which negative measurements, such as losses, do not give"

@@ -79,7 +79,7 @@ class Method(NamedTuple):
     weighting: Callable[[Task], Weighting]
     """task of scoring -> the weighting"""
     optimiser: local_training.Optimiser
-    aggregate: robust.Rule = robust.mean
+    aggregate: robust.Rule = robust.weighted_mean
     disturb: attacks.Disturb = attacks.none
     corrupt_clients: tuple[int, ...] = ()
     """ids of the clients with corrupt rows or updates"""

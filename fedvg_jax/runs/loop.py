@@ -93,11 +93,15 @@ def open_recorder(
 
     @functools.cache
     def sources() -> dict[str, str]:
-        memory = checkpoint.to_host(sim.memories.fresh) if sim.memories.has_custom_model else ()
+        fresh = (
+            checkpoint.to_host(sim.state_placement.fresh)
+            if sim.state_placement.has_custom_model
+            else ()
+        )
         base = checkpoint.to_host(sim.base)
         return {
             **provenance.sources(
-                sim.arrays, sim.partition, sim.data.pool, sim.custom_hyper, memory, base
+                sim.arrays, sim.partition, sim.data.pool, sim.custom_hyper, fresh, base
             ),
             "privacy": sim.account.as_json() if sim.account else "",
             "noise_seed": "given" if experiment.cohorts.noise_seed else "",
@@ -314,7 +318,7 @@ def _error_of_first_model(sim: simulation.Simulation) -> str:
 def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None:
     """Starts writing a checkpoint if one is due. All processes must call it.
 
-    Process 0 decides and writes; all of them send it the rows of clients' memories that their devices hold.
+    Process 0 decides and writes; all of them send it the rows of client states that their devices hold.
 
     Args:
         run: its last record is of the round of `state`.
@@ -328,7 +332,7 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None
     with processes.together():
         is_due = recorder.is_checkpoint_due(is_last)
     if processes.largest([is_due])[0]:
-        stored = run.sim.memories.storage.save(state, run.sim.experiment.cohorts.num_clients)
+        stored = run.sim.state_placement.storage.save(state, run.sim.experiment.cohorts.num_clients)
         with processes.together():
             recorder.write_checkpoint(stored, run.read_clock())
 

@@ -21,7 +21,7 @@ from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.experiment import Records
-from fedvg_jax.runs.placement import client_memories
+from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, history, provenance
 from fedvg_jax.runs.record.recorder import BestModel, Recorder, Start
 
@@ -128,7 +128,7 @@ def after_checkpoint(
 
     def template(leaves: Mapping[str, np.ndarray]) -> Any:
         best = state.variables if any(path.startswith("best.") for path in leaves) else None
-        stored = client_memories.saved_shapes(state, leaves, num_clients)
+        stored = client_states.saved_shapes(state, leaves, num_clients)
         return {"state": stored, "best": best, "seconds": np.zeros(2)}
 
     restored = checkpoint.restore(folder, template, log)
@@ -138,7 +138,7 @@ def after_checkpoint(
     size, crc = of_run[digests.HISTORY]
     records = history.parse((folder / digests.HISTORY).read_bytes()[:size])
     return Start(
-        client_memories.storage_of(state).restore(state, content["state"]),
+        client_states.storage_of(state).restore(state, content["state"]),
         records,
         BestModel(max(map(history.quality, records)), content["best"]) if content["best"] else None,
         tuple(content["seconds"].tolist()),
@@ -212,6 +212,6 @@ def _write_manifest(folder: Path, start: Start, described: Described, log: Log) 
 def refuse_different_data(sim: Simulation, sources: Callable[[], dict[str, str]]) -> None:
     """Raises UsageError if the processes have different `provenance.sources`, such as data and partition."""
     if processes.count() > 1:
-        places = {"rows": sim.host_rows, "memories": sim.memories.is_on_host}
+        places = {"rows": sim.host_rows, "client states": sim.state_placement.is_on_host}
         values = {name: "host" if on_host else "device" for name, on_host in places.items()}
         processes.refuse_different(values | sources(), "give all the same files and --placement")

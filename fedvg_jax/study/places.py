@@ -19,7 +19,7 @@ Replicate = tuple[int, int]
 """(seed, partition seed); runs of two methods are paired by it."""
 
 NO_RESULT = RESUMABLE_CHANGES - {"rounds"}
-NO_RESULT |= {"lanes", "hold", "conv", "validation.data_dir", "record"}
+NO_RESULT |= {"lanes", "client_chunk", "conv", "validation.data_dir", "record"}
 """Settings that name a place, an implementation or entries of the history: runs that differ in them are compared. A
 folder of data that is an axis of a sweep names the data."""
 

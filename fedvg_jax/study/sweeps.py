@@ -28,7 +28,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.uses import PASSED, replaced_with
-from fedvg_jax.core import reuse
+from fedvg_jax.core import cache
 from fedvg_jax.core.identity import Identity, identify
 from fedvg_jax.core.types import Algorithm, Metric, Weighting
 from fedvg_jax.data.arrays import Arrays
@@ -86,8 +86,8 @@ class Work:
     """of every point that this process has computed"""
     log: Callable[[str], None] = _log_warning
     """gets a line about a point, which starts with its name"""
-    keeps: dict[tuple, reuse.Keep] = dataclasses.field(default_factory=dict)
-    """names of a point's objects -> what keeps the programs of these and of what is given; grows"""
+    caches: dict[tuple, cache.Cache] = dataclasses.field(default_factory=dict)
+    """names of a point's objects -> the cache of the programs of these and of what is given; grows"""
     data: dict[tuple, Arrays] = dataclasses.field(default_factory=dict)
     """the data set that was read last; the others are not kept, because they may fill the memory"""
     results: dict[str, History | Failure] = dataclasses.field(default_factory=dict)
@@ -286,8 +286,8 @@ def simulation_of(work: Work, point: Point) -> simulation.Simulation:
             work.data.clear()
             work.data[key] = populations.load_data(config)
         given = given._replace(data=work.data[key])
-    keep = work.keeps.setdefault(work.names_of_objects(point), reuse.keeper())
-    sim = simulation.assemble(experiments.resolve(config, given), keep)
+    cached = work.caches.setdefault(work.names_of_objects(point), cache.new())
+    sim = simulation.assemble(experiments.resolve(config, given), cached)
     names = {name: point.values[name] for name in work.named}
     sim = sim._replace(experiment=sim.experiment._replace(custom=work.replaced(point)))
     return sim._replace(metrics=work.metrics, code=work.code(point), names=names)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedvg_jax.config import Config, block_size
+from fedvg_jax.config import Config, client_chunk_size
 from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.models.networks import costs
@@ -71,7 +71,9 @@ def _num_devices(config: Config) -> int:
     """Returns the devices of a run; see `runs.assemble.registry.num_devices`."""
     if config.devices != "auto":
         return int(config.devices)
-    return min(block_size(config), hardware.auto_devices(costs(config.model).client_bytes, False))
+    return min(
+        client_chunk_size(config), hardware.auto_devices(costs(config.model).client_bytes, False)
+    )
 
 
 @contextlib.contextmanager

@@ -105,7 +105,7 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         f" {sizes['train']:,} to train, {sizes['val']:,} to validate, {sizes['test']:,} to test"
         + (", kept on the host" if sim.host_rows else ""),
         f"clients {config.clients}, partition {partition}"
-        + (", their memories kept on the host" if sim.memories.is_on_host else "")
+        + (", their states kept on the host" if sim.state_placement.is_on_host else "")
         + f"; {cohort_size(config)} a round,"
         f" {config.local_epochs} local epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {_model_text(sim)}",

@@ -44,12 +44,12 @@ RATE = Hyperparameter(
 
 
 def permuted(rule: Weighting) -> Weighting:
-    """Returns the placebo: the weights of `rule`, shuffled over the present clients. Its scores are the rule's."""
+    """Returns the placebo: the weights of `rule`, shuffled over participating clients. Its scores are the rule's."""
 
     def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
-        absent = ~jnp.broadcast_to(view.present, view.shuffle.shape)
-        source = view.shuffle[jnp.argsort(absent[view.shuffle])]
-        target = jnp.argsort(absent)
+        dropped = ~jnp.broadcast_to(view.participating, view.shuffle.shape)
+        source = view.shuffle[jnp.argsort(dropped[view.shuffle])]
+        target = jnp.argsort(dropped)
         return jax.tree.map(
             lambda w: w.at[target].set(w[source]), rule.weigh(hyper, measured, view)
         )
@@ -79,9 +79,11 @@ def val_loss(task: Task) -> Weighting:
 
     def weigh(hyper: Hyper, loss: Array, view: ServerView) -> Variables:
         shifted = loss + hyper[EPS.name]
-        refuse_negative(jnp.where(view.present, shifted, 0), "weighting val_loss")
+        refuse_negative(jnp.where(view.participating, shifted, 0), "weighting val_loss")
         raw = reciprocal(shifted)
-        return broadcast_weights(shares(jnp.where(shifted < 0, -raw, raw), view.present), view)
+        return broadcast_weights(
+            shares(jnp.where(shifted < 0, -raw, raw), view.participating), view
+        )
 
     return Weighting(
         signals.validation_loss(task),
@@ -129,7 +131,7 @@ def fltrust(task: Task) -> Weighting:
         trust = jnp.where(
             squared > 0, jnp.maximum(agreement, 0) / jnp.where(squared > 0, squared, 1), 0
         )
-        return broadcast_weights(shares(trust, view.present), view)
+        return broadcast_weights(shares(trust, view.participating), view)
 
     return Weighting(signals.drift, weigh, score=lambda lengths: lengths, detail=no_detail)
 
@@ -179,8 +181,8 @@ def fitted(task: Task, num_steps: int = 10, rate: float | None = None) -> Weight
 
         def weights(logs: Array) -> Array:
             return shares(
-                jax.nn.softmax(jnp.where(view.present, logs, jnp.finfo(logs.dtype).min)),
-                view.present,
+                jax.nn.softmax(jnp.where(view.participating, logs, jnp.finfo(logs.dtype).min)),
+                view.participating,
             )
 
         def step(_, logs: Array) -> Array:
@@ -203,10 +205,12 @@ def _models(view: ServerView) -> Variables:
     """Returns the models of the cohort, stacked [K, ...].
 
     Raises:
-        UsageError: the cohort is in several cohort blocks, so that its models are not held at once.
+        UsageError: the cohort is in several client chunks, so that its models are not held at once.
     """
     if view.clients is None:
-        raise UsageError("this weighting compares all models of a cohort at once; use --hold 0")
+        raise UsageError(
+            "this weighting compares all models of a cohort at once; use --client-chunk 0"
+        )
     return view.clients
 
 

@@ -18,7 +18,7 @@ from fedvg_jax.core.types import (
     UsageError,
     Variables,
     Weighting,
-    WeightingMemory,
+    WeightingState,
 )
 from fedvg_jax.weightings import aggregation, signals
 
@@ -68,7 +68,7 @@ def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
         detail=lambda measured: rule.detail(measured[0]),
         terms=aggregation.single_term(weigh),
         hyperparameters=(*rule.hyperparameters, *([GIVEN] if weights is None else [])),
-        memory=pair_memories(rule.memory, None),
+        state=pair_states(rule.state, None),
         num_clients=np.size(weights)
         if weights is not None and np.ndim(weights)
         else rule.num_clients,
@@ -104,7 +104,7 @@ def weigh_by_scalar(hyper: Hyper, raw: Array, view: ServerView) -> Variables:
         got = f"shape {shape[1:]}" if shape else type(raw).__name__
         raise UsageError(f"weighting.signal: by_scalar got {got}; expected one number, of shape ()")
     refuse_negative(raw, "weighting.signal: by_scalar")
-    return broadcast_weights(shares(raw, view.present), view)
+    return broadcast_weights(shares(raw, view.participating), view)
 
 
 def mix(first: Weighting, second: Weighting) -> Weighting:
@@ -124,34 +124,34 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
         detail=lambda measured: first.detail(measured[0]) | second.detail(measured[1]),
         terms=aggregation.mean_terms(first.terms, second.terms),
         hyperparameters=tuple(dict.fromkeys((*first.hyperparameters, *second.hyperparameters))),
-        memory=pair_memories(first.memory, second.memory),
+        state=pair_states(first.state, second.state),
         num_clients=first.num_clients or second.num_clients,
     )
 
 
-def pair_memories(
-    first: WeightingMemory | None, second: WeightingMemory | None
-) -> WeightingMemory | None:
-    """Returns the memory of a weighting with the signals of two; None where neither has one."""
+def pair_states(
+    first: WeightingState | None, second: WeightingState | None
+) -> WeightingState | None:
+    """Returns the state of a weighting with the signals of two; None where neither has one."""
     if not first and not second:
         return None
     pair = [
-        memory or WeightingMemory(lambda *_: ((), ()), lambda _, signals, *__: (signals, ()))
-        for memory in (first, second)
+        state or WeightingState(lambda *_: ((), ()), lambda _, signals, *__: (signals, ()))
+        for state in (first, second)
     ]
 
     def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
         (server, client), (other_server, other_client) = (
-            memory.init(hyper, params) for memory in pair
+            state.init(hyper, params) for state in pair
         )
         return (server, other_server), (client, other_client)
 
     def recall(hyper: Hyper, signals: Tree, clients: Tree, servers: Tree) -> tuple[Tree, Tree]:
-        (one, memory), (other, other_memory) = (
+        (one, state), (other, other_state) = (
             m.recall(hyper, *own)
             for m, own in zip(pair, zip(signals, clients, servers, strict=True), strict=True)
         )
-        return (one, other), (memory, other_memory)
+        return (one, other), (state, other_state)
 
     def update(hyper: Hyper, servers: Tree, signals: Tree, view: ServerView) -> Tree:
         return tuple(
@@ -159,17 +159,17 @@ def pair_memories(
             for m, own in zip(pair, zip(servers, signals, strict=True), strict=True)
         )
 
-    return WeightingMemory(init, recall, update)
+    return WeightingState(init, recall, update)
 
 
-def shares(raw: Array, present: Array | bool = True) -> Array:
-    """Returns raw_k / sum_j raw_j over the present clients, [K]; uniform where all raw are 0.
+def shares(raw: Array, participating: Array | bool = True) -> Array:
+    """Returns raw_k / sum_j raw_j over the participating clients, [K]; uniform where all raw are 0.
 
     A non-finite `raw` gives NaN weights, which the round detects and reports.
 
     Args:
         raw: [K], >= 0.
-        present: bool [K]. Absent clients get 0.
+        participating: bool [K]. Dropped clients get 0.
 
     Raises:
         UsageError: a number is negative. Traced numbers cannot be checked: a negative one gets a negative weight, and
@@ -178,14 +178,14 @@ def shares(raw: Array, present: Array | bool = True) -> Array:
     >>> shares(jnp.array([1.0, 3.0, 5.0]), jnp.array([True, True, False])).tolist()
     [0.25, 0.75, 0.0]
     """
-    is_present = jnp.broadcast_to(present, raw.shape).astype(raw.dtype)
-    raw = jnp.where(present, raw, 0)
+    is_participating = jnp.broadcast_to(participating, raw.shape).astype(raw.dtype)
+    raw = jnp.where(participating, raw, 0)
     refuse_negative(raw, "shares")
     # of absolute values, so that signs do not cancel
     raw = raw * jnp.where(
         jnp.abs(raw).sum() > 2.0**100, 2.0**-64, 1
     )  # a larger sum overflows, or its inverse is 0
-    raw = jnp.where(jnp.abs(raw).sum() == 0, is_present, raw)
+    raw = jnp.where(jnp.abs(raw).sum() == 0, is_participating, raw)
     total = jnp.abs(raw).sum()
     return raw / jnp.where(total == 0, 1, total)
 
@@ -215,22 +215,22 @@ def broadcast_weights(weights: Array, view: ServerView) -> Variables:
     return jax.tree.map(lambda _: weights, view.variables)
 
 
-def renormalise_over_present(present: Array, weights: Variables) -> Variables:
-    """Sets absent clients' weights to 0 and rescales the others of each tensor to sum to 1.
+def renormalise_over_participating(participating: Array, weights: Variables) -> Variables:
+    """Sets dropped clients' weights to 0 and rescales the others of each tensor to sum to 1.
 
-    If no client is present, all weights are 0 and the model does not change.
+    If no client participates, all weights are 0 and the model does not change.
 
     Args:
-        present: bool [K].
+        participating: bool [K].
         weights: leaves [K].
     """
 
     def renormalise(w: Array) -> Array:
-        w = jnp.where(present, w, 0)
+        w = jnp.where(participating, w, 0)
         total = w.sum()
         return w / jnp.where(total > 0, total, 1)
 
-    return jax.tree.map(lambda w: jnp.where(present.all(), w, renormalise(w)), weights)
+    return jax.tree.map(lambda w: jnp.where(participating.all(), w, renormalise(w)), weights)
 
 
 def mean_over_tensors(per_tensor: Tree) -> Array:

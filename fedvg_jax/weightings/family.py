@@ -139,7 +139,7 @@ def generalised(
     def weigh(hyper: Hyper, measured: tuple[Tree, Array], view: ServerView) -> Variables:
         exponent, temperature, eps, mix = (hyper[p.name] for p in (EXPONENT, TEMPERATURE, EPS, MIX))
         weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, measured[1])
-        return parts.weights(weights_of_mean, measured[0], view.variables.stats, view.present)
+        return parts.weights(weights_of_mean, measured[0], view.variables.stats, view.participating)
 
     return Weighting(
         signal,
@@ -151,36 +151,38 @@ def generalised(
 
 
 def make_weights_of_mean(exponent, temperature, eps, mix, counts: Array) -> WeightsOfMean:
-    """Returns the function (mean norm of a group [K], present [K]) -> weights [K].
+    """Returns the function (mean norm of a group [K], participating [K]) -> weights [K].
 
     Args:
         exponent, temperature, eps, mix: see `generalised_weights`.
         counts: [K] n_k.
     """
 
-    def weights_of_mean(mean: Array, present: Array | bool) -> Array:
+    def weights_of_mean(mean: Array, participating: Array | bool) -> Array:
         p, t, epsilon, part, rows = (
             jnp.asarray(x, mean.dtype) for x in (exponent, temperature, eps, mix, counts)
         )
-        inverted = reciprocal(jnp.where(present, mean, 1) + epsilon)
+        inverted = reciprocal(jnp.where(participating, mean, 1) + epsilon)
         exponents = -jnp.log(
             jnp.maximum(inverted, jnp.finfo(mean.dtype).tiny)
         )  # smaller numbers may count as 0
-        is_present = jnp.broadcast_to(present, exponents.shape)
-        # an absent client's measurement must neither set the scale nor overflow
+        is_participating = jnp.broadcast_to(participating, exponents.shape)
+        # a dropped client's measurement must neither set the scale nor overflow
         exponents = jnp.where(
-            is_present, exponents, _largest(jnp.where(is_present, exponents, exponents.min()))
+            is_participating,
+            exponents,
+            _largest(jnp.where(is_participating, exponents, exponents.min())),
         )
         # p x = |p| (sign x), less the smallest sign x: every exponential is at most 1
         sign = jnp.where(p < 0, jnp.asarray(-1, p.dtype), 1)
         exponents = sign * exponents
-        raw = shares(jnp.exp(-(sign * p) * (exponents + _largest(-exponents))), present)
-        return sharpened((1 - part) * raw + part * shares(rows, present), t, present)
+        raw = shares(jnp.exp(-(sign * p) * (exponents + _largest(-exponents))), participating)
+        return sharpened((1 - part) * raw + part * shares(rows, participating), t, participating)
 
     return weights_of_mean
 
 
-def sharpened(weights: Array, temperature, present: Array | bool = True) -> Array:
+def sharpened(weights: Array, temperature, participating: Array | bool = True) -> Array:
     """Returns s_k^(1/T) / sum_j s_j^(1/T), [K]; a weight of 0 stays 0, and a NaN makes all weights NaN, as in `shares`.
 
     >>> sharpened(jnp.array([0.5, 0.5, 0.0]), 2.0).tolist()
@@ -189,7 +191,7 @@ def sharpened(weights: Array, temperature, present: Array | bool = True) -> Arra
     is_zero = weights <= 0  # False for NaN
     logs = jnp.log(jnp.where(is_zero, 1, weights))
     logs = jnp.where(is_zero, 0, logs - _largest(jnp.where(is_zero, -jnp.inf, logs)))
-    return shares(jnp.where(is_zero, 0, jnp.exp(logs / temperature)), present)
+    return shares(jnp.where(is_zero, 0, jnp.exp(logs / temperature)), participating)
 
 
 def _largest(exponents: Array) -> Array:

@@ -94,7 +94,7 @@ LayerNorms = list[tuple[groups.Layer, Array]]
 """Layers, each with its norm [K]."""
 
 WeightsOfMean = Callable[[Array, Array | bool], Array]
-"""(mean norm of a group [K], present [K]) -> weights [K]"""
+"""(mean norm of a group [K], participating [K]) -> weights [K]"""
 
 FLOOR = 1e-6
 """Fraction of the largest norm below which a group holds rounding noise. LeNet5's biases before a BatchNorm in train
@@ -145,10 +145,10 @@ def weights_of_norms(
 ) -> Variables:
     """Returns the weights of the clients that are finite, 0 for others; arguments as in `inverse_norm_weights`."""
     checks.stacked(measured.params, "norms", per_tensor=True)
-    norms, present = finite_clients(tree.arrays(measured.params))
+    norms, participating = finite_clients(tree.arrays(measured.params))
     grouping = checks.named(groups.BY_NAME, granularity, "granularity")
     parts = NormParts(lambda *client: norms, grouping, block_of or groups.first_component)
-    return parts.weights(weights_of_mean, norms, measured.stats, present)
+    return parts.weights(weights_of_mean, norms, measured.stats, participating)
 
 
 def finite_clients(norms: Tree) -> tuple[Tree, Array]:
@@ -163,18 +163,18 @@ def finite_clients(norms: Tree) -> tuple[Tree, Array]:
     >>> finite_clients({"w": jnp.array([2.0, jnp.nan]), "b": jnp.array([3.0, 4.0])})[0]["b"].tolist()
     [3.0, 1.0]
     """
-    present = tree.is_finite(norms)
-    if not isinstance(present, Tracer) and not present.any():
+    participating = tree.is_finite(norms)
+    if not isinstance(participating, Tracer) and not participating.any():
         raise UsageError(
             "norms of all clients are NaN or infinite; expected finite norms of at least one client"
         )
-    norms = jax.tree.map(lambda norm: jnp.where(present, norm, 1), norms)
+    norms = jax.tree.map(lambda norm: jnp.where(participating, norm, 1), norms)
     for path, norm in tree.by_path(norms).items():
         if not isinstance(norm, Tracer) and (least := norm.min()) < 0:
             raise UsageError(
                 f"norms leaf '{path}' has {float(least):g}; expected norms >= 0, see gradient_norms"
             )
-    return norms, present
+    return norms, participating
 
 
 def fedvg(
@@ -227,16 +227,18 @@ def inverse_norms(parts: NormParts) -> Weighting:
     def weigh(
         hyper: Hyper, measured: Tree, view: ServerView, parts: NormParts = parts
     ) -> Variables:
-        return parts.weights(inverse(hyper[EPS.name]), measured, view.variables.stats, view.present)
+        return parts.weights(
+            inverse(hyper[EPS.name]), measured, view.variables.stats, view.participating
+        )
 
     def weigh_uniformly(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
         ones = jnp.ones_like(jax.tree.leaves(measured)[0])
-        return broadcast_weights(shares(ones, view.present), view)
+        return broadcast_weights(shares(ones, view.participating), view)
 
     def is_above_noise(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
         by_group = parts.group_numbers(measured, view.variables.stats)
         members = groups.members(parts.layer_norms(measured), by_group)
-        above = parts.above_noise(members, view.present)
+        above = parts.above_noise(members, view.participating)
         return jax.tree.map(lambda group: above.get(group, jnp.array(False)), by_group)
 
     # Which groups are above the noise depends on the whole cohort. A single group always is, or all its norms are 0.
@@ -260,7 +262,9 @@ def inverse(eps: float | Array) -> WeightsOfMean:
     [0.75, 0.25]
     """
     checks.in_range(FROM_0, eps)
-    return lambda mean, present: shares(reciprocal(mean + jnp.asarray(eps, mean.dtype)), present)
+    return lambda mean, participating: shares(
+        reciprocal(mean + jnp.asarray(eps, mean.dtype)), participating
+    )
 
 
 # --- the parts of a weighting by norms --------------------------------------------------------------------------------
@@ -284,7 +288,7 @@ class NormParts(NamedTuple):
         weights_of_mean: WeightsOfMean,
         measured: Tree,
         stats: Tree,
-        present: Array | bool = True,
+        participating: Array | bool = True,
     ) -> Variables:
         """Returns the weights of every tensor, from its group's mean norm.
 
@@ -292,31 +296,31 @@ class NormParts(NamedTuple):
         and returned in the dtype of the norms.
 
         Args:
-            weights_of_mean: (mean norm of a group [K], present) -> weights [K].
+            weights_of_mean: (mean norm of a group [K], participating) -> weights [K].
             measured: norms [K] of every tensor.
             stats: the running statistics; the weights have their structure, too.
-            present: bool [K].
+            participating: bool [K].
         """
         by_group, layers = self.group_numbers(measured, stats), self.layer_norms(measured)
         norms_of = [(layer, tree.wide(norm)) for layer, norm in layers]
         members = groups.members(norms_of, by_group)
-        is_above = self.above_noise(members, present)
-        equal = weights_of_mean(jnp.ones_like(norms_of[0][1]), present)
+        is_above = self.above_noise(members, participating)
+        equal = weights_of_mean(jnp.ones_like(norms_of[0][1]), participating)
         weights = dict.fromkeys(jax.tree.leaves(by_group), equal)
         for group, of_group in members.items():
             mean = mean_over_tensors(of_group)
             # equal norms for noise, not equal weights: the gradient of an inverse of 0 would be NaN
-            weights[group] = weights_of_mean(jnp.where(is_above[group], mean, 1), present)
+            weights[group] = weights_of_mean(jnp.where(is_above[group], mean, 1), participating)
         return jax.tree.map(lambda group: weights[group].astype(layers[0][1].dtype), by_group)
 
     def above_noise(
-        self, members: dict[int, list[Array]], present: Array | bool
+        self, members: dict[int, list[Array]], participating: Array | bool
     ) -> dict[int, Array]:
-        """Returns whether each group's largest norm over present clients exceeds `floor` times that of all groups.
+        """Returns whether each group's largest norm over participating clients exceeds `floor` times that of all.
 
         Args:
             members: group number -> the norms [K] of its layers.
-            present: bool [K].
+            participating: bool [K].
 
         Returns:
             Group number -> bool [].
@@ -324,7 +328,7 @@ class NormParts(NamedTuple):
 
         def largest_norm(of_group: list[Array]) -> Array:
             stacked = jnp.stack(of_group)
-            return stacked.max(where=jnp.broadcast_to(present, stacked.shape), initial=0)
+            return stacked.max(where=jnp.broadcast_to(participating, stacked.shape), initial=0)
 
         largest = {group: largest_norm(of_group) for group, of_group in members.items()}
         if not largest:

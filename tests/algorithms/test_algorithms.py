@@ -12,7 +12,7 @@ from support import oracle, worlds
 
 import fedvg_jax as fv
 from fedvg_jax import config, resolve
-from fedvg_jax.algorithms import no_correction, no_memory, no_probe
+from fedvg_jax.algorithms import no_correction, no_probe, no_state
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyperparameter, Probe, Variables
 from fedvg_jax.engine import local_training
@@ -259,12 +259,12 @@ def test_gradients_of_the_algorithms_functions_are_finite_at_zero():
         server, client = algorithm.init(hyper, zero)
         anchor = Anchor(zero, server, client)
         corrected = algorithm.correct(hyper, grads, params, anchor)
-        memory, *messages = algorithm.report(hyper, params, anchor, displacement)
+        after, *messages = algorithm.report(hyper, params, anchor, displacement)
         probes = tree.repeat(algorithm.probe(hyper, probe_of(WORLD, 2, params)), 3)
         cohort = Cohort(grads, *messages, weights, probes, 5)
         rest, _ = algorithm.residual(hyper, server, params, cohort)
         return sum(
-            leaf.sum() for leaf in jax.tree.leaves((corrected, memory, messages, probes, rest))
+            leaf.sum() for leaf in jax.tree.leaves((corrected, after, messages, probes, rest))
         )
 
     @worlds.jit
@@ -299,7 +299,7 @@ def fedexp():
         return jax.tree.map(lambda u: (1 - rate) * u, cohort.update), server
 
     eps = Hyperparameter("eps", 1e-3, low=0.0, doc="added to the squared norm of the mean update")
-    return Algorithm(no_memory, no_correction, report, residual, no_probe, "uniform", (eps,))
+    return Algorithm(no_state, no_correction, report, residual, no_probe, "uniform", (eps,))
 
 
 FEDEXP = fedexp()
@@ -365,15 +365,15 @@ ditto_of = functools.cache(fv.algorithms.ditto)
 
 @functools.cache
 def of_fedavg():
-    """In cohort blocks; all others here hold the whole cohort."""
-    return rounds(plan=plan_of(block_size=2))
+    """In client chunks; all others here hold the whole cohort."""
+    return rounds(plan=plan_of(client_chunk_size=2))
 
 
 # --- against the oracle
 
 
 class TowardsGlobal(oracle.Algorithm):
-    """A personal model's steps, where the server's memory is theta_g."""
+    """A personal model's steps, where the server's state is theta_g."""
 
     def correct(self, hyper, gradients, params, theta, server, client):
         return oracle.each(
@@ -386,7 +386,7 @@ def oracles_personal_models(params, stats, theta_of_round):
     hyper = {name: float(value) for name, value in worlds.hyper().items()}
     models, by_round = [(params, stats)] * len(RAGGED.train), []
     for schedule, theta in zip(plan_of(), theta_of_round, strict=True):
-        for k in np.flatnonzero(schedule.heard):
+        for k in np.flatnonzero(schedule.participating):
             start = oracle.State(*models[schedule.clients[k]], theta, models)
             trained = oracle.train(start, schedule, k, RAGGED.pool, hyper, TowardsGlobal())
             models[schedule.clients[k]] = trained.params, trained.stats
@@ -425,7 +425,7 @@ def test_the_global_model_and_the_memories_are_those_of_the_base(x64):
     for (state, metrics), (expected, plain) in zip(
         own, rounds("moon", own=False, optimiser=clipped), strict=True
     ):
-        worlds.assert_close(state._replace(clients=state.clients.memory), expected, 1e-12)
+        worlds.assert_close(state._replace(clients=state.clients.algorithm), expected, 1e-12)
         worlds.assert_close(metrics, plain, 1e-12)
 
 

@@ -20,8 +20,8 @@ def flat(pytree):
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(pytree)])
 
 
-def apply(send, memory=()):
-    return worlds.jit(functools.partial(send.apply, {}))(jax.random.key(0), DELTA, memory)
+def apply(send, state=()):
+    return worlds.jit(functools.partial(send.apply, {}))(jax.random.key(0), DELTA, state)
 
 
 @pytest.mark.parametrize("fraction", [1e-6, 0.3, 1.0])
@@ -31,7 +31,7 @@ def test_top_k_equals_the_oracle(x64, fraction):
     chosen = np.argsort(-np.abs(total))[: max(1, round(fraction * SIZE))]
     expected = np.zeros(SIZE)
     expected[chosen] = total[chosen]
-    arrived, error = apply(compression.top_k(fraction), memory=ERROR)
+    arrived, error = apply(compression.top_k(fraction), state=ERROR)
     np.testing.assert_array_equal(flat(arrived), expected)
     np.testing.assert_array_equal(flat(error), total - expected)
     assert compression.top_k(fraction).num_bytes(DELTA) == len(chosen) * (8 + 4)
@@ -40,7 +40,7 @@ def test_top_k_equals_the_oracle(x64, fraction):
 @pytest.mark.parametrize("levels", [1, 4, 255])
 def test_qsgd_equals_the_oracle(x64, levels):
     """With the same uniform numbers: an entry is rounded up where they are below the fractional part."""
-    arrived, memory = apply(compression.qsgd(levels))
+    arrived, state = apply(compression.qsgd(levels))
     key, bits = jax.random.key(0), 1 + int(np.ceil(np.log2(levels + 1)))
     for number, (v, q) in enumerate(
         zip(jax.tree.leaves(DELTA), jax.tree.leaves(arrived), strict=True)
@@ -51,7 +51,7 @@ def test_qsgd_equals_the_oracle(x64, levels):
         expected = norm * np.sign(v) * (np.floor(scaled) + (u < scaled - np.floor(scaled))) / levels
         np.testing.assert_allclose(q, expected, rtol=1e-12, atol=1e-300)
     assert (
-        memory == ()
+        state == ()
         and compression.qsgd(levels).num_bytes(DELTA) == int(np.ceil(SIZE * bits / 8)) + 3 * 8
     )
 

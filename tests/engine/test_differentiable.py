@@ -90,7 +90,7 @@ WITHOUT_LOSS = [name for name in ALGORITHMS if worlds.algorithm(name).loss is No
 """Algorithms that need no outputs or features of a network."""
 
 QUICK = ("scaffold",)
-"""Algorithms with memories on both sides, messages and a displacement."""
+"""Algorithms with states on both sides, messages and a displacement."""
 
 
 @pytest.mark.parametrize(
@@ -289,10 +289,10 @@ def test_gradients_through_an_optimiser_are_finite_where_a_weight_has_no_gradien
     @functools.partial(jax.grad, argnums=(0, 1))
     def slopes(hyper, weights):
         rule, start = optimiser(hyper, jnp.int32(0)), weights
-        memory = rule.init(start)
+        after = rule.init(start)
         for _ in range(2):
             with local_training.standard_promotion():
-                updates, memory = rule.update(weights * jnp.float32([1, 0]), memory, weights)
+                updates, after = rule.update(weights * jnp.float32([1, 0]), after, weights)
             weights = weights + updates
         return (weights**2).sum()
 

@@ -1,4 +1,4 @@
-"""Every executor, and a round in cohort blocks, give what a loop over the whole cohort gives."""
+"""Every executor, and a round in client chunks, give what a loop over the whole cohort gives."""
 
 import contextlib
 import functools
@@ -45,8 +45,8 @@ def world():
 
 def schedule_of(number, size=None, num_lanes=2):
     """One client drops out besides the one that diverges."""
-    schedule = world().schedule(number, num_lanes, probe_ratio=0.5, block_size=size)
-    return schedule._replace(heard=np.arange(K) != 3 * number)
+    schedule = world().schedule(number, num_lanes, probe_ratio=0.5, client_chunk_size=size)
+    return schedule._replace(participating=np.arange(K) != 3 * number)
 
 
 def falls(count):
@@ -60,7 +60,7 @@ def rises(count):
 
 
 def crossing(norms_of):
-    """Layerwise FedVG, of which a group crosses the floor between cohort blocks."""
+    """Layerwise FedVG, of which a group crosses the floor between client chunks."""
 
     def signal(hyper, client, data):
         return norms_of(client.num_samples.astype(float))
@@ -104,18 +104,18 @@ def assert_blocks_are_whole(algorithm, rules):
         worlds.assert_close(after_two_rounds(step, start, 2, hyper), expected, 1e-9)
 
 
-def test_cohort_blocks_equal_the_whole_cohort(x64):
+def test_client_chunks_equal_the_whole_cohort(x64):
     """Of an algorithm that remembers, probes, and sends both kinds of messages, under weights of two terms."""
     assert_blocks_are_whole(worlds.full_algorithm(), ())
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", worlds.ON_QUADRATICS)
-def test_cohort_blocks_equal_the_whole_cohort_for_every_algorithm_and_rule(x64, name):
+def test_client_chunks_equal_the_whole_cohort_for_every_algorithm_and_rule(x64, name):
     assert_blocks_are_whole(worlds.algorithm(name), RULES)
 
 
-def test_cohort_blocks_on_devices_equal_the_whole_cohort_with_running_statistics(x64):
+def test_client_chunks_on_devices_equal_the_whole_cohort_with_running_statistics(x64):
     """Corrupt clients return noise of their own in both, updates are rounded and clipped, and the round has its noise
     once; FedVG by tensor leaves statistics uniform weights."""
     net, task, algorithm = world(), worlds.STATISTIC, worlds.algorithm("feddyn")
@@ -128,7 +128,7 @@ def test_cohort_blocks_on_devices_equal_the_whole_cohort_with_running_statistics
 
     def after(executor, size):
         plan = [
-            net.schedule(2, executor.num_lanes, block_size=size)
+            net.schedule(2, executor.num_lanes, client_chunk_size=size)
         ]  # clients 1 and 5 are sound, 3 diverges
         values = worlds.hyper(attack_scale=0.5, **{"dp.clip": 0.3, "dp.noise_multiplier": 0.4})
         return worlds.play(net, plan, algorithm, rule, task, values, executor=executor, **options)
@@ -137,7 +137,7 @@ def test_cohort_blocks_on_devices_equal_the_whole_cohort_with_running_statistics
 
 
 @pytest.mark.slow
-def test_gradients_through_cohort_blocks_equal_those_through_the_whole_cohort(x64):
+def test_gradients_through_client_chunks_equal_those_through_the_whole_cohort(x64):
     net, algorithm = worlds.uneven(cohort_size=5), worlds.algorithm("scaffold")
     executor = differentiable.unrolled(net.most_steps())
     rule = worlds.weighting("samples+fedvg", algorithm)
@@ -150,13 +150,13 @@ def test_gradients_through_cohort_blocks_equal_those_through_the_whole_cohort(x6
         return sum(leaf.sum() for leaf in jax.tree.leaves(state.variables))
 
     whole, cut = (
-        worlds.jit(jax.grad(total))(worlds.hyper(), net.schedule(0, block_size=size))
+        worlds.jit(jax.grad(total))(worlds.hyper(), net.schedule(0, client_chunk_size=size))
         for size in (None, 2)
     )
     worlds.assert_close(cut, whole, 1e-9)
 
 
-# --- memory
+# --- state
 
 
 def scratch(cohort, size, algorithm="fedavg"):
@@ -173,13 +173,13 @@ def scratch(cohort, size, algorithm="fedavg"):
         task, algorithm, rule, executors.lanes(1), local_training.sgd, 100
     )
     state = jax.eval_shape(lambda: federated_round.init_state(task, algorithm, 100, hyper))
-    plan = net.schedule(0, capacity=100, block_size=size)
+    plan = net.schedule(0, capacity=100, client_chunk_size=size)
     compiled = worlds.jit(step).lower(state, plan, net.data(), hyper).compile()
     return compiled.memory_analysis().temp_size_in_bytes / (4 * tree.size(state.variables))
 
 
-def test_memory_depends_on_the_block_and_not_on_the_cohort():
-    """A block of five takes two models a client, and a few more; a cohort of a hundred would take two hundred."""
+def test_memory_depends_on_the_client_chunk_and_not_on_the_cohort():
+    """A chunk of five takes two models a client, and a few more; a cohort of a hundred would take two hundred."""
     ten, hundred = scratch(10, 5), scratch(100, 5)
     assert hundred == pytest.approx(ten, rel=0.1)
     assert 5 < ten < 20
@@ -197,10 +197,16 @@ def test_streamable_names_are_the_rules_with_terms(name):
 
 
 @pytest.mark.parametrize(
-    ("cohort", "hold", "size"), [(10, 0, 10), (10, 99, 10), (10, 4, 4), (11, 10, 6), (10, 1, 1)]
+    ("cohort", "client_chunk", "size"),
+    [(10, 0, 10), (10, 99, 10), (10, 4, 4), (11, 10, 6), (10, 1, 1)],
 )
-def test_cohort_blocks_are_as_few_and_as_even_as_possible(cohort, hold, size):
-    assert config.block_size(config.Config(clients=cohort, join_ratio=1.0, hold=hold)) == size
+def test_client_chunks_are_as_few_and_as_even_as_possible(cohort, client_chunk, size):
+    assert (
+        config.client_chunk_size(
+            config.Config(clients=cohort, join_ratio=1.0, client_chunk=client_chunk)
+        )
+        == size
+    )
 
 
 # --- every executor gives what a Python loop gives
@@ -216,7 +222,7 @@ EXECUTORS = {
 
 
 def with_momentum(hyper, round):
-    """An optimiser with a memory, which no client may inherit."""
+    """An optimiser with a state, which no client may inherit."""
     return optax.sgd(hyper["lr"], momentum=0.5)
 
 
@@ -239,7 +245,7 @@ def looped():
 
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_training_of_ragged_clients_equals_the_loop(x64, looped, name):
-    """Of a network with running statistics, memories, and an optimiser with a memory; two clients take no step."""
+    """Of a network with running statistics, states, and an optimiser with a state; two clients take no step."""
     (shared, expected), executor = looped, EXECUTORS[name]
     schedule = WORLD.schedule(0, executor.num_lanes, lanes_together=executor.lanes_together)
     with (

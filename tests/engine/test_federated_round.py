@@ -40,9 +40,9 @@ def schedule_of(number, world=WORLD, **changes):
     return world.schedule(number, 2, probe_ratio=0.5, **changes)
 
 
-def without(schedule, absent):
+def without(schedule, dropped):
     """`schedule` where the clients at some positions drop out."""
-    return schedule._replace(heard=~np.isin(np.arange(len(schedule.clients)), absent))
+    return schedule._replace(participating=~np.isin(np.arange(len(schedule.clients)), dropped))
 
 
 def assert_same(actual, expected):
@@ -55,7 +55,7 @@ def assert_same(actual, expected):
 @pytest.mark.parametrize("number", range(2))
 def test_a_client_that_drops_out_counts_as_not_sampled(x64, number):
     """The round equals that of the other clients alone, with N unchanged, for an algorithm with every part and every
-    rule and granularity, from the start and from any memories."""
+    rule and granularity, from the start and from any states."""
     algorithm, schedule, present = worlds.full_algorithm(), schedule_of(number), [0, 1, 2]
     step, before = (
         worlds.make_round(WORLD, algorithm, ANY_RULE),
@@ -69,7 +69,7 @@ def test_a_client_that_drops_out_counts_as_not_sampled(x64, number):
         without(schedule, [3, 4]),
         schedule_of(number, clients=schedule.clients[present], cohort_size=3),
     )
-    absent = schedule.clients[[3, 4]]
+    left_out = schedule.clients[[3, 4]]
     for rule in range(len(RULES)):
         hyper = worlds.hyper() | {"rule": jnp.int32(rule)}
         state, metrics = step(before, dropped, WORLD.data(), hyper)
@@ -79,7 +79,7 @@ def test_a_client_that_drops_out_counts_as_not_sampled(x64, number):
             metrics.weights[jnp.array(present)], expected_metrics.weights, rtol=1e-12
         )
         assert metrics.weights[3] == metrics.weights[4] == 0 and metrics.finite.all(), RULES[rule]
-        assert_same(*(jax.tree.map(lambda x: x[absent], s.clients) for s in (state, before)))
+        assert_same(*(jax.tree.map(lambda x: x[left_out], s.clients) for s in (state, before)))
         changed = (
             np.asarray(state.clients["c"]["left"]["x"]) != before.clients["c"]["left"]["x"]
         ).any(1)
@@ -99,7 +99,7 @@ def with_nan(client):
 
 @every_algorithm
 def test_a_client_that_diverges_equals_one_that_drops_out(x64, name):
-    """In every bit, including the memories; its metrics mark it as diverged."""
+    """In every bit, including the states; its metrics mark it as diverged."""
     algorithm, schedule, bad = worlds.algorithm(name), schedule_of(0, THREE), 2
     step, start = worlds.any_shared_round(algorithm), worlds.shared_state(THREE, algorithm)
     hyper = worlds.by_rule("samples+fedvg")
@@ -159,8 +159,8 @@ def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64):
         )
 
     def weigh(hyper, raw, view):
-        weights = basic.broadcast_weights(basic.shares(raw, view.present), view)
-        spoilt = (jnp.arange(5) == position) & view.present & ~jnp.isfinite(hyper["weight"])
+        weights = basic.broadcast_weights(basic.shares(raw, view.participating), view)
+        spoilt = (jnp.arange(5) == position) & view.participating & ~jnp.isfinite(hyper["weight"])
         return jax.tree.map(lambda w: jnp.where(spoilt, hyper["weight"], w), weights)
 
     rule = Weighting(signal, weigh, score=lambda raw: raw, detail=basic.no_detail)
@@ -266,10 +266,10 @@ def optimised(settings, hyper, number, x):
     @worlds.jit
     def steps(hyper, number, x):
         rule = resolve.method.make_optimiser(settings)(hyper, number)
-        memory = rule.init(x)
+        after = rule.init(x)
         for _ in range(3):
             with local_training.standard_promotion():
-                updates, memory = rule.update(A * x - B, memory, x)
+                updates, after = rule.update(A * x - B, after, x)
             x = x + updates
         return x
 
@@ -418,7 +418,7 @@ HALVES = {name: (worlds.algorithm(name), "uniform", {}) for name in worlds.ON_QU
 def test_a_round_of_half_precision_parameters_takes_hyperparameters_and_a_loss_of_single_precision(
     case,
 ):
-    """As those of a run are; model and memories keep their dtypes."""
+    """As those of a run are; model and states keep their dtypes."""
     algorithm, rule, options = HALVES[case]
 
     def loss(*arguments):
@@ -472,7 +472,7 @@ def test_memories_keep_their_dtypes_where_the_model_has_several():
 
 
 def test_an_optimiser_of_its_own_rate_needs_no_learning_rate():
-    """Adam's first step of a fresh memory has the length of its rate, 0.001."""
+    """Adam's first step of a fresh state has the length of its rate, 0.001."""
 
     def adam(hyper, round):
         return optax.adam(1e-3)
@@ -488,7 +488,7 @@ def test_an_optimiser_of_its_own_rate_needs_no_learning_rate():
     assert all(0 < np.abs(leaf).max() <= 1.01e-3 for leaf in jax.tree.leaves(lengths))
 
 
-# --- clients without a local step are absent, and rounds without a present client change nothing
+# --- clients without a local step are dropped, and rounds without a participating client change nothing
 
 
 SIZES = [4, 8, 1, 6, 0]
@@ -508,10 +508,10 @@ def full_schedule():
     return UNEVEN._replace(cohort_size=5).schedule(0, 2, probe_ratio=0.5)
 
 
-# --- rounds without a present client
+# --- rounds without a participating client
 
-ABSENT = {
-    "dropped out": {"heard": np.zeros(3, bool)},
+DROPPED = {
+    "dropped out": {"participating": np.zeros(3, bool)},
     "untrained": {
         "num_steps": np.zeros(3, np.int32),
         "plan": UNEVEN._replace(train=[rows[:0] for rows in UNEVEN.train]).schedule(2, 2).plan,
@@ -527,7 +527,7 @@ def test_round_without_a_present_client_changes_neither_model_nor_memories(x64, 
     before = worlds.shared_state(UNEVEN, algorithm)
     for number in range(2):
         before, _ = step(before, of_cohort(number), UNEVEN.data(), hyper)
-    for reason, changes in ABSENT.items():
+    for reason, changes in DROPPED.items():
         after, metrics = step(before, of_cohort(2)._replace(**changes), UNEVEN.data(), hyper)
         jax.tree.map(np.testing.assert_array_equal, after._replace(round=before.round), before)
         assert after.round == before.round + 1 and not metrics.weights.any(), reason

@@ -18,7 +18,7 @@ from fedvg_jax.engine import attacks
 WORLD = worlds.small()
 HEAD, BODY = trained_part.local_part("^classifier/"), trained_part.local_part("^fc1/")
 ALGORITHMS = ("fedprox", "scaffold", "moon", "elastic")
-"""Their clients correct gradients, have losses and memories, send messages and probe."""
+"""Their clients correct gradients, have losses and states, send messages and probe."""
 
 
 plan_of = functools.partial(worlds.plan_with_dropouts, WORLD)
@@ -39,7 +39,7 @@ def any_algorithm():
 def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(
     x64, monkeypatch, name, part
 ):
-    """In cohort blocks, too. The global model keeps its initial local tensors, as the oracle's clients send them back.
+    """In client chunks, too. The global model keeps its initial local tensors, as the oracle's clients send them back.
 
     MOON's client compares with its whole model, and Elastic's server knows no sensitivity of a local tensor.
     """
@@ -58,7 +58,7 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(
     def train(state, schedule, k, *arguments):
         """The oracle's; it returns the local tensors of theta_g in place of the client's."""
         trained = train_of_oracle(of_client(state, schedule, k), schedule, k, *arguments)
-        if schedule.heard[k] and schedule.num_steps[k]:
+        if schedule.participating[k] and schedule.num_steps[k]:
             kept[schedule.clients[k]] = local(trained.params), local(trained.stats)
         return trained._replace(
             params=trained.params | local(state.params), stats=trained.stats | local(state.stats)
@@ -86,7 +86,7 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(
     monkeypatch.setattr(mine, "correct", correct)
     monkeypatch.setattr(mine, "loss", loss)
     chosen = worlds.hyper() | {"algorithm": jnp.int32(ALGORITHMS.index(name))}
-    plan = plan_of() if name == "elastic" else plan_of(block_size=2)
+    plan = plan_of() if name == "elastic" else plan_of(client_chunk_size=2)
     algorithm = (
         worlds.algorithm(name) if name == "elastic" else any_algorithm()
     )  # whose probes are not by tensor
@@ -267,9 +267,9 @@ def test_corrections_count_the_steps_in_which_the_sent_tensors_move(rule):
     """Scaffold's c_k is the mean gradient of the client. Adam counts the steps before, too."""
     state, *_ = first_round(fv.algorithms.scaffold(), lambda hyper, round: rule(hyper["lr"]))
     if rule is optax.adam:  # its steps do not depend on the size of a gradient
-        np.testing.assert_allclose(state.clients.memory["body"]["w"], [1, 1], rtol=1e-4)
+        np.testing.assert_allclose(state.clients.algorithm["body"]["w"], [1, 1], rtol=1e-4)
         return
-    np.testing.assert_allclose(np.sort(state.clients.memory["body"]["w"]), [1, 3], rtol=1e-6)
+    np.testing.assert_allclose(np.sort(state.clients.algorithm["body"]["w"]), [1, 3], rtol=1e-6)
 
 
 def test_attack_changes_no_tensor_that_stays_with_the_client():
@@ -350,7 +350,7 @@ def rounds(send=HALF, **options):
 
 
 def test_three_rounds_equal_the_oracle_whose_clients_keep_their_errors(x64, monkeypatch):
-    """In cohort blocks. What arrives is theta_g minus the largest entries of update and error, which an absent client
+    """In client chunks. What arrives is theta_g minus the largest entries of update and error, which a dropped client
     keeps."""
     errors = [0.0] * len(WORLD.train)
 
@@ -363,7 +363,7 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_errors(x64, monk
         sent = np.zeros_like(total)
         largest = np.argsort(-np.abs(total))[: round(0.5 * len(total))]
         sent[largest] = total[largest]
-        if schedule.heard[k] and schedule.num_steps[k]:
+        if schedule.participating[k] and schedule.num_steps[k]:
             errors[client] = total - sent
         parts = np.split(
             sent, np.cumsum([state.params[path].size for path in sorted(state.params)])[:-1]
@@ -379,7 +379,9 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_errors(x64, monk
     expected = worlds.rounds_of_oracle(
         WORLD, worlds.plan_with_dropouts(WORLD), oracle.ALGORITHMS["fedavg"], "uniform"
     )
-    for (actual, _), (state, _) in zip(rounds(plan={"block_size": 2}), expected, strict=True):
+    for (actual, _), (state, _) in zip(
+        rounds(plan={"client_chunk_size": 2}), expected, strict=True
+    ):
         worlds.assert_close(worlds.by_path(actual.variables.params), state.params, 1e-9)
         for client, error in enumerate(errors):
             kept = np.concatenate(

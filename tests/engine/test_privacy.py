@@ -1,4 +1,4 @@
-"""Client-level differential privacy: clipping, the bounds of the aggregate, the noise, absent clients, derivatives."""
+"""Client-level differential privacy: clipping, the bounds of the aggregate, the noise, dropped clients, derivatives."""
 
 import functools
 
@@ -167,20 +167,22 @@ def test_the_noise_has_its_variance_in_every_coordinate():
 
 
 def test_a_round_is_the_oracle_of_clipped_updates_and_one_noise(x64):
-    """Fixed weights divide by K, also where clients are absent; the noise comes once, of the round's key."""
+    """Fixed weights divide by K, also where clients are dropped; the noise comes once, of the round's key."""
     world = worlds.uneven(cohort_size=4)
-    heard = np.array([True, False, True, True])
-    schedule = world.schedule(0)._replace(heard=heard)
+    participating = np.array([True, False, True, True])
+    schedule = world.schedule(0)._replace(participating=participating)
     start = worlds.state(world, fedavg(), worlds.QUADRATIC).variables.params
     alone = [
-        worlds.play(world, [schedule._replace(heard=np.arange(4) == k)], fedavg(), "uniform")
+        worlds.play(
+            world, [schedule._replace(participating=np.arange(4) == k)], fedavg(), "uniform"
+        )
         for k in range(4)
     ]
     deltas = [tree.sub(start, results[-1][0].variables.params) for results in alone]
     assert max(map(norm, deltas)) > C
     clipped = [
         tree.scale(min(1, C / max(norm(d), 1e-12)), d)
-        for d, h in zip(deltas, heard, strict=True)
+        for d, h in zip(deltas, participating, strict=True)
         if h
     ]
     mean = tree.scale(1 / 4, functools.reduce(tree.add, clipped))
@@ -188,13 +190,13 @@ def test_a_round_is_the_oracle_of_clipped_updates_and_one_noise(x64):
     expected = tree.add(tree.sub(start, mean), noise)
     ((state, metrics),) = rounds(world, [schedule], **FIXED)
     worlds.assert_close(state.variables.params, expected, 1e-12)
-    np.testing.assert_allclose(metrics.weights, heard / 4)
+    np.testing.assert_allclose(metrics.weights, participating / 4)
 
 
 def test_a_round_without_clients_has_its_noise(x64):
     """Without it, the round would show that the only client diverged."""
     world = worlds.uneven()
-    schedule = world.schedule(0, 2)._replace(heard=np.zeros(3, bool))
+    schedule = world.schedule(0, 2)._replace(participating=np.zeros(3, bool))
     start = worlds.state(world, fedavg(), worlds.QUADRATIC).variables.params
     ((state, _),) = rounds(world, [schedule], **FIXED)
     noise = tree.scale(Z * 2 * C / 3, unit_noise(schedule, start))

@@ -71,10 +71,10 @@ def test_each_step_draws_from_seed_round_client_and_step(x64):
     worlds.assert_close(state.variables.params, expected, 1e-12)
 
 
-def test_lanes_of_cohort_blocks_draw_the_same_numbers(x64):
+def test_lanes_of_client_chunks_draw_the_same_numbers(x64):
     expected, state = (
         one_round(WORLD.schedule(0)),
-        one_round(WORLD.schedule(0, 2, block_size=2), worlds.TWO_LANES),
+        one_round(WORLD.schedule(0, 2, client_chunk_size=2), worlds.TWO_LANES),
     )
     worlds.assert_close(state.variables, expected.variables, 1e-12)
 

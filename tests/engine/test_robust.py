@@ -18,10 +18,10 @@ from fedvg_jax.weightings import basic
 
 K, NUM_BAD, NUM_KEPT = 9, 1, 3
 RULES = {
-    "mean": robust.mean, "median": robust.median, "trimmed_mean": robust.trimmed_mean(0.3),
+    "mean": robust.weighted_mean, "median": robust.median, "trimmed_mean": robust.trimmed_mean(0.3),
     "krum": robust.krum(NUM_BAD, NUM_KEPT), "clipped_mean": robust.clipped_mean,
 }  # fmt: skip
-ABSENT = {"all there": [], "two absent": [0, 7], "one there": [0, 1, 2, 3, 5, 6, 7, 8]}
+DROPPED = {"all there": [], "two dropped": [0, 7], "one there": [0, 1, 2, 3, 5, 6, 7, 8]}
 KEY = jax.random.key(7)
 
 
@@ -36,15 +36,15 @@ def view(seed=0, spread=1.0):
     return jax.tree.map(jnp.asarray, (model, clients))
 
 
-_renormalised = worlds.jit(basic.renormalise_over_present)
+_renormalised = worlds.jit(basic.renormalise_over_participating)
 
 
-def weights_of(model, absent=(), seed=1):
-    """Unequal weights, one per tensor and client; 0 for those that are absent."""
-    present = jnp.asarray(~np.isin(np.arange(K), absent))
+def weights_of(model, dropped=(), seed=1):
+    """Unequal weights, one per tensor and client; 0 for those that are dropped."""
+    participating = jnp.asarray(~np.isin(np.arange(K), dropped))
     rng = np.random.default_rng(seed)
     raw = jax.tree.map(lambda _: jnp.asarray(rng.uniform(0.5, 2, K)), model)
-    return _renormalised(present, jax.tree.map(lambda w: w / w.sum(), raw))
+    return _renormalised(participating, jax.tree.map(lambda w: w / w.sum(), raw))
 
 
 def joined(rule, model, clients, weights, **changes):
@@ -107,11 +107,11 @@ NUMPY = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("absent", ABSENT.values(), ids=ABSENT)
+@pytest.mark.parametrize("dropped", DROPPED.values(), ids=DROPPED)
 @pytest.mark.parametrize("name", NUMPY)
-def test_a_rule_equals_numpy_on_the_present_clients(x64, name, absent):
+def test_a_rule_equals_numpy_on_the_present_clients(x64, name, dropped):
     model, clients = view()
-    weights = weights_of(model, absent)
+    weights = weights_of(model, dropped)
     joined_model = joined(RULES[name], model, clients, weights, clip_norm=2.0)
     worlds.assert_close(joined_model, NUMPY[name](model, clients, weights), 1e-12)
 
@@ -142,7 +142,7 @@ def test_one_outlier_moves_the_mean_and_no_robust_rule(name):
     weights = jax.tree.map(lambda _: jnp.full(K, 1 / K), model)
     assert all(
         np.abs(x).min() > 1e28
-        for x in jax.tree.leaves(joined(robust.mean, model, clients, weights))
+        for x in jax.tree.leaves(joined(robust.weighted_mean, model, clients, weights))
     )
     joined_model = joined(RULES[name], model, clients, weights, clip_norm=1.0)
     # an honest client is within 5 deviations of the model, entry by entry; the clipped mean is within the clip norm
@@ -175,7 +175,7 @@ def test_the_trim_is_the_floor_of_the_exact_product_and_keeps_a_client():
 
 @pytest.mark.parametrize("name", RULES)
 def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
-    """An absent client's model is theta_g: its update is 0, where a root has no derivative."""
+    """A dropped client's model is theta_g: its update is 0, where a root has no derivative."""
     model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), view())
 
     @worlds.jit
@@ -187,9 +187,9 @@ def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
 
         return jax.grad(number, (0, 1))(hyper, clients)
 
-    for absent in ([0, 7], range(K)):
-        at = tree.where(jnp.asarray(np.isin(np.arange(K), absent)), tree.repeat(model, K), clients)
-        weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, absent))
+    for dropped in ([0, 7], range(K)):
+        at = tree.where(jnp.asarray(np.isin(np.arange(K), dropped)), tree.repeat(model, K), clients)
+        weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, dropped))
         by_argument = slopes(worlds.hyper(clip_norm=2.0), at, weights)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(by_argument))
 
@@ -202,7 +202,7 @@ def test_with_a_huge_norm_clipping_is_the_mean_to_the_bit():
     weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, [0, 7]))
     models = [
         joined(rule, model, clients, weights, clip_norm=1e6)
-        for rule in (robust.mean, robust.clipped_mean)
+        for rule in (robust.weighted_mean, robust.clipped_mean)
     ]
     jax.tree.map(np.testing.assert_array_equal, *models)
     assert not np.array_equal(models[0].params["a"], model.params["a"])

@@ -85,14 +85,16 @@ def test_a_clients_minibatches_depend_on_seed_round_and_id_alone():
 @pytest.mark.parametrize("probability", [0.0, 0.3])
 def test_clients_drop_out_with_their_probability(probability):
     """Of 2,000 seats; five deviations of sqrt(2000 p q) = 20 at 0.3."""
-    heard = [schedules.cohort(0, number, 20, 10, probability)[1] for number in range(200)]
-    assert abs(np.sum(~np.array(heard)) - 2000 * probability) <= (5 * 20 if probability else 0)
+    participating = [schedules.cohort(0, number, 20, 10, probability)[1] for number in range(200)]
+    assert abs(np.sum(~np.array(participating)) - 2000 * probability) <= (
+        5 * 20 if probability else 0
+    )
 
 
 def test_dropout_changes_neither_the_cohort_nor_its_minibatches():
     plain, ragged = make(), make(dropout=0.9)
-    assert plain.heard.all() and not ragged.heard.all()
-    assert same(ragged._replace(heard=plain.heard), plain)
+    assert plain.participating.all() and not ragged.participating.all()
+    assert same(ragged._replace(participating=plain.participating), plain)
 
 
 def test_every_round_and_seed_has_its_own_permutation_of_the_cohort_and_key():
@@ -289,9 +291,9 @@ def test_segments_fit_the_plan_and_the_remaining_ones_are_empty(num_steps, lanes
     num_lanes, together = lanes
     plan = lane_plan.plan_lanes(num_steps, num_lanes, together)
     used = int(plan.num_segments)
-    assert used <= len(plan.length) - num_lanes // together and lane_plan.block_size(plan) == len(
-        num_steps
-    )
+    assert used <= len(plan.length) - num_lanes // together and lane_plan.client_chunk_size(
+        plan
+    ) == len(num_steps)
     assert (plan.length[:used] > 0).all()
     assert (
         not plan.length[used:].any()

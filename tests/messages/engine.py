@@ -29,7 +29,7 @@ def round_of(rule="uniform", task=worlds.QUADRATIC, dtype=float, num_clients=5, 
         start = worlds.state(WORLD, algorithm, worlds.QUADRATIC)
         start = start._replace(variables=jax.tree.map(lambda x: x.astype(dtype), start.variables))
         jax.eval_shape(
-            step, start, WORLD.schedule(0, 2, block_size=size), WORLD.data(), worlds.hyper()
+            step, start, WORLD.schedule(0, 2, client_chunk_size=size), WORLD.data(), worlds.hyper()
         )
 
     return call
@@ -83,9 +83,9 @@ def short_sequences():
 
 CASES = [
     ("a cohort of more clients than there are", round_of(num_clients=1), "make_round"),
-    ("half precision in cohort blocks", round_of(dtype=jnp.bfloat16, size=2), "--hold 0"),
+    ("half precision in client chunks", round_of(dtype=jnp.bfloat16, size=2), "--client-chunk 0"),
     (
-        "a rule without terms in cohort blocks",
+        "a rule without terms in client chunks",
         round_of(baselines.permuted(basic.samples()), size=3),
         "terms",
     ),
@@ -106,7 +106,7 @@ CASES = [
     ),
     ("the name of a selection", lambda: fv.run(CONFIG, selection="size"), "selection"),  # pyright: ignore
     ("two compressions", send(None, send="topk:0.1"), "algorithm.send"),
-    ("no update", send(lambda hyper, key, delta, memory: ({}, memory)), "algorithm.send"),
+    ("no update", send(lambda hyper, key, delta, state: ({}, state)), "algorithm.send"),
     ("a bracket", local("["), "regular expression"),
     ("all steps for the local part", local("^head", 2.0), "first"),
     ("no local tensor", local("^nothing/"), "local"),

@@ -134,7 +134,7 @@ CASES = [
         "bn1/bias",
     ),
     ("no gradients", algorithm(correct=lambda *_: None), "algorithm.correct"),
-    ("another memory", algorithm(report=lambda *_: (jnp.ones(2), (), ())), "algorithm.report"),
+    ("another state", algorithm(report=lambda *_: (jnp.ones(2), (), ())), "algorithm.report"),
     ("undeclared", algorithm(residual=lambda hyper, s, p, c: (hyper["tempo"], s)), "'tempo'"),
     (
         "losses of rows",
@@ -171,7 +171,7 @@ CASES = [
         run(weighting=basic.uniform()._replace(detail=lambda ones: {"weights": ones})),
         "weights",
     ),
-    ("no terms", run({"hold": 1}, weighting=basic.uniform()._replace(terms=())), "terms"),
+    ("no terms", run({"client_chunk": 1}, weighting=basic.uniform()._replace(terms=())), "terms"),
     (
         "weights of three of four clients",
         run(weighting=fv.weightings.given([1.0, 2.0, 3.0])),

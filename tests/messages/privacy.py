@@ -28,7 +28,7 @@ def round_step(**options):
 
 
 CASES = [
-    ("memories of clients", simulate({"algorithm": "moon", "train": ""}), "memories"),
+    ("client states", simulate({"algorithm": "moon", "train": ""}), "states"),
     ("messages of clients", simulate({"algorithm": "scaffold"}), "messages"),
     ("errors of a compression", simulate({"send": "topk"}), "topk"),
     (

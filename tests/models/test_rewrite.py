@@ -232,7 +232,9 @@ def test_nested_functions_are_evaluated_by_the_rules(x64):
 
 
 @pytest.mark.parametrize("conv", ["auto", "planes", "lax"])
-def test_every_rule_returns_arrays_or_laid_arrays_of_the_shapes_of_its_operation(monkeypatch, conv):
+def test_every_rule_returns_arrays_or_layout_tagged_arrays_of_the_shapes_of_its_operation(
+    monkeypatch, conv
+):
     used = set()
 
     def checked(name, rule):

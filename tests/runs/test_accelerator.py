@@ -29,7 +29,7 @@ from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 SIZES, BATCH, ROUNDS = [11, 2, 5, 0, 8, 3], 4, 3
 ONE_CPU = hw.Hardware("cpu", "", num_devices=1, cores=1, memory_bytes=None)
 
-SIDE = {"lanes": "4", "hold": 0, "scoring": (1024, "lax")}
+SIDE = {"lanes": "4", "client_chunk": 0, "scoring": (1024, "lax")}
 """Choices that are the accelerator's: lanes, and the rows of a scoring pass with its convolution."""
 
 
@@ -58,12 +58,12 @@ def world(image):
 def rounds_of(config, executor, image):
     """The schedules of a config on an executor; client 0 drops out in the second round."""
     options = {"probe_ratio": 0.5, "lanes_together": executor.lanes_together}
-    if config.hold:
-        options["block_size"] = configs.block_size(config)
+    if config.client_chunk:
+        options["client_chunk_size"] = configs.client_chunk_size(config)
     rounds = [
         world(image).schedule(number, executor.num_lanes, **options) for number in range(ROUNDS)
     ]
-    rounds[1] = rounds[1]._replace(heard=rounds[1].clients != 0)
+    rounds[1] = rounds[1]._replace(participating=rounds[1].clients != 0)
     return schedule.stack(rounds, ROUNDS)
 
 
@@ -180,7 +180,7 @@ def small_program(config, image):
 def test_an_accelerator_s_rounds_equal_those_of_a_cpu(x64, monkeypatch):
     image, rules = (3, 2, 2), range(len(NORMS))
     expected = play(settings(model="tinycnn"), image, ONE_CPU, small_program, rules)
-    config = settings(model="tinycnn", lanes=SIDE["lanes"], hold=SIDE["hold"])
+    config = settings(model="tinycnn", lanes=SIDE["lanes"], client_chunk=SIDE["client_chunk"])
     compare(play(config, image, accelerator(monkeypatch, SIDE), small_program, rules), expected)
 
 
@@ -215,7 +215,7 @@ CAMPAIGN = {
     "model": list(IMAGES), "algorithm": list(configs.ALGORITHMS),
     "weighting": ["native", *configs.WEIGHTINGS, "permuted(fedvg)", "samples+fedvg"],
     "norm": ["l1", "l2", "spectral", "spectral_l2", "delta"], "granularity": ["modelwise", "layerwise", "blockwise"],
-    "mode": ["train", "eval"], "lanes": ["1", "2", "4"], "hold": [0, 2],
+    "mode": ["train", "eval"], "lanes": ["1", "2", "4"], "client_chunk": [0, 2],
     "scoring": list(itertools.product((8, 1024), (None, "lax"))),
 }  # fmt: skip
 
@@ -255,5 +255,7 @@ def test_drawn_settings_run_on_an_accelerator_as_on_a_cpu(x64, monkeypatch, part
     for case in cases[part::20]:
         config, image = config_of(case), IMAGES[case["model"]]
         with naming(case):
-            expected = play(replace(config, hold=0, lanes="auto"), image, ONE_CPU, program_of_run)
+            expected = play(
+                replace(config, client_chunk=0, lanes="auto"), image, ONE_CPU, program_of_run
+            )
             compare(play(config, image, accelerator(monkeypatch, case), program_of_run), expected)

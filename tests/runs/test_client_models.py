@@ -1,4 +1,4 @@
-"""Accuracies of the clients' own models, wherever rows and memories lie, and after fine-tuning."""
+"""Accuracies of the clients' own models, wherever rows and states lie, and after fine-tuning."""
 
 import functools
 import io
@@ -77,7 +77,7 @@ def test_personal_accuracies_are_those_of_ditto_s_personal_models():
 
 
 def test_finetuned_accuracies_are_those_of_the_models_that_all_clients_train_next():
-    """Half of the clients have flipped labels. MOON's memory is the model that the client has trained; without its
+    """Half of the clients have flipped labels. MOON's state is the model that the client has trained; without its
     loss, it trains as FedAvg does."""
     algorithm, states = fv.algorithms.moon()._replace(loss=None), []
     made = config.Config(
@@ -123,7 +123,7 @@ def recorded(result):
 def test_accuracies_do_not_depend_on_where_rows_and_memories_lie():
     """Clients that have no row yet have the initial model."""
     some = run(method="ditto", placement="host", devices="2")
-    assert len(some[2][0].memory_clients) < 4
+    assert len(some[2][0].client_ids) < 4
     assert recorded(some) == recorded(run(method="ditto"))
 
 

@@ -43,9 +43,9 @@ SMALL = Config(
 
 @functools.cache
 def tiny() -> simulation.Simulation:
-    """Returns a simulation of an algorithm with every memory and a probe, on random images and with BatchNorm.
+    """Returns a simulation of an algorithm with every state and a probe, on random images and with BatchNorm.
 
-    What a checkpoint holds depends on the memories of server, clients and model, and neither on the algorithm
+    What a checkpoint holds depends on the states of server, clients and model, and neither on the algorithm
     otherwise nor on the weighting, which has none.
     """
     arrays, weighting = (
@@ -117,7 +117,7 @@ def contents(run):
 
 
 def assert_same(one, other):
-    """History, final state (server, memories, statistics) and best model, in every bit."""
+    """History, final state (server, states, statistics) and best model, in every bit."""
     assert numbers(one) == numbers(other) and leaves(one) == leaves(other)
 
 

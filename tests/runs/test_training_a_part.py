@@ -42,9 +42,9 @@ def start():
 
 
 def test_a_frozen_tensor_never_changes():
-    """In cohort blocks on two devices, with rows and memories on the host, too."""
+    """In client chunks on two devices, with rows and states on the host, too."""
     scaffold = {"algorithm": "scaffold", "weighting": "fedvg"}
-    ended = run(**scaffold, hold=2, placement="host", devices="2")
+    ended = run(**scaffold, client_chunk=2, placement="host", devices="2")
     for path, initial in tree.by_path(start().params).items():
         is_equal = bool((tree.by_path(ended.variables.params)[path] == initial).all())
         assert is_equal is path.startswith("fc1/"), path

@@ -138,14 +138,14 @@ def evaluate(params: Tree, stats: Tree, pool, rows):
 
 
 class Cohort(NamedTuple):
-    """What the server holds of the present clients."""
+    """What the server holds of the participating clients."""
 
     update: Tree
     """u = sum_k s_k (theta_g - theta_k)"""
     messages: list
     weights: Tree
     probes: list
-    memories: list
+    client_states: list
     """of all N clients, after the round"""
 
 
@@ -167,7 +167,7 @@ class Algorithm:
     native = "samples"
 
     def init(self, hyper, params):
-        """(server memory, one client's memory)"""
+        """(server state, one client's state)"""
         return None, None
 
     def probe(self, hyper, params, stats, batches, position):
@@ -181,11 +181,11 @@ class Algorithm:
         return gradients
 
     def report(self, hyper, params, theta, server, client, displacement):
-        """(client memory, message)"""
+        """(client state, message)"""
         return client, None
 
     def residual(self, hyper, server, theta, cohort):
-        """(R, server memory)"""
+        """(R, server state)"""
         return zeros_like(theta), server
 
 
@@ -277,7 +277,9 @@ class Scaffold(Algorithm):
         ), None
 
     def residual(self, hyper, server, theta, cohort):
-        return each(lambda u: u - hyper["scaffold.eta_g"] * u, cohort.update), mean(cohort.memories)
+        return each(lambda u: u - hyper["scaffold.eta_g"] * u, cohort.update), mean(
+            cohort.client_states
+        )
 
 
 class FedDyn(Algorithm):
@@ -304,7 +306,7 @@ class FedDyn(Algorithm):
         return each(lambda dual, t, p: dual - (t - p), client, theta, params), None
 
     def residual(self, hyper, server, theta, cohort):
-        return mean(cohort.memories), None
+        return mean(cohort.client_states), None
 
 
 class Elastic(Algorithm):
@@ -411,7 +413,7 @@ def adam(beta_2, v, squared):
 
 
 class FullAlgorithm(Algorithm):
-    """Uses every part of the contract: all memories, a probe, messages and every argument. For tests only."""
+    """Uses every part of the contract: all states, a probe, messages and every argument. For tests only."""
 
     native = "uniform"
 
@@ -447,7 +449,7 @@ class FullAlgorithm(Algorithm):
             added[path] = (
                 0.1 * theta[path] - 0.25 * cohort.update[path] + hyper["fedvg.eps"] * message
             )
-            moved[path] = server[path] + sum(messages) / len(cohort.memories)
+            moved[path] = server[path] + sum(messages) / len(cohort.client_states)
         return added, moved
 
 
@@ -581,7 +583,7 @@ class State(NamedTuple):
     stats: Tree
     server: object
     clients: list
-    """every client's memory"""
+    """every client's state"""
 
 
 class Metrics(NamedTuple):
@@ -606,11 +608,11 @@ def probe(state: State, schedule, k: int, pool, hyper, algorithm: Algorithm):
 def train(state: State, schedule, k: int, pool, hyper, algorithm: Algorithm) -> Return:
     """Local SGD of the client at position k of the cohort."""
     params, stats, losses = state.params, state.stats, []
-    memory = state.clients[schedule.clients[k]]
+    own = state.clients[schedule.clients[k]]
     first, steps = schedule.start[k], schedule.num_steps[k]
     for batch in batches(pool, schedule.rows[first : first + steps]):
-        loss, gradients, stats = algorithm.loss(hyper, params, stats, batch, state.params, memory)
-        gradients = algorithm.correct(hyper, gradients, params, state.params, state.server, memory)
+        loss, gradients, stats = algorithm.loss(hyper, params, stats, batch, state.params, own)
+        gradients = algorithm.correct(hyper, gradients, params, state.params, state.server, own)
         params = each(lambda p, g: p - hyper["lr"] * g, params, gradients)
         losses.append(loss)
     return Return(
@@ -640,47 +642,54 @@ def round_step(
 ):
     """Returns the state after one round, and its metrics.
 
-    Clients that drop out train, and are then left out of everything. So are clients without a step. Without present
-    clients, nothing changes.
+    Clients that drop out train, and are then left out of everything. So are clients without a step. Without
+    participating clients, nothing changes.
     """
     cohort, scoring = range(len(schedule.clients)), scoring._replace(eps=hyper["fedvg.eps"])
     probes = [probe(state, schedule, k, pool, hyper, algorithm) for k in cohort]
     trained = [train(state, schedule, k, pool, hyper, algorithm) for k in cohort]
-    present = [k for k in cohort if schedule.heard[k] and schedule.num_steps[k] > 0]
-    returned = [trained[k] for k in present]
+    participating = [k for k in cohort if schedule.participating[k] and schedule.num_steps[k] > 0]
+    returned = [trained[k] for k in participating]
     weighting = weighting.replace("native", algorithm.native)
     weights = dict.fromkeys((*state.params, *state.stats), np.zeros(0))
-    if present:
+    if participating:
         weights, _ = weigh(weighting, returned, pool, table, scoring)
 
     clients, messages = list(state.clients), []
-    for k, back in zip(present, returned, strict=True):
+    for k, back in zip(participating, returned, strict=True):
         client, displacement = schedule.clients[k], hyper["lr"] * schedule.num_steps[k]
-        memory = state.clients[client]
+        own = state.clients[client]
         clients[client], message = algorithm.report(
-            hyper, back.params, state.params, state.server, memory, displacement
+            hyper, back.params, state.params, state.server, own, displacement
         )
         messages.append(message)
 
-    metrics = metrics_of(state, trained, present, weights, weighting, pool, table, scoring)
-    if not present:
+    metrics = metrics_of(state, trained, participating, weights, weighting, pool, table, scoring)
+    if not participating:
         return state, metrics
     params = averaged(state.params, [back.params for back in returned], weights)
     stats = averaged(state.stats, [back.stats for back in returned], weights)
     update = each(np.subtract, state.params, params)
-    summary = Cohort(update, messages, weights, [probes[k] for k in present], clients)
+    summary = Cohort(update, messages, weights, [probes[k] for k in participating], clients)
     residual, server = algorithm.residual(hyper, state.server, state.params, summary)
     return State(each(np.add, params, residual), stats, server, clients), metrics
 
 
 def metrics_of(
-    state: State, trained: list, present: list, weights: Tree, weighting: str, pool, table, scoring
+    state: State,
+    trained: list,
+    participating: list,
+    weights: Tree,
+    weighting: str,
+    pool,
+    table,
+    scoring,
 ) -> Metrics:
-    """Returns the metrics; absent clients have weight 0 and the global model's score."""
+    """Returns the metrics; dropped clients have weight 0 and the global model's score."""
     all_weights = np.zeros(len(trained))
-    all_weights[present] = np.mean([weights[path] for path in state.params], 0)
+    all_weights[participating] = np.mean([weights[path] for path in state.params], 0)
     shown_models = [
-        back if k in present else back._replace(params=state.params, stats=state.stats)
+        back if k in participating else back._replace(params=state.params, stats=state.stats)
         for k, back in enumerate(trained)
     ]
     scores = np.array(weigh(weighting, shown_models, pool, table, scoring)[1])

@@ -105,9 +105,9 @@ def plan_with_dropouts(
         world.schedule(number, num_lanes, **{"probe_ratio": 0.5} | changes)
         for number in range(rounds)
     ]
-    heard = np.array([True, False, True, True, False])
+    participating = np.array([True, False, True, True, False])
     return [
-        schedule._replace(heard=heard) if number == 1 else schedule
+        schedule._replace(participating=participating) if number == 1 else schedule
         for number, schedule in enumerate(plan)
     ]
 
@@ -194,7 +194,7 @@ ON_QUADRATICS = [
 
 @functools.cache
 def full_algorithm() -> types.Algorithm:
-    """Uses every part of the contract: all memories, a probe, both kinds of messages and every argument."""
+    """Uses every part of the contract: all states, a probe, both kinds of messages and every argument."""
 
     def init(hyper, params):
         own = {
@@ -217,13 +217,13 @@ def full_algorithm() -> types.Algorithm:
             return own - c + (theta - p) / (hyper["lr"] + displacement)
 
         own = jax.tree.map(one, params, anchor.params, anchor.server["c"], anchor.client["c"])
-        memory = {
+        after = {
             "c": own,
             "moved": anchor.client["moved"] + displacement,
             "rounds": anchor.client["rounds"] + 1,
         }
         moved = tree.sub(own, anchor.client["c"])
-        return memory, moved, moved
+        return after, moved, moved
 
     def probe(hyper, probe):
         loss, _ = probe.task.loss(*probe.variables, *probe.batch(0), False)
@@ -385,7 +385,7 @@ def any_of(weightings: Sequence[types.Weighting]) -> types.Weighting:
 
 
 def any_algorithm(algorithms: Mapping[str, types.Algorithm]) -> types.Algorithm:
-    """Uses the algorithm with number `hyper["algorithm"]`: one program for all. Memories and probes are by name, and
+    """Uses the algorithm with number `hyper["algorithm"]`: one program for all. States and probes are by name, and
     those of the algorithms that are not chosen take the same rounds."""
 
     def choose(hyper, of_each):
@@ -395,8 +395,8 @@ def any_algorithm(algorithms: Mapping[str, types.Algorithm]) -> types.Algorithm:
         )
 
     def init(hyper, params):
-        memories = {name: algorithm.init(hyper, params) for name, algorithm in algorithms.items()}
-        return tuple({name: memory[i] for name, memory in memories.items()} for i in (0, 1))
+        states = {name: algorithm.init(hyper, params) for name, algorithm in algorithms.items()}
+        return tuple({name: both[i] for name, both in states.items()} for i in (0, 1))
 
     def correct(hyper, grads, params, anchor):
         return choose(
@@ -408,7 +408,7 @@ def any_algorithm(algorithms: Mapping[str, types.Algorithm]) -> types.Algorithm:
         reports = {
             n: a.report(hyper, params, _own(anchor, n), displacement) for n, a in algorithms.items()
         }
-        memory, summed, averaged = (
+        after, summed, averaged = (
             {name: parts[i] for name, parts in reports.items()} for i in (0, 1, 2)
         )
         layout = jax.tree.structure(params)
@@ -421,7 +421,7 @@ def any_algorithm(algorithms: Mapping[str, types.Algorithm]) -> types.Algorithm:
             dict(zip(by_tensor, parts, strict=True))
             for parts in zip(*by_tensor.values(), strict=True)
         ]
-        return memory, summed, layout.unflatten(tensors) if by_tensor else ()
+        return after, summed, layout.unflatten(tensors) if by_tensor else ()
 
     def residual(hyper, server, params, cohort):
         layout = jax.tree.structure(params)
@@ -438,7 +438,7 @@ def any_algorithm(algorithms: Mapping[str, types.Algorithm]) -> types.Algorithm:
 
         results = {name: one(name, algorithm) for name, algorithm in algorithms.items()}
         return choose(hyper, [added for added, _ in results.values()]), {
-            n: memory for n, (_, memory) in results.items()
+            n: after for n, (_, after) in results.items()
         }
 
     def probe(hyper, probe):

@@ -202,7 +202,9 @@ def test_fitted_weights_of_present_clients_do_not_depend_on_an_absent_one():
     def fitted(models, present):
         task, origin = worlds.TASK._replace(loss=squared), Variables({"w": jnp.zeros(())}, {})
         clients = Variables({"w": jnp.array(models)}, {})
-        view = returned()[1]._replace(variables=origin, clients=clients, present=jnp.array(present))
+        view = returned()[1]._replace(
+            variables=origin, clients=clients, participating=jnp.array(present)
+        )
         weigh = worlds.jit(baselines.fitted(task, 10, rate=1.0).weigh)
         return weigh({}, jnp.ones(len(models)), view).params["w"]
 

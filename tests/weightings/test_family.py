@@ -32,7 +32,7 @@ SAMPLES = np.array([3, 1, 0, 12])
 
 @pytest.mark.parametrize("granularity", groups.BY_NAME)
 def test_the_generalised_weighting_with_defaults_equals_fedvg(x64, granularity):
-    """Over the present clients, with running statistics."""
+    """Over the participating clients, with running statistics."""
     rules = [worlds.weighting(name, worlds.algorithm("fedavg"), worlds.TASK, 4, granularity=granularity)
              for name in ("fedvg", "generalised")]  # fmt: skip
     model = worlds.variables()
@@ -128,13 +128,13 @@ def test_gradients_by_every_parameter_equal_central_differences(x64):
 
 
 def test_absent_client_changes_no_weight(x64):
-    """For small, large, infinite and NaN norms of the absent client, and exponents of both signs."""
+    """For small, large, infinite and NaN norms of the dropped client, and exponents of both signs."""
     counts, present = jnp.asarray(SAMPLES, float), jnp.array([True, True, False, True])
     for exponent in (3.0, -300.0):
         of_mean = family.make_weights_of_mean(exponent, 0.5, 1e-8, 0.2, counts)
         first, *others = (
-            of_mean(jnp.array([1.0, 2.0, absent, 4.0]), present)
-            for absent in (1e-12, 1.0, 1e12, np.inf, np.nan)
+            of_mean(jnp.array([1.0, 2.0, dropped, 4.0]), present)
+            for dropped in (1e-12, 1.0, 1e12, np.inf, np.nan)
         )
         for weights in others:
             np.testing.assert_array_equal(weights, first)
@@ -143,7 +143,7 @@ def test_absent_client_changes_no_weight(x64):
 
 def test_a_large_exponent_gives_all_weight_to_one_client():
     """To the smallest norm where it is positive, to the largest where it is negative; with finite gradients, also
-    beside an absent client."""
+    beside a dropped client."""
     norms, present = jnp.float32([10.0, 1.0, 1e30, 100.0]), jnp.array([True, True, False, True])
 
     @worlds.jit

@@ -135,15 +135,15 @@ def test_weights_of_extreme_scores_are_between_zero_and_one():
     np.testing.assert_array_equal(np.ptp(actual[equal], -1), 0)
 
 
-# --- present clients
+# --- participating clients
 
 
 def test_renormalising_changes_no_bit_with_all_clients_and_gives_zero_without_any():
     weights = {"w": jnp.array([0.1, 0.2, 0.7001])}
     np.testing.assert_array_equal(
-        basic.renormalise_over_present(jnp.ones(3, bool), weights)["w"], weights["w"]
+        basic.renormalise_over_participating(jnp.ones(3, bool), weights)["w"], weights["w"]
     )
-    assert not basic.renormalise_over_present(jnp.zeros(3, bool), weights)["w"].any()
+    assert not basic.renormalise_over_participating(jnp.zeros(3, bool), weights)["w"].any()
 
 
 # --- inverse norms
@@ -176,7 +176,7 @@ def test_weights_invert_the_mean_norm_of_each_group(granularity, block_of, of_ba
 
 
 def test_tensors_of_group_minus_one_take_uniform_weights_and_do_not_count():
-    """In one cohort block and by terms; also where no tensor has a group."""
+    """In one client chunk and by terms; also where no tensor has a group."""
     variables = Variables({"a": jnp.ones(2), "b": jnp.ones(2)}, {})
     norms = {"a": jnp.array([1.0, 3.0]), "b": jnp.array([9.0, 1.0])}
     view = ServerView(variables, tree.repeat(variables, 2), jnp.arange(2), None)

@@ -52,9 +52,9 @@ def rank_correlation(
 
 
 def of_present(run: Run, record: Record, values: Sequence[Any]) -> list[Any]:
-    """Returns values of a cohort's clients with None for clients that are absent from the round's average.
+    """Returns values of a cohort's clients with None for clients that are dropped from the round's average.
 
-    Absent clients have the weight 0 and the global model, which say nothing about the client. Those without a local
+    Dropped clients have the weight 0 and the global model, which say nothing about the client. Those without a local
     step are present only by the departure untrained.
 
     Args:

@@ -19,7 +19,7 @@ where (i, j) is a *tap* of the kernel w and s the stride:
 - `rewrite`: takes the one of the first three with the fewest products, and applies the `--conv` of a run to any
   function, for the current hardware (`host.hardware` holds the table). Networks are written with `nn.Conv` and
   `nn.max_pool`, the package's and a user's alike.
-- `laid`: images of such a function that stay innermost from one layer to the next.
+- `layout_tagged`: images of such a function that stay innermost from one layer to the next.
 
 `lax` is XLA's own convolution, chosen on accelerators for images above 64 x 64 pixels.
 """

@@ -20,13 +20,13 @@ from jax.extend import core
 
 from fedvg_jax.core.types import Task
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models.conv import laid, patches, taps, winograd
+from fedvg_jax.models.conv import layout_tagged, patches, taps, winograd
 from fedvg_jax.models.conv.planes import first_max
 
 F = TypeVar("F", bound=Callable)
 
 Value = Any
-"""An array, or a `laid.Laid` one; Python numbers stand for literals."""
+"""An array, or a `layout_tagged.LayoutTagged` one; Python numbers stand for literals."""
 
 Rule = Callable[["Operation", Sequence[Value]], list[Value]]
 
@@ -103,11 +103,11 @@ def _has_nested_rule(eqn: core.JaxprEqn) -> bool:
 
 def _evaluate(conv: str, closed: core.ClosedJaxpr, *args) -> list[Any]:
     """Evaluates a jaxpr as `jax.core.eval_jaxpr` does, but by the rules of this module."""
-    return list(map(laid.array, _evaluate_laid(conv, closed, args)))
+    return list(map(layout_tagged.array, _evaluate_tagged(conv, closed, args)))
 
 
-def _evaluate_laid(conv: str, closed: core.ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
-    """As `_evaluate`; arguments and results may be laid."""
+def _evaluate_tagged(conv: str, closed: core.ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
+    """As `_evaluate`; arguments and results may be layout_tagged."""
     jaxpr, values = closed.jaxpr, {}
 
     def read(atom):
@@ -141,23 +141,23 @@ class Operation(NamedTuple):
         parts = {"constvars": [], "invars": variables, "outvars": self.eqn.outvars}
         alone = self.jaxpr.replace(**parts, eqns=[self.eqn], effects=self.eqn.effects)
         pairs = zip(operands, self.eqn.invars, strict=True)
-        arrays = [laid.array(x) for x, atom in pairs if not isinstance(atom, core.Literal)]
+        arrays = [layout_tagged.array(x) for x, atom in pairs if not isinstance(atom, core.Literal)]
         return core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))(*arrays)
 
 
-# --- rules: (operation, operands) -> results, of which each may be laid ----------------------------------------------
+# --- rules: (operation, operands) -> results, each an array or layout-tagged
 def _elementwise(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Leaves laid operands as they are in memory."""
-    results = laid.elementwise(operation.eqn, operands, operation.original)
+    """Leaves layout-tagged operands as they are in memory."""
+    results = layout_tagged.elementwise(operation.eqn, operands, operation.original)
     return operation.original(operands) if results is None else results
 
 
 def _sum(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Sums a laid array in the order of its memory."""
+    """Sums a layout-tagged array in the order of its memory."""
     (x,) = operands
     return (
-        [laid.total(x, operation.params["axes"])]
-        if isinstance(x, laid.Laid)
+        [layout_tagged.total(x, operation.params["axes"])]
+        if isinstance(x, layout_tagged.LayoutTagged)
         else operation.original(operands)
     )
 
@@ -166,7 +166,7 @@ def _convolve(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Convolves in any layout, as NHWC and HWIO."""
     params = operation.params
     lhs, rhs, out = params["dimension_numbers"]
-    x, w = operands[0], laid.array(operands[1])
+    x, w = operands[0], layout_tagged.array(operands[1])
     size, window = [x.shape[axis] for axis in lhs[2:]], [w.shape[axis] for axis in rhs[2:]]
     name = hw.auto_conv(math.prod(size)) if operation.conv == "auto" else operation.conv
     if name == "lax" or not _is_supported(x, w, window, params):
@@ -177,8 +177,8 @@ def _convolve(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     is_plain = is_dense and w.ndim == 4 and params["feature_group_count"] == 1
     if is_plain and {*strides} == {1} and _has_images_innermost(operation.conv, w.shape[-2]):
         axes, out = ((spec[0], *spec[2:], spec[1]) for spec in (lhs, out))
-        return [laid.convolve(x, w, pads, axes, out, precision)]
-    x = laid.array(x).transpose(lhs[0], *lhs[2:], lhs[1])
+        return [layout_tagged.convolve(x, w, pads, axes, out, precision)]
+    x = layout_tagged.array(x).transpose(lhs[0], *lhs[2:], lhs[1])
     if is_plain:
         convolve = _fewest_products if name == "winograd" else patches.convolve
         y = convolve(x, w, strides, pads, precision)
@@ -210,13 +210,13 @@ def _max_pool(operation: Operation, operands: Sequence[Value]) -> list[Value]:
         k <= n + low + high for k, n, (low, high) in zip(window, x.shape, padding, strict=True)
     )
     pooled = (
-        laid.max_pool(x, window, strides, padding)
-        if is_plain and isinstance(x, laid.Laid)
+        layout_tagged.max_pool(x, window, strides, padding)
+        if is_plain and isinstance(x, layout_tagged.LayoutTagged)
         else None
     )
     if pooled is not None:
         return [pooled]
-    x = laid.array(x)
+    x = layout_tagged.array(x)
     if not is_plain or not x.size or math.prod(window) > MAX_TAPS:
         return operation.original(operands)
     if any(low or high for low, high in padding):
@@ -232,11 +232,13 @@ def _max_pool(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 
 def _jit(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Evaluates the function, unless it is elementwise."""
-    results = laid.elementwise(operation.eqn, operands, operation.original)
+    results = layout_tagged.elementwise(operation.eqn, operands, operation.original)
     if results is not None:
         return results
-    if any(isinstance(x, laid.Laid) for x in operands) or _has_nested_rule(operation.eqn):
-        return _evaluate_laid(operation.conv, operation.params["jaxpr"], operands)
+    if any(isinstance(x, layout_tagged.LayoutTagged) for x in operands) or _has_nested_rule(
+        operation.eqn
+    ):
+        return _evaluate_tagged(operation.conv, operation.params["jaxpr"], operands)
     return operation.original(operands)
 
 
@@ -246,7 +248,7 @@ def _on_arrays(rebuild: Callable[[Operation, list[Any]], list[Any]]) -> Rule:
     def rule(operation: Operation, operands: Sequence[Value]) -> list[Value]:
         if not _has_nested_rule(operation.eqn):
             return operation.original(operands)
-        return rebuild(operation, list(map(laid.array, operands)))
+        return rebuild(operation, list(map(layout_tagged.array, operands)))
 
     return rule
 
@@ -295,7 +297,7 @@ _RULES: dict[str, Rule] = {
     "conv_general_dilated": _convolve,
     "reduce_window_max": _max_pool,
     "reduce_sum": _sum,
-    **dict.fromkeys(laid.ELEMENTWISE, _elementwise),
+    **dict.fromkeys(layout_tagged.ELEMENTWISE, _elementwise),
     "custom_jvp_call": _elementwise,
     "jit": _jit,
     "checkpoint": _checkpoint,

@@ -1,6 +1,6 @@
 """Bytes that are sent between the server and the clients, from shapes alone.
 
-    down   theta_g with its running statistics, and those leaves of the server's memory that the algorithm's functions
+    down   theta_g with its running statistics, and those leaves of the server's state that the algorithm's functions
            on the client read: Scaffold's c, not FedAvgM's momentum
     up     theta_k with its running statistics, the messages of `report`, and the result of `probe`
 
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax.core import reuse, tree
+from fedvg_jax.core import cache, tree
 from fedvg_jax.core.checks import dependencies
 from fedvg_jax.core.tree import num_bytes
 from fedvg_jax.core.types import (
@@ -65,7 +65,7 @@ def round_traffic(
         cohort_size: K.
         stats_too: whether the server treats running statistics like parameters.
         program, hyper: of the run.
-        state: arrays or shapes; of clients' memories any number of rows.
+        state: arrays or shapes; of client states any number of rows.
         data: arrays or shapes; its pool and its frozen tensors.
         chosen: the selection; None for uniform sampling.
     """
@@ -81,7 +81,7 @@ def round_traffic(
     )
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
     make = functools.partial(_traced, program.algorithm, program.bind, stats_too, shapes)
-    is_read, messages = program.keep(("traffic", *reuse.key_of_shapes(shapes)), make)
+    is_read, messages = program.cached(("traffic", *cache.key_of_shapes(shapes)), make)
     unread = jax.ShapeDtypeStruct((0,), jnp.float32)
     read = jax.tree.map(lambda leaf, used: leaf if used else unread, state.server, is_read[0])
     params = jax.tree.structure(state.variables.params)
@@ -136,7 +136,9 @@ def _traced(
         task = bind(base).task
         theta = model if stats_too else model.params
         anchor = Anchor(
-            theta, server, client.memory if isinstance(client, local_training.Kept) else client
+            theta,
+            server,
+            client.algorithm if isinstance(client, local_training.ClientState) else client,
         )
         minibatch = tree.gather(pool, jnp.zeros(2, jnp.int32))
         received = tree.params_of(anchor)
@@ -148,13 +150,13 @@ def _traced(
                 grads,
                 algorithm.loss(hyper, task, model.params, model.stats, rows, mask, key, received),
             )
-        memory, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
+        after, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
         probe = Probe(
             task, model, lambda i: minibatch, jnp.int32(1), jnp.int32(0), local_training.counted
         )
         measured = algorithm.probe(hyper, probe)
         sent = (*messages, measured if stats_too else tree.params_of(measured))
-        return {"all": (grads, memory, sent)}
+        return {"all": (grads, after, sent)}
 
     is_read, returned = dependencies(on_client, *shapes)
     return is_read["all"], returned["all"][2]

@@ -75,17 +75,17 @@ def check(
     )
     if algorithm.report is not no_report or algorithm.probe is not no_probe:
         raise UsageError(
-            f"dp covers the aggregate, and the algorithm has messages or memories of clients; {instead}"
+            f"dp covers the aggregate, and the algorithm has messages or client states; {instead}"
         )
     if algorithm.send and jax.tree.leaves(jax.eval_shape(algorithm.send.init, hyper, params)):
         raise UsageError(
             "dp does not account for what clients keep, as errors of send topk; use qsgd or none"
         )
-    if isinstance(state.clients, local_training.Kept) and jax.tree.leaves(
+    if isinstance(state.clients, local_training.ClientState) and jax.tree.leaves(
         (state.clients.weighting, state.weighting)
     ):
         raise UsageError(
-            "dp does not account for a weighting with a memory, which weighs by earlier rounds, too"
+            "dp does not account for a weighting with a state, which weighs by earlier rounds, too"
         )
     weights = jax.tree.map(
         lambda _: jax.ShapeDtypeStruct((cohorts.size,), tree.dtype(params)), params
@@ -172,9 +172,9 @@ def reads_rows(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> bo
         returned = ClientReturn(clients, ids, clients.params, ids)
         view = ServerView(model, clients, ids, rows, ids >= 0)
         measured = jax.lax.map(lambda one: weighting.signal(hyper, one, rows), returned)
-        if weighting.memory:
-            server, client = weighting.memory.init(hyper, model.params)
-            recall = jax.vmap(weighting.memory.recall, (None, 0, 0, None))
+        if weighting.state:
+            server, client = weighting.state.init(hyper, model.params)
+            recall = jax.vmap(weighting.state.recall, (None, 0, 0, None))
             measured, _ = recall(hyper, measured, tree.repeat(tree.arrays(client), 2), server)
         return {"weights": weighting.weigh(hyper, measured, view)}
 

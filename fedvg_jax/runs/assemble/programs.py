@@ -28,7 +28,7 @@ import numpy as np
 from jax.extend import core
 from jax.stages import Compiled, Traced, Wrapped
 
-from fedvg_jax.core import reuse, trained_part
+from fedvg_jax.core import cache, trained_part
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
@@ -44,7 +44,7 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.engine import cohort_memories, evaluate, federated_round
+from fedvg_jax.engine import cohort_states, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, files, hardware as hw
 from fedvg_jax.runs.experiment import Experiment, Method, Model
@@ -78,32 +78,32 @@ class Program(NamedTuple):
     """of the whole model"""
     bind: Callable[[Tree], Bound]
     """`Data.base` -> what depends on it"""
-    keep: reuse.Keep
-    """keeps what is compiled or traced of the program, by shapes, for the runs that share it"""
+    cached: cache.Cache
+    """caches what is compiled or traced of the program, by shapes, for the runs that share it"""
     local: LocalPart
     """the part of the model that stays with each client"""
 
 
-_of_settings = reuse.keeper()
+_of_settings = cache.new()
 """Programs that follow from settings alone, for all runs of the process."""
 
 
-def make_program(experiment: Experiment, keep: reuse.Keep | None = None) -> Program:
+def make_program(experiment: Experiment, cached: cache.Cache | None = None) -> Program:
     """Returns the program of a run, a kept one if a run has the same.
 
     Args:
         experiment: its `key` determines the program, up to shapes.
-        keep: keeps programs with functions of a caller, for the runs of one call. Other programs are kept for the
+        cached: caches programs with functions of a caller, for the runs of one call. Others are cached for the
             process.
     """
     model, method = experiment.model, experiment.method
-    key = experiment.key, reuse.trace_settings(), hw.current()
+    key = experiment.key, cache.trace_settings(), hw.current()
     is_named = not {"task", "algorithm", "weighting", "aggregate", "send", "attack"} & {
         *experiment.custom
     }
-    keep = _of_settings if is_named else keep or reuse.keeper()
+    cached = _of_settings if is_named else cached or cache.new()
     arguments = model, method, experiment.executor, experiment.cohorts.num_clients
-    return keep(key, lambda: _make(*arguments))
+    return cached(key, lambda: _make(*arguments))
 
 
 def _make(model: Model, method: Method, executor: Executor, num_clients: int) -> Program:
@@ -152,7 +152,7 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
         step = bind(data.base).step
         return federated_round.make_chunk(step)(state, num_rounds, rounds, data, hyper)
 
-    of_state = cohort_memories.placement(executor)
+    of_state = cohort_states.placement(executor)
     of_chunk = of_state and (of_state, executor.placement)
     jit = functools.partial(jax.jit, compiler_options=hw.compiler_options())
     return Program(
@@ -165,7 +165,7 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
         jit(evaluate.make_evaluate(scored, executor), out_shardings=executor.placement),
         whole,
         bind,
-        reuse.keeper(),
+        cache.new(),
         local,
     )
 
@@ -201,7 +201,7 @@ def _shapes_of_base(model: Model, task: Task) -> Variables | None:
 
 
 def trace_chunk(
-    keep: reuse.Keep,
+    cached: cache.Cache,
     chunk: Wrapped,
     state: SimState,
     rounds: Schedule,
@@ -213,15 +213,15 @@ def trace_chunk(
     Programs traced under other settings of jax, such as `jax.default_matmul_precision`, are others.
 
     Args:
-        keep, chunk: of a `Program`.
+        cached, chunk: of a `Program`.
         state, rounds, data, hyper: arrays or shapes; `rounds` is a stacked schedule.
     """
-    shapes = jax.tree.map(reuse.abstract, (state, np.int32(0), rounds, data, hyper))
-    return keep(("traced", *reuse.key_of_shapes(shapes)), lambda: chunk.trace(*shapes))
+    shapes = jax.tree.map(cache.abstract, (state, np.int32(0), rounds, data, hyper))
+    return cached(("traced", *cache.key_of_shapes(shapes)), lambda: chunk.trace(*shapes))
 
 
 def compile_for(
-    keep: reuse.Keep,
+    cached: cache.Cache,
     chunk: Wrapped,
     evaluate: Wrapped,
     state: SimState,
@@ -232,16 +232,16 @@ def compile_for(
     """Returns the two programs of a run compiled for its shapes, kept ones if equal shapes were compiled.
 
     Args:
-        keep, chunk, state, rounds, hyper: as in `trace_chunk`.
+        cached, chunk, state, rounds, hyper: as in `trace_chunk`.
         evaluate: of a `Program`.
         data: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
     """
-    shapes = jax.tree.map(reuse.abstract, (state, rounds, data, hyper))
+    shapes = jax.tree.map(cache.abstract, (state, rounds, data, hyper))
 
     def compiled() -> tuple[Callable, Callable]:
-        return _compiled(trace_chunk(keep, chunk, *shapes), evaluate, shapes[0], shapes[2])
+        return _compiled(trace_chunk(cached, chunk, *shapes), evaluate, shapes[0], shapes[2])
 
-    return keep(("compiled", *reuse.key_of_shapes(shapes)), compiled)
+    return cached(("compiled", *cache.key_of_shapes(shapes)), compiled)
 
 
 def _compiled(

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax.stages import Traced, Wrapped
 
-from fedvg_jax.core import reuse, trained_part, tree
+from fedvg_jax.core import cache, trained_part, tree
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
@@ -36,7 +36,7 @@ from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, processes
 from fedvg_jax.runs.assemble import communication, privacy, programs, tables
 from fedvg_jax.runs.experiment import Experiment
-from fedvg_jax.runs.placement import client_memories, pool_rows
+from fedvg_jax.runs.placement import client_states, pool_rows
 from fedvg_jax.runs.record import history, provenance
 
 
@@ -58,7 +58,7 @@ class Simulation(NamedTuple):
     task: Task
     """of the trained part, with the frozen tensors of `data`"""
     state: SimState
-    """before the first round; if memories stay on the host, NumPy arrays without rows of clients"""
+    """before the first round; if client states stay on the host, NumPy arrays without rows of clients"""
     data: Data
     """the pool and the tables of rows, on the devices; NumPy arrays if `host_rows` is set"""
     hyper: Hyper
@@ -77,14 +77,14 @@ class Simulation(NamedTuple):
     """of the whole model: `task`, unless only a part is trained"""
     bind: Callable[[Tree], programs.Bound]
     """`data.base` -> task, weighting and round step with these frozen tensors"""
-    keep: reuse.Keep
-    """keeps the compiled programs, by shapes"""
+    cached: cache.Cache
+    """caches the compiled programs, by shapes"""
     local: LocalPart
     """the part of the model that stays with each client"""
     host_rows: pool_rows.HostRows | None
     """the rows that the devices hold, if the run keeps its rows on the host (`--placement`)"""
-    memories: client_memories.Placement
-    """where the clients' memories are (`--placement`)"""
+    state_placement: client_states.Placement
+    """where the client states are (`--placement`)"""
     custom_hyper: Mapping[str, float] = {}
     """hyperparameters that a caller's objects declare and no setting determines"""
     metrics: Mapping[str, Metric] = {}
@@ -113,7 +113,7 @@ class Simulation(NamedTuple):
             round: its number, from 0; it determines the cohort and the minibatches.
 
         Raises:
-            UsageError: rows or memories of clients stay on the host.
+            UsageError: rows or client states stay on the host.
 
         >>> import fedvg_jax as fv
         >>> sim = fv.simulation(fv.Config(clients=4, alpha=10.0))
@@ -121,9 +121,9 @@ class Simulation(NamedTuple):
         >>> int(state.round), metrics.weights.shape
         (1, (2,))
         """
-        if self.host_rows or self.memories.is_on_host:
+        if self.host_rows or self.state_placement.is_on_host:
             raise UsageError(
-                "sim.step needs rows and memories on the device; use placement device, or fv.run"
+                "sim.step needs rows and client states on the device; use placement device, or fv.run"
             )
         rounds = schedule.stack([self.schedule(round, state)], tables.MAX_ROUNDS)
         after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
@@ -172,25 +172,25 @@ class Simulation(NamedTuple):
         return evaluate.mean_loss(self.model, self.whole(variables), self.data.pool, rows)
 
 
-def assemble(experiment: Experiment, keep: reuse.Keep | None = None) -> Simulation:
+def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simulation:
     """Returns the simulation of an experiment.
 
     Args:
         experiment: what the run is.
-        keep: keeps the programs of functions that a caller gave, for all simulations of the call.
+        cached: caches the programs of functions that a caller gave, for all simulations of the call.
 
     Raises:
         UsageError: a caller's function breaks its contract, or parts of the experiment do not fit together.
     """
     population, method, cohorts = experiment.population, experiment.method, experiment.cohorts
-    program = programs.make_program(experiment, keep)
+    program = programs.make_program(experiment, cached)
     hyper, custom_hyper = experiment.hyper(program.algorithm, program.weighting)
     variables, base = _first_model(experiment, program.model)
     program = _bound(program, base)
     rows, host = _make_rows(experiment, program, base)
     round_rows = host.resident if host else rows
     _check_features(experiment, program, round_rows, hyper)
-    state, memories = _make_state(experiment, program, hyper, variables)
+    state, state_placement = _make_state(experiment, program, hyper, variables)
     chosen = method.selection
     if chosen and chosen.num_candidates and host:
         raise UsageError(
@@ -226,7 +226,7 @@ def assemble(experiment: Experiment, keep: reuse.Keep | None = None) -> Simulati
         custom_hyper=custom_hyper,
         schedule=tables.make_schedule(cohorts, num_rows, parts, program, sent, select, origin),
         host_rows=host,
-        memories=memories._replace(has_custom_model=is_given),
+        state_placement=state_placement._replace(has_custom_model=is_given),
         traffic=traffic,
         account=account,
         **program._asdict(),
@@ -251,11 +251,11 @@ def _check_contracts(sim: Simulation) -> None:
 
 def trace_chunk(sim: Simulation) -> Traced:
     """Returns the program of rounds traced for the shapes of a run, once for equal shapes."""
-    _, planned = client_memories.number_rows(sim.memories, [sim.schedule(0)])
+    _, planned = client_states.number_rows(sim.state_placement, [sim.schedule(0)])
     rounds = schedule.stack(planned, tables.MAX_ROUNDS)
     data = pool_rows.shapes(sim.host_rows, sim.data)
-    state = client_memories.shapes_on_devices(sim.memories, sim.state)
-    return programs.trace_chunk(sim.keep, sim.chunk, state, rounds, data, sim.hyper)
+    state = client_states.shapes_on_devices(sim.state_placement, sim.state)
+    return programs.trace_chunk(sim.cached, sim.chunk, state, rounds, data, sim.hyper)
 
 
 def _first_model(experiment: Experiment, task: Task) -> tuple[Variables, Variables | None]:
@@ -298,8 +298,8 @@ def _check_features(
         task_checks.check_forward(task, rows.pool)
     is_custom = "algorithm" in experiment.custom
     name = "the algorithm" if is_custom else f"algorithm {experiment.settings.algorithm}"
-    key = "features", *reuse.key_of_shapes((rows.pool, hyper))
-    program.keep(key, lambda: task_checks.check_features(algorithm, task, rows.pool, hyper, name))
+    key = "features", *cache.key_of_shapes((rows.pool, hyper))
+    program.cached(key, lambda: task_checks.check_features(algorithm, task, rows.pool, hyper, name))
 
 
 def _account(
@@ -325,20 +325,20 @@ def _account(
     return None if earlier is None else privacy.Account(options.delta, mechanism, earlier)
 
 
-def federation(experiment: Experiment) -> client_memories.Federation:
+def federation(experiment: Experiment) -> client_states.Federation:
     """Returns the numbers that decide where client states are."""
     cohorts = experiment.cohorts
-    return client_memories.Federation(cohorts.num_clients, cohorts.size, experiment.records.rounds)
+    return client_states.Federation(cohorts.num_clients, cohorts.size, experiment.records.rounds)
 
 
 def _make_state(
     experiment: Experiment, program: programs.Program, hyper: Hyper, variables: Variables
-) -> tuple[SimState, client_memories.Placement]:
-    """Returns the state before the first round, of these trained variables, and where the clients' memories are."""
+) -> tuple[SimState, client_states.Placement]:
+    """Returns the state before the first round, of these trained variables, and where the client states are."""
     cohorts, method = experiment.cohorts, experiment.method
 
     def init() -> SimState:
-        """Returns the state with the memories of one client."""
+        """Returns the state with the states of one client."""
         return federated_round.init_state(
             program.task,
             program.algorithm,
@@ -351,7 +351,7 @@ def _make_state(
         )
 
     client_bytes = tree.num_bytes(jax.eval_shape(init).clients)
-    memories = client_memories.choose(
+    state_placement = client_states.choose(
         experiment.placement,
         federation(experiment),
         client_bytes,
@@ -359,5 +359,5 @@ def _make_state(
         program.executor.rows,
     )
     one = processes.place(init(), program.executor.placement)
-    memories = memories._replace(fresh=one.clients)
-    return client_memories.first_state(memories, one, cohorts.num_clients), memories
+    state_placement = state_placement._replace(fresh=one.clients)
+    return client_states.first_state(state_placement, one, cohorts.num_clients), state_placement

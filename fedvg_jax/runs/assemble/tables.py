@@ -204,11 +204,11 @@ def make_schedule(
             capacity=capacity,
             dropout=cohorts.dropout,
             clients=clients,
-            block_size=cohorts.chunk_size,
+            client_chunk_size=cohorts.chunk_size,
             origin=origin,
         )
         if waited:
-            drawn = drawn._replace(heard=is_averaged, waited=waited)
+            drawn = drawn._replace(participating=is_averaged, waited=waited)
         if not cohorts.noise_seed:
             return drawn
         return drawn._replace(key=schedule.key(cohorts.noise_seed, number, origin))

@@ -234,7 +234,7 @@ def _of_client(client: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.nd
     """Returns a client's own tensors among all leaves, and the global model's tensors in place of others."""
     names = (
         "kept_model",
-        "memory.kept_model",
+        "state.kept_model",
         "local",
     )  # a client does not send the tensors of `local`
     own = {
@@ -244,7 +244,7 @@ def _of_client(client: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.nd
     }
     if not own:
         raise ValueError("clients keep no model")
-    owners = leaves.get("state.memory_clients", np.arange(len(next(iter(own.values())))))
+    owners = leaves.get("state.client_ids", np.arange(len(next(iter(own.values())))))
     rows_of_client = np.flatnonzero(owners == client)
     if not len(rows_of_client):
         raise ValueError(f"there is no client {client}, or it has not taken part")

@@ -194,9 +194,9 @@ RESUMABLE_CHANGES = frozenset((*HOST, "rounds", "data_dir", "nonfinite", "device
 """Settings that may differ when a run is resumed, because they change no result.
 
 Data may be in another folder: their digest is compared. `nonfinite` only says when to stop. A run may move to another
-number of `devices`: its results are equal to rounding, and it says so. `lanes`, `hold` and `conv` are not among them:
-their results are equal to rounding only. Neither is `eval_every`: evaluations stay equally spaced, except that a run
-that is extended keeps the one of its former last round.
+number of `devices`: its results are equal to rounding, and it says so. `lanes`, `client_chunk` and `conv` are not among
+them: their results are equal to rounding only. Neither is `eval_every`: evaluations stay equally spaced, except that
+a run that is extended keeps the one of its former last round.
 """
 
 

@@ -60,7 +60,7 @@ RESERVED_NAMES += (
     "untrained",
     "diverged",
     "unweighed",
-    "misweighed",
+    "invalid_weights",
 )
 RESERVED_NAMES += (*CLIENT_ACCURACIES, *itertools.chain(*CLIENT_ACCURACIES.values()))
 
@@ -416,13 +416,13 @@ def _exceptions(schedule, metrics) -> Record:
     """Returns the ids of clients under "dropped", "late", "untrained" and "diverged", without empty names.
 
     "unweighed" are the ids in "diverged" with a finite model and loss, but without a finite score, weight or probe.
-    "misweighed" has the sum and the least of wrong weights, see `Metrics.extremes`.
+    "invalid_weights" has the sum and the least of wrong weights, see `Metrics.extremes`.
     """
     import numpy as np
 
     late = schedule.waited.late if schedule.waited else ()
     absent = {
-        "dropped": ~schedule.heard & ~np.isin(schedule.clients, late),
+        "dropped": ~schedule.participating & ~np.isin(schedule.clients, late),
         "untrained": schedule.num_steps == 0,
         "diverged": ~metrics.finite,
     }
@@ -434,7 +434,7 @@ def _exceptions(schedule, metrics) -> Record:
         exceptions["late"] = [int(client) for client in late]
     extremes = metrics.extremes  # bfloat16 rounds each weight by 0.2 %
     if len(extremes) and (abs(extremes[0] - 1) > 5e-3 or extremes[1] < -1e-6):
-        exceptions["misweighed"] = list(map(float, extremes))
+        exceptions["invalid_weights"] = list(map(float, extremes))
     return exceptions
 
 

@@ -31,7 +31,7 @@ def sources(
     partition: Partition,
     pool: Batch,
     hyper: Mapping[str, float],
-    memory: Tree,
+    client_state: Tree,
     base: Tree = None,
 ) -> dict[str, str]:
     """Returns what a run depends on besides its settings.
@@ -45,7 +45,7 @@ def sources(
         partition: every client's rows of each part are part of the digest.
         pool: the run's pool; its rows behind the rows of `arrays` are an external validation set.
         hyper: name -> value, of functions that the user passed.
-        memory: NumPy arrays, of a client not sampled yet, if it has values of a given model. A model made from the seed
+        state: NumPy arrays, of a client not sampled yet, if it has values of a given model. A model made from the seed
             may differ in its last bits between machines.
         base: NumPy arrays, the frozen tensors of the model; None where it is trained as a whole.
     """
@@ -58,7 +58,7 @@ def sources(
         digests["validation"] = cache.digest(*external)
     if base is not None:
         digests["frozen_base"] = cache.digest(*jax.tree.leaves(base))
-    leaves = jax.tree.leaves(memory)
+    leaves = jax.tree.leaves(client_state)
     return {
         **digests,
         "initial_model": cache.digest(*leaves) if leaves else "",

@@ -136,7 +136,7 @@ class Recorder:
         """Starts writing a checkpoint of the newest round, if the run keeps them.
 
         Args:
-            stored: see `client_memories.Storage`.
+            stored: see `client_states.Storage`.
             seconds: of compiling and of running, over all parts.
         """
         if not self.keeps_checkpoints or self._pool is None or self.folder is None:

@@ -53,7 +53,7 @@ def test_details_of_any_rank_pass_and_are_recorded_as_nested_lists():
 
 
 def larger_in_one_tensor(hyper, ones, view):
-    weights = basic.broadcast_weights(basic.shares(ones, view.present), view)
+    weights = basic.broadcast_weights(basic.shares(ones, view.participating), view)
     first, *others = jax.tree.leaves(weights)
     return jax.tree.unflatten(jax.tree.structure(weights), [first.at[0].add(0.5), *others])
 
@@ -74,15 +74,21 @@ WRONG = {
         basic.uniform()._replace(weigh=lambda h, ones, view: basic.broadcast_weights(ones, view)),
         "4, the",
     ),
-    "in blocks": (2, basic.by_scalar(small_clients), r"1, the least is -0\.\d+"),
+    "in client chunks": (2, basic.by_scalar(small_clients), r"1, the least is -0\.\d+"),
 }
 
 
 @pytest.mark.parametrize("kind", WRONG)
 def test_weights_of_real_cohorts_are_checked_in_every_tensor(kind):
-    hold, rule, values = WRONG[kind]
+    client_chunk, rule, values = WRONG[kind]
     settings = fv.Config(
-        clients=4, join_ratio=1.0, rounds=2, local_epochs=1, alpha=10.0, model="linear", hold=hold
+        clients=4,
+        join_ratio=1.0,
+        rounds=2,
+        local_epochs=1,
+        alpha=10.0,
+        model="linear",
+        client_chunk=client_chunk,
     )
     with pytest.raises(fv.UsageError, match=rf"^round 1: weights sum to .*{values}"):
         fv.run(settings, weighting=rule, data=worlds.images(120))

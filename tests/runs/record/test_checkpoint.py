@@ -19,7 +19,7 @@ STATE = {
         "kernel": np.arange(12, dtype=np.float32).reshape(3, 4) / 7,
         "half": np.ones(3, ml_dtypes.bfloat16),
     },
-    "memory": (np.array([True, False]), np.zeros((0, 3), np.float32), np.float64(1) / 3, ()),
+    "state": (np.array([True, False]), np.zeros((0, 3), np.float32), np.float64(1) / 3, ()),
 }
 
 

@@ -1,4 +1,4 @@
-"""A run with the memories of sampled clients on the host equals one with a row for every client on the device."""
+"""A run with the states of sampled clients on the host equals one with a row for every client on the device."""
 
 import functools
 from dataclasses import replace
@@ -16,11 +16,11 @@ from fedvg_jax.core.types import SimState, UsageError, Variables
 from fedvg_jax.engine import executors
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.runs.assemble import programs
-from fedvg_jax.runs.placement import client_memories
-from fedvg_jax.runs.placement.client_memories import Placement
+from fedvg_jax.runs.placement import client_states
+from fedvg_jax.runs.placement.client_states import Placement
 from fedvg_jax.runs.record import checkpoint, digests
 
-MILLION = client_memories.Federation(num_clients=10**6, cohort_size=1000, rounds=50)
+MILLION = client_states.Federation(num_clients=10**6, cohort_size=1000, rounds=50)
 SETTINGS = Config(
     **{
         "clients": 20,
@@ -42,22 +42,22 @@ SETTINGS = Config(
 )
 """Of `worlds.full_algorithm`, with probes as elastic has. One client is sampled in every round; others drop out."""
 LAYOUTS = {"device": {}, "host": {}, "host, a round": {"CHUNK_BYTES": 1}}
-"""Layout -> constants of `client_memories`."""
+"""Layout -> constants of `client_states`."""
 
 
 @functools.cache
 def run(layout, callbacks=True, **changes):
     """Returns the history, and the states after each round on the host; `changes` are settings."""
     states = []
-    memories = "host" if layout.startswith("host") else "device"
-    config = replace(SETTINGS, placement=memories, **changes)
+    placement = "host" if layout.startswith("host") else "device"
+    config = replace(SETTINGS, placement=placement, **changes)
 
     def keep(record, state):
         states.append(checkpoint.to_host(state))
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in LAYOUTS[layout].items():
-            patch.setattr(client_memories, name, value)
+            patch.setattr(client_states, name, value)
         given = linear.GIVEN | {
             "algorithm": worlds.full_algorithm(),
             "task": linear.TASK._replace(),
@@ -67,20 +67,20 @@ def run(layout, callbacks=True, **changes):
 
 
 def by_client(state: SimState, num_clients: int):
-    """The memories of a state with rows for some clients, as those of all clients; the others' are zeros."""
+    """The states of a state with rows for some clients, as those of all clients; the others' are zeros."""
 
     def placed(leaf):
         result = np.zeros((num_clients, *leaf.shape[1:]), leaf.dtype)
-        result[state.memory_clients] = leaf
+        result[state.client_ids] = leaf
         return result
 
     return jax.tree.map(placed, state.clients)
 
 
 def assert_equal_states(some, every):
-    """All fields, with the memories by client."""
-    memories = by_client(some, len(jax.tree.leaves(every.clients)[0]))
-    jax.tree.map(np.testing.assert_array_equal, memories, every.clients)
+    """All fields, with the states by client."""
+    states = by_client(some, len(jax.tree.leaves(every.clients)[0]))
+    jax.tree.map(np.testing.assert_array_equal, states, every.clients)
     jax.tree.map(np.testing.assert_array_equal, some[:3], every[:3])
 
 
@@ -96,7 +96,7 @@ def test_memories_of_sampled_clients_give_the_same_states_to_the_bit():
     assert_equal_runs(history, whole[0])
     for some, every in zip(states, whole[1], strict=True):
         assert_equal_states(some, every)
-    assert states[-1].memory_clients.tolist() == sampled
+    assert states[-1].client_ids.tolist() == sampled
 
 
 def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients():
@@ -113,11 +113,11 @@ def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients():
 def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(
     tmp_path, first, then, num_stored
 ):
-    """A checkpoint of memories on the host holds those of sampled clients only."""
+    """A checkpoint of states on the host holds those of sampled clients only."""
     run(first, callbacks=False, rounds=2, out=tmp_path / "run")
     stored = digests.about(digests.checkpoint_path(tmp_path / "run", 2))["leaves"]
     assert stored["state.clients.c.w"][0] == [num_stored, 3]
-    assert ("state.memory_clients" in stored) == (first != "device")
+    assert ("state.client_ids" in stored) == (first != "device")
     history, states = run(then, out=tmp_path / "run", resume=str(tmp_path / "run"))
     whole = run("device")
     assert_equal_runs(history, whole[0])
@@ -131,7 +131,7 @@ def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(
 def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_yet_start_from(
     tmp_path,
 ):
-    """A checkpoint of memories on the host has no personal model of theirs."""
+    """A checkpoint of states on the host has no personal model of theirs."""
     config = replace(SETTINGS, algorithm="ditto", placement="host", rounds=1, out=tmp_path / "run")
     model = Variables({"w": np.ones(3, np.float32)}, {})
     fv.run(config, **linear.GIVEN, initial=model)
@@ -143,7 +143,7 @@ def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_
 
 
 def test_another_seed_compiles_nothing(monkeypatch):
-    monkeypatch.setattr(client_memories, "CHUNK_BYTES", 1)
+    monkeypatch.setattr(client_states, "CHUNK_BYTES", 1)
     given = linear.GIVEN | {
         "algorithm": worlds.full_algorithm(),
         "task": linear.GIVEN["task"]._replace(),
@@ -160,33 +160,33 @@ BY_CLIENT = Placement(max_rounds=64)
 
 
 def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_are_sampled_or_they_fill_the_devices():
-    assert client_memories.choose("host", MILLION, 0, 64) == BY_CLIENT, "no memories"
-    assert client_memories.choose("auto", MILLION, 67, 64) == BY_CLIENT, "64 MiB for all"
-    assert client_memories.choose("device", MILLION, 2**20, 64) == BY_CLIENT
+    assert client_states.choose("host", MILLION, 0, 64) == BY_CLIENT, "no memories"
+    assert client_states.choose("auto", MILLION, 67, 64) == BY_CLIENT, "64 MiB for all"
+    assert client_states.choose("device", MILLION, 2**20, 64) == BY_CLIENT
     often = MILLION._replace(rounds=1000)
     gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
     with hw.assumed(gpus):
         placed = [
-            client_memories.choose("auto", federation, 2**10, 64).is_on_host
+            client_states.choose("auto", federation, 2**10, 64).is_on_host
             for federation in (MILLION, often)
         ]
         divided = [
-            client_memories.choose("auto", often, 2**16, 64, rows).num_rows
+            client_states.choose("auto", often, 2**16, 64, rows).num_rows
             for rows in (None, executors.sharded(4, 1).rows)
         ]
     assert placed == [True, False] and divided == [1024, None]
 
 
 def test_a_run_has_the_storage_of_its_placement():
-    on_host = client_memories.choose("host", MILLION, 2**10, 64)
-    assert on_host.storage is client_memories.HOST
-    assert BY_CLIENT.storage is client_memories.DEVICE
+    on_host = client_states.choose("host", MILLION, 2**10, 64)
+    assert on_host.storage is client_states.HOST
+    assert BY_CLIENT.storage is client_states.DEVICE
     assert (
-        BY_CLIENT._replace(sharding=executors.sharded(4, 1).rows).storage is client_memories.DIVIDED
+        BY_CLIENT._replace(sharding=executors.sharded(4, 1).rows).storage is client_states.DIVIDED
     )
 
 
-# --- memory of a program
+# --- state of a program
 
 
 def test_temporaries_of_the_compiled_program_count():

@@ -10,7 +10,7 @@ clients in one of three ways:
   of a chunk's clients, which they may divide. All shapes on the devices are fixed before the first round.
 
 Each is a `Storage`, five functions that a run calls. Rounds take rows on the devices themselves
-(`engine.cohort_memories`). Where other processes store some of the rows, every process gets all rows of one tensor at a
+(`engine.cohort_states`). Where other processes store some of the rows, every process gets all rows of one tensor at a
 time.
 """
 
@@ -27,7 +27,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Schedule, SimState, Tree
-from fedvg_jax.engine import cohort_memories, local_training
+from fedvg_jax.engine import cohort_states, local_training
 from fedvg_jax.host import hardware as hw, processes
 from fedvg_jax.runs.placement import pool_rows
 from fedvg_jax.runs.record import checkpoint
@@ -90,7 +90,7 @@ def choose(
     max_rounds: int,
     sharding: NamedSharding | None = None,
 ) -> Placement:
-    """Returns where a run stores its clients' states. It depends on sizes, never on the seed.
+    """Returns where a run stores its client states. It depends on sizes, never on the seed.
 
     By default they are on the host if they are large, and the run samples some clients only or they fill the devices.
 
@@ -137,12 +137,12 @@ def padded(num_rows: int, sharding: NamedSharding | None) -> int:
 # --- states -----------------------------------------------------------------------------------------------------------
 def is_by_client(state: SimState) -> bool:
     """Returns whether the state has a row for every client, by number."""
-    return isinstance(state.memory_clients, tuple)
+    return isinstance(state.client_ids, tuple)
 
 
 def with_client_states(state: SimState, states: Tree, clients: Tree = ()) -> SimState:
     """Returns the state with other client states, whose rows are those of `clients`."""
-    return state._replace(clients=states, memory_clients=clients)
+    return state._replace(clients=states, client_ids=clients)
 
 
 def shapes_of_rows(
@@ -206,7 +206,7 @@ def number_rows(placement: Placement, planned: list[Schedule]) -> tuple[np.ndarr
     >>> batches = 2 * [np.zeros((1, 4), np.int32)]
     >>> rounds = [schedule.pack(c, batches, [4, 4], num_lanes=1, capacity=2) for c in ([9, 4], [4, 6])]
     >>> clients, rounds = number_rows(Placement(4), rounds)
-    >>> clients.tolist(), [r.memory_rows.tolist() for r in rounds]
+    >>> clients.tolist(), [r.state_rows.tolist() for r in rounds]
     ([9, 4, 6], [[0, 1], [1, 2]])
     """
     if not placement.is_on_host:
@@ -218,7 +218,7 @@ def number_rows(placement: Placement, planned: list[Schedule]) -> tuple[np.ndarr
     rows = (
         order[np.searchsorted(sorted_clients, planned_round.clients)] for planned_round in planned
     )
-    return clients, [each._replace(memory_rows=r) for each, r in zip(planned, rows, strict=True)]
+    return clients, [each._replace(state_rows=r) for each, r in zip(planned, rows, strict=True)]
 
 
 # --- functions of a placement -----------------------------------------------------------------------------------------
@@ -270,7 +270,7 @@ def read(placement: Placement, store: Store | None, state: SimState, clients: np
         state: after a round, on the devices.
         clients: int [n].
     """
-    if not isinstance(state.clients, local_training.Kept):
+    if not isinstance(state.clients, local_training.ClientState):
         return ()
     return placement.storage.read(placement, store, state.clients.local, clients)
 
@@ -356,7 +356,7 @@ def _read_from_host(
 
 
 def _save_sampled_clients(state: SimState, num_clients: int) -> SimState:
-    return _saved(state, len(state.memory_clients))
+    return _saved(state, len(state.client_ids))
 
 
 def _restore_sampled_clients(state: SimState, saved: SimState) -> SimState:
@@ -384,7 +384,7 @@ def open_store(placement: Placement, federation: Federation, state: SimState) ->
     """
     if not placement.is_on_host:
         return None
-    clients = np.asarray(state.memory_clients)
+    clients = np.asarray(state.client_ids)
     row_of = np.zeros(federation.num_clients, np.int32)
     row_of[clients] = np.arange(1, len(clients) + 1, dtype=np.int32)
 
@@ -431,12 +431,12 @@ def saved_shapes(state: SimState, leaves: Mapping[str, np.ndarray], num_clients:
         leaves: saved leaves by path.
         num_clients: N.
     """
-    clients = leaves.get("state.memory_clients")
+    clients = leaves.get("state.client_ids")
     if clients is None:
         return shapes_of_rows(state, None, num_clients)
     (count,) = clients.shape
     return shapes_of_rows(state, count, num_clients)._replace(
-        memory_clients=jax.ShapeDtypeStruct((count,), np.int32)
+        client_ids=jax.ShapeDtypeStruct((count,), np.int32)
     )
 
 
@@ -446,7 +446,7 @@ def _saved(state: SimState, num_rows: int) -> SimState:
     states = jax.tree.map(
         np.array, _rows_on_host(state.clients, num_rows)
     )  # copies, which no later round overwrites
-    return with_client_states(others, states, others.memory_clients)
+    return with_client_states(others, states, others.client_ids)
 
 
 def _restored(state: SimState, saved: SimState, states: Tree, clients: Tree = ()) -> SimState:
@@ -458,9 +458,7 @@ def _restored(state: SimState, saved: SimState, states: Tree, clients: Tree = ()
 def _clients_of_rows(saved: SimState, num_rows: int) -> np.ndarray:
     """Returns int32 [n], the client of each row of a saved state."""
     return (
-        np.arange(num_rows, dtype=np.int32)
-        if is_by_client(saved)
-        else np.asarray(saved.memory_clients)
+        np.arange(num_rows, dtype=np.int32) if is_by_client(saved) else np.asarray(saved.client_ids)
     )
 
 
@@ -488,5 +486,5 @@ def _rows_on_host(states: Tree, count: int) -> Tree:
 @functools.cache
 def _exchange(sharding: NamedSharding) -> Any:
     """Returns (leaves, rows) -> those rows on every device, jitted."""
-    take_rows = functools.partial(cohort_memories.take_rows, sharding=sharding)
+    take_rows = functools.partial(cohort_states.take_rows, sharding=sharding)
     return jax.jit(take_rows, out_shardings=_replicated(sharding))

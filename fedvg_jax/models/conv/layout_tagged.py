@@ -34,7 +34,7 @@ _GROUPS = {
 """Axes of memory -> axes of images, height, width and channels, of what `planes` computes."""
 
 
-class Laid(NamedTuple):
+class LayoutTagged(NamedTuple):
     """An array, as it lies in memory."""
 
     memory: Array
@@ -69,8 +69,8 @@ class Laid(NamedTuple):
 
 
 def array(x: Any) -> Any:
-    """Returns a laid array in the order of its axes, and anything else unchanged."""
-    return x.array() if isinstance(x, Laid) else x
+    """Returns a layout-tagged array in the order of its axes, and anything else unchanged."""
+    return x.array() if isinstance(x, LayoutTagged) else x
 
 
 def convolve(
@@ -80,8 +80,8 @@ def convolve(
     axes: Sequence[int],
     out: Sequence[int],
     precision=None,
-) -> Laid:
-    """Returns the laid convolution of x with w [r, s, C, O] at stride 1.
+) -> LayoutTagged:
+    """Returns the layout-tagged convolution of x with w [r, s, C, O] at stride 1.
 
     Args:
         pads: (before, after) of height and width.
@@ -89,49 +89,54 @@ def convolve(
         precision: of the matmuls, as `lax.dot_general` takes it.
     """
     last = [axes[3], axes[1], axes[2], axes[0]]
-    if type(x) is Laid and max(map(len, x.groups)) == 1:
+    if type(x) is LayoutTagged and max(map(len, x.groups)) == 1:
         images = x.memory.transpose([x.groups[axis][0] for axis in last])
     else:  # without the barrier, XLA transposes for every patch: LeNet-5's steps take 1.15 times as long
         images = fusion_barrier(array(x).transpose(last))
     y = planes.convolve(jnp.pad(images, ((0, 0), *pads, (0, 0))), w, precision)
     y = y.reshape(2, 2, *y.shape[1:]) if y.ndim == 7 else y
-    return Laid(y, [_GROUPS[y.ndim][out.index(axis)] for axis in range(4)])
+    return LayoutTagged(y, [_GROUPS[y.ndim][out.index(axis)] for axis in range(4)])
 
 
 def max_pool(
-    x: Laid, window: Sequence[int], strides: Sequence[int], padding: Sequence[tuple[int, int]]
-) -> Laid | None:
-    """Returns the laid 2 x 2 maxima, stride 2; None for other windows."""
+    x: LayoutTagged,
+    window: Sequence[int],
+    strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+) -> LayoutTagged | None:
+    """Returns the layout-tagged 2 x 2 maxima, stride 2; None for other windows."""
     space = {x.memory.ndim - 3, x.memory.ndim - 2}
     expected = [1 if space.isdisjoint(group) else 2 for group in x.groups]
     if list(window) != expected or list(strides) != expected or any(map(any, padding)):
         return None
     memory = x.memory.reshape(4, *x.memory.shape[2:]) if x.memory.ndim == 8 else x.memory
-    return Laid(planes.max_pool(memory), [(group[0] - x.memory.ndim + 4,) for group in x.groups])
+    return LayoutTagged(
+        planes.max_pool(memory), [(group[0] - x.memory.ndim + 4,) for group in x.groups]
+    )
 
 
-def total(x: Laid, axes: Sequence[int]) -> Array:
+def total(x: LayoutTagged, axes: Sequence[int]) -> Array:
     """Returns the sum over some axes."""
     summed = [axis for position in axes for axis in x.groups[position]]
-    sums = Laid(x.memory.sum(summed, x.dtype, keepdims=True), x.groups)
+    sums = LayoutTagged(x.memory.sum(summed, x.dtype, keepdims=True), x.groups)
     return sums.array().squeeze(axes)
 
 
 def elementwise(
     eqn: core.JaxprEqn, operands: Sequence[Any], evaluate: Callable
 ) -> list[Any] | None:
-    """Returns the results of an elementwise operation, laid as its first laid operand is; None without one, for others.
+    """Returns the results of an elementwise operation, in the layout of its first tagged operand; None without one.
 
     `evaluate` takes a list of arrays and returns the results, of the shapes that `eqn` states.
     """
-    first = next((x for x in operands if isinstance(x, Laid)), None)
+    first = next((x for x in operands if isinstance(x, LayoutTagged)), None)
     if first is None or not _is_elementwise(eqn):
         return None
     if any(getattr(out.aval, "shape", ()) != first.shape for out in eqn.outvars):
         return None
 
     def memory(x) -> Any:
-        is_alike = isinstance(x, Laid) and (x.groups, x.memory.shape) == (
+        is_alike = isinstance(x, LayoutTagged) and (x.groups, x.memory.shape) == (
             first.groups,
             first.memory.shape,
         )
@@ -141,12 +146,12 @@ def elementwise(
 
     memories = [memory(x) for x in operands]
     if eqn.primitive.name in ELEMENTWISE:
-        return [Laid(eqn.primitive.bind(*memories, **eqn.params), first.groups)]
+        return [LayoutTagged(eqn.primitive.bind(*memories, **eqn.params), first.groups)]
     # a traced function takes the entries in memory order, as arrays of the shape that it was traced for
     if any(jnp.ndim(x) and x.size != first.memory.size for x in memories):
         return None
     results = evaluate([x.reshape(first.shape) if jnp.ndim(x) else x for x in memories])
-    return [Laid(y.reshape(first.memory.shape), first.groups) for y in results]
+    return [LayoutTagged(y.reshape(first.memory.shape), first.groups) for y in results]
 
 
 def _is_elementwise(eqn: core.JaxprEqn) -> bool:

@@ -1,4 +1,4 @@
-"""Several devices divide the clients' memories among them, with the results of one device."""
+"""Several devices divide the client states among them, with the results of one device."""
 
 import functools
 import shutil
@@ -7,7 +7,7 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-import test_client_memories
+import test_client_states
 from support import exchanged, linear, worlds
 from support.several_processes import assert_equal_histories, run_processes
 
@@ -17,11 +17,11 @@ from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble.simulation import federation
-from fedvg_jax.runs.placement import client_memories
+from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record import digests
 
 NUM_CLIENTS = 22
-SETTINGS = replace(test_client_memories.SETTINGS, clients=NUM_CLIENTS)
+SETTINGS = replace(test_client_states.SETTINGS, clients=NUM_CLIENTS)
 """Four clients a round. Neither 3 nor 4 divides the clients."""
 GIVEN = linear.GIVEN | {"algorithm": worlds.full_algorithm()}
 
@@ -33,7 +33,7 @@ def run(devices, callbacks=True, **changes):
     config = replace(SETTINGS, devices=str(devices), **changes)
 
     def keep(record, state):
-        states.append(client_memories.DIVIDED.save(state, config.clients))
+        states.append(client_states.DIVIDED.save(state, config.clients))
         last[:] = [state]
 
     history = fv.run(config, **GIVEN, callbacks=[keep] if callbacks else [])
@@ -41,7 +41,7 @@ def run(devices, callbacks=True, **changes):
 
 
 def assert_equal_runs(one, other, tolerance=1e-5):
-    """Entries of all records, the models, and the memories after every round."""
+    """Entries of all records, the models, and the states after every round."""
     for mine, its in zip(one[0].records, other[0].records, strict=True):
         for name in mine.keys() - {"seconds"}:
             np.testing.assert_allclose(
@@ -79,12 +79,12 @@ def simulated(devices=3, **changes):
 def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others():
     """A chunk of three rounds of four clients has 12 rows or more."""
     sim = simulated(placement="host")
-    placement, chunk = sim.memories, [sim.schedule(number) for number in range(3)]
-    clients, _ = client_memories.number_rows(placement, chunk)
-    store = client_memories.open_store(placement, federation(sim.experiment), sim.state)
+    placement, chunk = sim.state_placement, [sim.schedule(number) for number in range(3)]
+    clients, _ = client_states.number_rows(placement, chunk)
+    store = client_states.open_store(placement, federation(sim.experiment), sim.state)
     state = placement.storage.take(placement, store, sim.state, clients)
     assert placement.num_rows % 3 == 0 and rows_held(state) == {placement.num_rows // 3}
-    shapes = client_memories.shapes_on_devices(placement, sim.state)
+    shapes = client_states.shapes_on_devices(placement, sim.state)
     assert jax.tree.map(lambda x: x.sharding, shapes.clients) == jax.tree.map(
         lambda x: x.sharding, state.clients
     )
@@ -96,7 +96,7 @@ def exchanged_bytes(sim):
 
 
 def test_a_round_exchanges_the_rows_of_its_cohort_whatever_their_number():
-    """The memory of a client has 3 + 1 + 1 + 3 numbers; a round takes four of them, and gathers four new ones."""
+    """The state of a client has 3 + 1 + 1 + 3 numbers; a round takes four of them, and gathers four new ones."""
     few, many = (exchanged_bytes(simulated(clients=n, join_ratio=4 / n)) for n in (10, 20))
     assert few == many
     of_cohort = 4 * 4 * 8
@@ -137,11 +137,11 @@ def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_numbe
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("memories", ["device", "host"])
-def test_processes_that_divide_the_memories_give_the_history_of_one(tmp_path, memories):
+@pytest.mark.parametrize("placement", ["device", "host"])
+def test_processes_that_divide_the_memories_give_the_history_of_one(tmp_path, placement):
     """A run of two and of four processes, and runs that move between one process and several after two rounds."""
     single, two, four = (1, 1), (2, 2), (4, 1)
-    changes = ["--algorithm", "scaffold", "--placement", memories]
+    changes = ["--algorithm", "scaffold", "--placement", placement]
     run_processes(tmp_path, "one", single, *changes, "--rounds", "4")
     for name, first, then in (
         ("2x2", two, two),

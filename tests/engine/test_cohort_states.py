@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from fedvg_jax.engine import cohort_memories
+from fedvg_jax.engine import cohort_states
 
 NUM_ROWS = 12
 
@@ -16,7 +16,7 @@ def sharding_over(num_devices):
     return NamedSharding(Mesh(jax.devices()[:num_devices], ("devices",)), PartitionSpec("devices"))
 
 
-def memories():
+def client_states():
     """Leaves of every kind; among the floats infinity and NaN."""
     floats = np.arange(NUM_ROWS * 2, dtype=np.float32).reshape(NUM_ROWS, 2) - 5
     floats[4, 1], floats[7, 0] = np.nan, np.inf
@@ -32,12 +32,12 @@ def memories():
 @pytest.mark.parametrize("num_devices", [2, 4])
 def test_rows_are_taken_and_put_exactly(num_devices):
     """Rows of every device, in any order; a row past the end is not written."""
-    sharding, every = sharding_over(num_devices), memories()
+    sharding, every = sharding_over(num_devices), client_states()
     rows, targets = np.array([7, 1, 11, 4, 0], np.int32), np.array([1, 11, 6, 12, 5], np.int32)
 
     def exchange(every, rows, targets):
-        taken = cohort_memories.take_rows(every, rows, sharding)
-        return taken, cohort_memories.put_rows(every, targets, taken, sharding)
+        taken = cohort_states.take_rows(every, rows, sharding)
+        return taken, cohort_states.put_rows(every, targets, taken, sharding)
 
     taken, changed = jax.jit(exchange)(jax.device_put(every, sharding), rows, targets)
     jax.tree.map(np.testing.assert_array_equal, taken, jax.tree.map(lambda leaf: leaf[rows], every))
@@ -54,7 +54,7 @@ def test_rows_are_taken_and_put_exactly(num_devices):
 
 def test_random_keys_are_taken():
     sharding, keys = sharding_over(2), jax.random.split(jax.random.key(0), 4)
-    taken = jax.jit(lambda keys: cohort_memories.take_rows(keys, jnp.array([3, 0]), sharding))(keys)
+    taken = jax.jit(lambda keys: cohort_states.take_rows(keys, jnp.array([3, 0]), sharding))(keys)
     assert (
         jax.random.key_data(taken).tolist() == jax.random.key_data(keys)[jnp.array([3, 0])].tolist()
     )
@@ -67,7 +67,7 @@ def test_derivatives_of_taken_rows_are_those_of_their_entries():
     @jax.jit
     def derivatives(x):
         def squares(x):
-            return cohort_memories.take_rows(x, rows, sharding) ** 2
+            return cohort_states.take_rows(x, rows, sharding) ** 2
 
         return *jax.jvp(squares, (x,), (jnp.ones(4),)), jax.grad(lambda x: squares(x).sum())(x)
 

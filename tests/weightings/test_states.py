@@ -1,4 +1,4 @@
-"""Weightings with a memory: of every client, and of the server."""
+"""Weightings with a state: of every client, and of the server."""
 
 import functools
 from dataclasses import replace
@@ -24,13 +24,13 @@ def averaged(rule, like):
     def init(hyper, params):
         return (), (jax.tree.map(lambda _: jnp.zeros((), float), like(params)), jnp.zeros((), bool))
 
-    def recall(hyper, signals, memory, server):
-        mean, is_known = memory
+    def recall(hyper, signals, state, server):
+        mean, is_known = state
         factor = jnp.where(is_known, hyper["generalised.mix"], 0)
         mean = jax.tree.map(lambda m, x: factor * m + (1 - factor) * x, mean, signals)
         return mean, (mean, jnp.ones((), bool))
 
-    return rule._replace(memory=fv.WeightingMemory(init, recall))
+    return rule._replace(state=fv.WeightingState(init, recall))
 
 
 FORGETFUL = averaged(FEDVG, lambda params: params)
@@ -42,21 +42,21 @@ def of_reputation():
     def init(hyper, params):
         return jnp.zeros((), float), jnp.zeros((), float)
 
-    def recall(hyper, signals, memory, server):
-        return 1 + memory / jnp.maximum(server, 1), memory + 1
+    def recall(hyper, signals, state, server):
+        return 1 + state / jnp.maximum(server, 1), state + 1
 
-    def update(hyper, memory, signals, view):
-        return memory + view.present.sum(dtype=memory.dtype)
+    def update(hyper, state, signals, view):
+        return state + view.participating.sum(dtype=state.dtype)
 
     rule = fv.weightings.by_scalar(lambda hyper, client, data: jnp.ones((), float))
-    return rule._replace(memory=fv.WeightingMemory(init, recall, update))
+    return rule._replace(state=fv.WeightingState(init, recall, update))
 
 
 REPUTATION = of_reputation()
 
 
 def play(rule, plan, **options):
-    """States and metrics of rounds, from an initial state with the rule's memories."""
+    """States and metrics of rounds, from an initial state with the rule's states."""
     values = worlds.hyper(**{"generalised.mix": options.pop("factor", 0.0)})
     step = worlds.make_round(WORLD, fedavg(), rule, **options)
     state = fv.init_state(
@@ -90,27 +90,31 @@ def test_an_average_with_factor_0_is_fedvg_to_the_bit():
 
 
 def test_weights_are_those_of_the_rounds_in_which_clients_took_part(x64):
-    """By hand; in the second round one client drops out, and it keeps its memory."""
-    heard = np.array([True, False, True])
-    plan = [each._replace(heard=heard) if number == 1 else each for number, each in enumerate(PLAN)]
+    """By hand; in the second round one client drops out, and it keeps its state."""
+    participating = np.array([True, False, True])
+    plan = [
+        each._replace(participating=participating) if number == 1 else each
+        for number, each in enumerate(PLAN)
+    ]
     own, total = np.zeros(5), 0
     for planned, (state, metrics) in zip(plan, play(REPUTATION, plan), strict=True):
-        present = planned.heard
-        raw = np.where(present, 1 + own[planned.clients] / max(total, 1), 0)
+        participating = planned.participating
+        raw = np.where(participating, 1 + own[planned.clients] / max(total, 1), 0)
         np.testing.assert_allclose(metrics.weights, raw / raw.sum(), rtol=1e-12)
-        own[planned.clients[present]] += 1
-        total += present.sum()
+        own[planned.clients[participating]] += 1
+        total += participating.sum()
         np.testing.assert_array_equal(state.clients.weighting, own)
         assert float(state.weighting) == total
 
 
 def test_a_round_without_clients_changes_no_memory_of_a_weighting():
     counting = REPUTATION._replace(
-        memory=REPUTATION.memory._replace(update=lambda hyper, memory, *_: memory + 1)
+        state=REPUTATION.state._replace(update=lambda hyper, state, *_: state + 1)
     )
     nobody = np.zeros(3, bool)
     plan = [
-        each._replace(heard=nobody) if number == 1 else each for number, each in enumerate(PLAN)
+        each._replace(participating=nobody) if number == 1 else each
+        for number, each in enumerate(PLAN)
     ]
     states = [state for state, _ in play(counting, plan)]
     assert [float(state.weighting) for state in states] == [1, 1, 2]
@@ -126,13 +130,13 @@ def test_permuted_clients_have_permuted_weights():
 
 def reversed_cohort(planned):
     """A round with its cohort in the other order."""
-    order = ("clients", "num_samples", "num_steps", "start", "heard")
+    order = ("clients", "num_samples", "num_steps", "start", "participating")
     fields = {name: getattr(planned, name)[::-1] for name in order}
     return planned._replace(plan=lane_plan.plan_lanes(fields["num_steps"], 2), **fields)
 
 
-def test_cohorts_in_blocks_and_whole_remember_the_same(x64):
-    blocks = [WORLD.schedule(number, 2, block_size=2) for number in range(3)]
+def test_client_chunks_and_whole_cohorts_remember_the_same(x64):
+    blocks = [WORLD.schedule(number, 2, client_chunk_size=2) for number in range(3)]
     for rule in (REPUTATION, FORGETFUL):
         (whole, of_whole), (held, of_held) = (
             play(rule, plan, factor=0.5)[-1] for plan in (PLAN, blocks)
@@ -189,10 +193,10 @@ def test_a_round_without_the_memory_in_its_state_and_a_private_one_are_refused()
             fv.init_state(worlds.QUADRATIC, fedavg(), 5, values), PLAN[0], WORLD.data(), values
         )
     private = fv.Config(clients=6, partition="iid", rounds=1, dp={"clip": 1.0})
-    with pytest.raises(fv.UsageError, match="memory"):
+    with pytest.raises(fv.UsageError, match="state"):
         fv.simulation(private, **linear.GIVEN, weighting=REPUTATION)
     wrong = REPUTATION._replace(
-        memory=REPUTATION.memory._replace(recall=lambda hyper, signals, *_: (signals, {}))
+        state=REPUTATION.state._replace(recall=lambda hyper, signals, *_: (signals, {}))
     )
     with pytest.raises(fv.UsageError, match="recall"):
         fv.simulation(replace(private, dp={}), **linear.GIVEN, weighting=wrong)

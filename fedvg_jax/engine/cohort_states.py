@@ -1,4 +1,4 @@
-"""Memories of clients on several devices: divided among them by client, and exchanged for the cohort of a round.
+"""Client states on several devices: divided among them by client, and exchanged for the cohort of a round.
 
 Each of D devices holds M / D of the M rows. A round takes the rows of its cohort and puts them back, so devices
 exchange K rows and never all M.
@@ -26,7 +26,7 @@ def placement(executor: Executor) -> Any:
 
 
 def sharding_of(executor: Executor, state: SimState) -> NamedSharding | None:
-    """Returns how devices divide the memories of a state among them; None where each device holds all.
+    """Returns how devices divide the client states of a run's state among them; None where each device holds all.
 
     The rows of a run are a multiple of the devices. States with other row counts, as in custom loops, are not sharded.
     """
@@ -37,10 +37,10 @@ def sharding_of(executor: Executor, state: SimState) -> NamedSharding | None:
 
 
 def take(inputs: RoundInputs, sharding: NamedSharding | None) -> RoundInputs:
-    """Returns a round's inputs with the memories of the cohort only, row k for position k, on every device.
+    """Returns a round's inputs with the client states of the cohort only, row k for position k, on every device.
 
     Args:
-        inputs: its state has memories with leaves [M, ...].
+        inputs: its state has client states with leaves [M, ...].
         sharding: of axis M over devices; None if each device holds all rows, and the inputs stay as they are.
     """
     if sharding is None:
@@ -48,50 +48,48 @@ def take(inputs: RoundInputs, sharding: NamedSharding | None) -> RoundInputs:
     state, schedule = inputs.state, inputs.schedule
     return inputs._replace(
         state=state._replace(
-            clients=take_rows(state.clients, schedules.memory_rows(schedule), sharding)
+            clients=take_rows(state.clients, schedules.state_rows(schedule), sharding)
         ),
-        schedule=schedule._replace(memory_rows=inputs.positions),
+        schedule=schedule._replace(state_rows=inputs.positions),
     )
 
 
 def put(after: SimState, inputs: RoundInputs, sharding: NamedSharding | None) -> SimState:
-    """Returns the state after the round with the memories of all clients.
+    """Returns the state after the round with the states of all clients.
 
     Args:
-        after: has the memories that `take` returned, as they are after the round.
+        after: has the states that `take` returned, as they are after the round.
         inputs: of the round, as `take` got them.
         sharding: as in `take`.
     """
     if sharding is None:
         return after
-    rows = schedules.memory_rows(inputs.schedule)
+    rows = schedules.state_rows(inputs.schedule)
     return after._replace(clients=put_rows(inputs.state.clients, rows, after.clients, sharding))
 
 
-def take_rows(memories: Tree, rows: Array, sharding: NamedSharding) -> Tree:
+def take_rows(states: Tree, rows: Array, sharding: NamedSharding) -> Tree:
     """Returns rows of every leaf, [K, ...], on every device.
 
     XLA adds up what each device has of them, and zeros for the others: devices exchange K rows.
 
     Args:
-        memories: leaves [M, ...].
+        states: leaves [M, ...].
         rows: int32 [K], in 0..M - 1.
         sharding: of axis M over devices.
     """
-    return lax.with_sharding_constraint(
-        tree.take(memories, rows), NamedSharding(sharding.mesh, P())
-    )
+    return lax.with_sharding_constraint(tree.take(states, rows), NamedSharding(sharding.mesh, P()))
 
 
-def put_rows(memories: Tree, rows: Array, entries: Tree, sharding: NamedSharding) -> Tree:
-    """Returns the memories with `entries` at `rows`; writes past the end are dropped.
+def put_rows(states: Tree, rows: Array, entries: Tree, sharding: NamedSharding) -> Tree:
+    """Returns the states with `entries` at `rows`; writes past the end are dropped.
 
     Each device writes the rows that it holds, without communication.
 
     Args:
-        memories: leaves [M, ...].
+        states: leaves [M, ...].
         rows: int32 [K].
         entries: leaves [K, ...], on every device.
         sharding: of axis M over devices.
     """
-    return lax.with_sharding_constraint(tree.put(memories, rows, entries), sharding)
+    return lax.with_sharding_constraint(tree.put(states, rows, entries), sharding)

@@ -1,4 +1,4 @@
-"""Results that are kept under a key, such as what is compiled for arguments of some shapes."""
+"""Results that are cached under a key, such as what is compiled for arguments of some shapes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from fedvg_jax.core.types import Tree
 
 T = TypeVar("T")
 
-Keep = Callable[[Hashable, Callable[[], Any]], Any]
-"""(key, function without arguments) -> its result, which is kept under that key"""
+Cache = Callable[[Hashable, Callable[[], Any]], Any]
+"""(key, function without arguments) -> its result, which is cached under that key"""
 
-MOST_KEPT = 16
-"""Results that are kept; then the oldest is dropped."""
+MOST_CACHED = 16
+"""Results in a cache; then the oldest is dropped."""
 
 TRACE_SETTINGS = (
     "jax_default_device",
@@ -29,24 +29,24 @@ TRACE_SETTINGS = (
 """Settings of jax, also of its context managers, that change what a program computes."""
 
 
-def keeper() -> Keep:
-    """Returns a function that keeps results by key.
+def new() -> Cache:
+    """Returns an empty cache.
 
-    >>> keep = keeper()
-    >>> keep("a", lambda: 1), keep("a", lambda: 2)
+    >>> cached = new()
+    >>> cached("a", lambda: 1), cached("a", lambda: 2)
     (1, 1)
     """
-    kept: dict[Hashable, Any] = {}
+    results: dict[Hashable, Any] = {}
 
-    def keep(key: Hashable, make: Callable[[], T]) -> T:
-        if key not in kept:
+    def cached(key: Hashable, make: Callable[[], T]) -> T:
+        if key not in results:
             result = make()
-            if len(kept) == MOST_KEPT:
-                del kept[next(iter(kept))]
-            kept[key] = result
-        return kept[key]
+            if len(results) == MOST_CACHED:
+                del results[next(iter(results))]
+            results[key] = result
+        return results[key]
 
-    return keep
+    return cached
 
 
 def trace_settings() -> tuple[Hashable, ...]:

@@ -1,0 +1,229 @@
+"""A cohort in client chunks of H clients, from which running means and sums are kept, and no client's model.
+
+Weights of the form raw_k / sum_j raw_j keep their ratios when clients are added. Then a weighted mean over the clients
+of earlier client chunks extends to a further client chunk b without any earlier model:
+
+    u <- r u + sum_{k in b} s_k x_k,    r = sum_{k before b} s_k
+
+where s are the weights over all clients up to and including b. This is exact: before b the weights were s_k / r, with
+the same ratios and sum 1, so u was (1 / r) sum_{k before b} s_k x_k. For models, x_k = theta_g - theta_k. The running
+mean that is stored is m = theta_g - u, so
+
+    m <- theta_g - sum_{k in b} s_k (theta_g - theta_k) - r (theta_g - m)
+
+The weights are computed from a table of a few scalars per client. The weights after the last client chunk are the
+weights of the round. A client chunk takes the same steps as a whole cohort, see `round_steps`.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Metrics, Schedule, SimState, Term, Tree, UsageError, Variables
+from fedvg_jax.engine import lane_plan, robust, round_steps as steps
+from fedvg_jax.engine.round_steps import Averages, ClientTable, RoundInputs, RoundParts
+from fedvg_jax.weightings import aggregation
+
+
+class RunningCohort(NamedTuple):
+    """Means, sums and states of the clients processed so far; each tuple has one entry per term of the weights."""
+
+    table: ClientTable
+    weights: tuple[Variables, ...]
+    """Leaves [K], 0 for clients that are not processed yet."""
+    models: tuple[Variables, ...]
+    """Weighted means of the clients' models."""
+    messages: tuple[Tree, ...]
+    """Weighted means of the messages to be averaged."""
+    message_sums: Tree
+    """Sums of the messages to be summed."""
+    extremes: Tree
+    """See `Metrics.extremes`."""
+    client_states: Tree
+    """States of all clients, leaves [M, ...]."""
+
+
+def is_one_chunk(schedule: Schedule) -> bool:
+    """Returns whether the whole cohort is one client chunk."""
+    return schedule.plan.length.ndim == 1
+
+
+def run_chunks(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metrics]:
+    """Returns the state after a round that visits the cohort in client chunks, and the round's metrics.
+
+    Raises:
+        UsageError: for a rule or weighting that needs all models at once, and for parameters of half precision, in
+            which a running mean loses updates.
+    """
+    terms = _terms(parts, inputs.state.variables)
+    fields, positions = split_schedule(inputs.schedule, parts.num_clients)
+
+    def chunk_inputs(b, client_states: Tree) -> RoundInputs:
+        schedule = inputs.schedule._replace(**tree.take(fields, b))
+        state = inputs.state._replace(clients=client_states)
+        return inputs._replace(state=state, schedule=schedule, positions=positions[b])
+
+    def add_chunk(running: RunningCohort, b: Array) -> tuple[RunningCohort, None]:
+        return process_chunk(parts, terms, running, chunk_inputs(b, running.client_states)), None
+
+    empty = _empty_cohort(parts, terms, chunk_inputs(0, inputs.state.clients), positions.size)
+    running = lax.scan(add_chunk, empty, jnp.arange(len(positions)))[0]
+
+    table, weights = jax.tree.map(
+        lambda column: column[: len(inputs.positions)], (running.table, running.weights)
+    )
+    returned = steps.server_view(inputs, table)
+    shares = [term.share(inputs.hyper, table.measured, returned) for term in terms]
+    averages = Averages(
+        aggregation.combine_terms(shares, weights),
+        aggregation.combine_terms(shares, running.models),
+        aggregation.combine_terms(parts.algorithm_part(shares), running.messages),
+        running.message_sums,
+        running.extremes,
+    )
+    state = inputs.state._replace(clients=running.client_states)
+    return steps.server_step(parts, inputs._replace(state=state), table, averages)
+
+
+def process_chunk(
+    parts: RoundParts, terms: tuple[Term, ...], running: RunningCohort, chunk: RoundInputs
+) -> RunningCohort:
+    """Returns the running cohort that includes the clients of one client chunk.
+
+    Args:
+        parts: the static parts of the round.
+        terms: the terms of the weights.
+        running: the clients processed earlier.
+        chunk: the arrays of the client chunk, with the client states after the earlier ones.
+    """
+    rows, arrived, clients, kept = steps.train_and_score(parts, chunk)
+    table = tree.put(running.table, chunk.positions, rows)
+    table, weights, extremes = steps.weigh_clients(
+        parts, [term.weigh for term in terms], chunk, table
+    )
+    participating, chunk_weights = tree.take((table.participating, weights), chunk.positions)
+
+    models = tuple(steps.apply_rule(parts, chunk, arrived, w) for w in chunk_weights)
+
+    client_states, summed, averaged = steps.report_clients(
+        parts, chunk, clients, kept, participating
+    )
+    messages = tuple(steps.average_messages(parts, w, averaged) for w in chunk_weights)
+    client_states = steps.write_client_states(chunk, client_states).clients
+    of_chunk = RunningCohort(
+        table, weights, models, messages, tree.total(summed), extremes, client_states
+    )
+    return _merge(parts, running, of_chunk, chunk)
+
+
+def _empty_cohort(
+    parts: RoundParts, terms: tuple[Term, ...], chunk: RoundInputs, num_rows: int
+) -> RunningCohort:
+    """Returns the running cohort before the first client chunk.
+
+    Args:
+        parts: the static parts of the round.
+        terms: the terms of the weights.
+        chunk: the arrays of any client chunk.
+        num_rows: rows of the table, a multiple of H.
+    """
+
+    def results() -> tuple[Tree, Tree]:
+        rows, _, clients, kept = steps.train_and_score(parts, chunk)
+        rows, weights, extremes = steps.weigh_clients(
+            parts, [term.weigh for term in terms], chunk, rows
+        )
+        _, summed, averaged = steps.report_clients(parts, chunk, clients, kept, rows.participating)
+        messages = tuple(steps.average_messages(parts, w, averaged) for w in weights)
+        return (rows, weights), (messages, tree.total(summed), extremes)
+
+    columns, others = jax.eval_shape(results)
+    table, weights = jax.tree.map(lambda s: jnp.zeros((num_rows, *s.shape[1:]), s.dtype), columns)
+    messages, sums, extremes = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), others)
+    models = len(terms) * (steps.origin(parts, chunk.state.variables),)
+    return RunningCohort(table, weights, models, messages, sums, extremes, chunk.state.clients)
+
+
+def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree], Array]:
+    """Returns the fields of a schedule that differ between client chunks, and the clients' positions in the cohort.
+
+    The last client chunk is padded with dummy clients: id and state row N, zero steps, `participating` False. Writes to
+    row N are dropped; reads are clamped and ignored.
+
+    Returns:
+        Fields by name, leaves [chunks, H, ...]; and positions, int32 [chunks, H].
+    """
+    num_chunks, size = len(schedule.plan.length), lane_plan.client_chunk_size(schedule.plan)
+    num_dummies = num_chunks * size - len(schedule.clients)
+
+    def chunks(field: Array, value: int | bool) -> Array:
+        return jnp.pad(field, (0, num_dummies), constant_values=value).reshape(num_chunks, size)
+
+    dummy = {
+        "clients": num_clients,
+        "num_samples": 0,
+        "num_steps": 0,
+        "start": 0,
+        "probe_steps": 0,
+        "participating": False,
+    }
+    if schedule.state_rows is not None:
+        dummy["state_rows"] = num_clients
+    fields: dict[str, Tree] = {
+        name: chunks(getattr(schedule, name), value) for name, value in dummy.items()
+    }
+    positions = jnp.arange(num_chunks * size, dtype=jnp.int32).reshape(num_chunks, size)
+    return fields | {"plan": schedule.plan}, positions
+
+
+def _merge(
+    parts: RoundParts, earlier: RunningCohort, of_chunk: RunningCohort, chunk: RoundInputs
+) -> RunningCohort:
+    """Merges a client chunk's means and sums into the running ones.
+
+    Args:
+        parts: the static parts of the round.
+        earlier: the clients before this client chunk.
+        of_chunk: this client chunk's means and sums; its table and weights already cover `earlier` too.
+        chunk: the arrays of the client chunk.
+    """
+    is_earlier = jnp.arange(len(of_chunk.table.participating), dtype=jnp.int32) < chunk.positions[0]
+    theta, weights = steps.origin(parts, chunk.state.variables), of_chunk.weights
+    factors = jax.tree.map(lambda w: jnp.where(is_earlier, w, 0).sum(), weights)
+    models = tuple(
+        _scale_tensors(r, tree.sub(m, theta)) for r, m in zip(factors, earlier.models, strict=True)
+    )
+    messages = zip(parts.algorithm_part(factors), earlier.messages, strict=True)
+    return of_chunk._replace(
+        models=tree.add(of_chunk.models, models),
+        messages=tree.add(of_chunk.messages, tuple(_scale_tensors(r, m) for r, m in messages)),
+        message_sums=tree.add(earlier.message_sums, of_chunk.message_sums),
+    )
+
+
+def _scale_tensors(factors: Tree, means: Tree) -> Tree:
+    """Returns each tensor's entry of `means`, a pytree, times the tensor's factor []; () stays ()."""
+    return jax.tree.map(tree.scale, factors, means) if jax.tree.leaves(means) else means
+
+
+def _terms(parts: RoundParts, variables: Variables) -> tuple[Term, ...]:
+    """Returns the terms; the sum of their weighted means is the global model. Raises as `run_chunks`."""
+    dtype = tree.dtype(variables)
+    if dtype != tree.wide_dtype(variables):
+        raise UsageError(
+            f"--client-chunk needs parameters in float32 or float64; got {dtype}: use --client-chunk 0"
+        )
+    if parts.aggregate is not robust.weighted_mean:
+        raise UsageError(
+            "a robust rule needs all models of a cohort at once; use --client-chunk 0 or robust.weighted_mean"
+        )
+    if not parts.weighting.terms:
+        raise UsageError(
+            "--client-chunk needs a weighting with terms; use --client-chunk 0, or samples, uniform or fedvg"
+        )
+    return parts.weighting.terms

@@ -35,6 +35,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.data.arrays import Arrays as Arrays
 from fedvg_jax.engine import executors as executors, selection as selection
+from fedvg_jax.engine.descriptions import describe_clients as describe_clients
 from fedvg_jax.engine.differentiable import (
     hypergradient as hypergradient,
     max_steps as max_steps,

@@ -23,7 +23,12 @@ WORLD = worlds.small()
 SETTINGS = fv.Config(
     clients=4, rounds=1, local_epochs=1, weighting="samples", partition="iid", lanes="1"
 )
-WEIGHTS = {"moon": "moon.mu", "fedntd": "fedntd.beta", "feddecorr": "feddecorr.beta"}
+WEIGHTS = {
+    "moon": "moon.mu",
+    "fedntd": "fedntd.beta",
+    "feddecorr": "feddecorr.beta",
+    "fedlc": "fedlc.tau",
+}
 """Name of an algorithm -> hyperparameter that is the weight of what it adds to the loss."""
 
 
@@ -37,7 +42,9 @@ def test_derivatives_by_weight_and_model_are_central_differences_and_padded_rows
         jax.tree.map(lambda part: jnp.asarray(part[:4]), WORLD.pool),
     )
     padded = jax.tree.map(lambda part: jnp.concatenate([part, 7 + 0 * part]), batch)
-    anchor = Anchor(worlds.variables(1).params, (), worlds.variables(2).params)
+    anchor = Anchor(
+        worlds.variables(1).params, (), worlds.variables(2).params, jnp.array([7, 1, 0])
+    )
 
     @worlds.jit
     @functools.partial(jax.value_and_grad, argnums=(0, 1))

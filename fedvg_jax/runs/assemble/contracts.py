@@ -246,7 +246,8 @@ def _run_weighting(
     model = task.init(key)
     hyper = tree.arrays(dict(hyper), tree.dtype(model))
     clients, each = tree.repeat(model, _CLIENTS), jnp.arange(_CLIENTS, dtype=jnp.int32)
-    returned = types.ClientReturn(clients, each, clients.params, each)
+    described = tree.take(data.described.weighting, each)
+    returned = types.ClientReturn(clients, each, clients.params, each, described)
     view = types.ServerView(model, clients, each, data, each >= 0)
     measured = _call(
         "weighting.signal",
@@ -333,6 +334,7 @@ def check_algorithm(
     *,
     num_clients: int = _CLIENTS,
     stats_too: bool = False,
+    described: Tree = (),
 ) -> Tree:
     """Checks the functions of an algorithm against `types.Algorithm`, on three clients of shapes alone.
 
@@ -343,6 +345,7 @@ def check_algorithm(
         hyper: the hyperparameters of the run.
         num_clients: N.
         stats_too: whether the server treats running statistics like parameters.
+        described: what a client describes, arrays or shapes.
 
     Returns:
         The shapes of the two messages of `report`.
@@ -360,7 +363,7 @@ def check_algorithm(
     fedvg_jax.UsageError: algorithm.residual: R leaf 'w' is float32 of shape (); expected floats of shape (2,)
     """
     trial = functools.partial(_run_algorithm, algorithm, task, num_clients, stats_too)
-    return jax.eval_shape(trial, jax.random.key(0), pool, dict(hyper))
+    return jax.eval_shape(trial, jax.random.key(0), pool, dict(hyper), described)
 
 
 def _run_algorithm(
@@ -371,6 +374,7 @@ def _run_algorithm(
     key: jax.Array,
     pool: Tree,
     hyper: Hyper,
+    described: Tree,
 ) -> Tree:
     """Calls every function of the algorithm as a round does, checks what it returns, and returns the messages."""
     model = task.init(key)
@@ -384,7 +388,7 @@ def _run_algorithm(
     with checks.calling("algorithm.init"):
         server, client = tree.arrays(tuple(initial), tree.dtype(model))
     anchor, minibatch = (
-        types.Anchor(model.params, server, client),
+        types.Anchor(model.params, server, client, described),
         tree.gather(pool, jnp.zeros(2, jnp.int32)),
     )
     of_params = tree.params_of(anchor)
@@ -438,7 +442,12 @@ def _check_send(send: types.Send, params: Tree, hyper: Hyper, key: jax.Array) ->
 
 
 def check_features(
-    algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, name: str = "the algorithm"
+    algorithm: Algorithm,
+    task: Task,
+    pool: Tree,
+    hyper: Hyper,
+    name: str = "the algorithm",
+    described: Tree = (),
 ) -> None:
     """Raises UsageError where a loss reads features that no trained tensor affects, or that do not fix the output.
 
@@ -448,6 +457,7 @@ def check_features(
         pool: the examples, leaves [T, ...].
         hyper: the hyperparameters of the run.
         name: of the algorithm, in errors.
+        described: what a client describes, arrays or shapes.
     """
     if algorithm.loss is None or task.forward is None:
         return
@@ -462,12 +472,17 @@ def check_features(
         return {"features": outputs.features, "outputs": outputs.outputs, "others": others}
 
     def loss_of(
-        features: jax.Array, others: tuple, model: Variables, batch: Tree, hyper: Hyper
+        features: jax.Array,
+        others: tuple,
+        model: Variables,
+        batch: Tree,
+        hyper: Hyper,
+        described: Tree,
     ) -> dict[str, Tree]:
         replayed = task._replace(
             forward=lambda *_, **__: (others[0]._replace(features=features), others[1])
         )
-        anchor = types.Anchor(model.params, *algorithm.init(hyper, model.params))
+        anchor = types.Anchor(model.params, *algorithm.init(hyper, model.params), described)
         return {
             "loss": algorithm.loss(hyper, replayed, *model, batch, mask, jax.random.key(0), anchor)[
                 0
@@ -476,7 +491,7 @@ def check_features(
 
     read, shapes = dependencies(forward, model, batch)
     features, last = shapes["features"], recorded[0]
-    arguments = features, shapes["others"], model, batch, tree.arrays(dict(hyper))
+    arguments = features, shapes["others"], model, batch, tree.arrays(dict(hyper)), described
     if features is None or not dependencies(loss_of, *arguments)[0]["loss"][0]:
         return
     which, remedy = (
@@ -548,6 +563,7 @@ def check_given(
         tables: the rows that a round reads.
     """
     task, own_algorithm = given.task, given.algorithm
+    described = tree.entry_shapes(tables.described.algorithm)
     if given.weighting:
         if (rule := choice(config, "robust")[0]) not in ("mean", "clipped_mean"):
             raise UsageError(
@@ -573,6 +589,7 @@ def check_given(
             hyper,
             num_clients=config.clients,
             stats_too=departs(config, "server-stats"),
+            described=described,
         )
         problems = problems_of_algorithm(
             config, program.algorithm, "the algorithm", lambda: bool(jax.tree.leaves(messages))
@@ -582,7 +599,10 @@ def check_given(
     name = "the algorithm" if own_algorithm else f"algorithm {config.algorithm}"
     key = "features", *cache.key_of_shapes((tables.pool, hyper))
     program.cached(
-        key, lambda: check_features(program.algorithm, program.task, tables.pool, hyper, name)
+        key,
+        lambda: check_features(
+            program.algorithm, program.task, tables.pool, hyper, name, described
+        ),
     )
 
 

@@ -28,6 +28,7 @@ from fedvg_jax.core.types import (
     SimState,
     Tree,
     UsageError,
+    Weighting,
 )
 from fedvg_jax.engine import local_training, privacy
 from fedvg_jax.host import extras, files
@@ -62,7 +63,12 @@ def sensitivity(
 
 
 def check(
-    config: Config, algorithm: Algorithm, state: SimState, hyper: Hyper, selection: Selection | None
+    config: Config,
+    algorithm: Algorithm,
+    weighting: Weighting,
+    state: SimState,
+    hyper: Hyper,
+    selection: Selection | None,
 ) -> None:
     """Raises UsageError where the server reads more of the clients than the aggregate with noise.
 
@@ -78,9 +84,12 @@ def check(
         cohort = Cohort(update, (), (), weights, (), config.clients)
         return {"all": algorithm.residual(hyper, server, update, cohort)}
 
-    instead = (
-        "use fedavg, fedavgm, fedprox, fedadam, fedyogi, fedadagrad, fedntd, feddecorr or ditto"
-    )
+    instead = "use fedavg, fedavgm, fedprox, fedadam, fedyogi, fedadagrad, fedntd, feddecorr, fedlc or ditto"
+    if weighting.describe:
+        raise UsageError(
+            "dp does not account for what clients send of their rows before the first round; use a weighting without"
+            " describe, such as uniform or fedvg"
+        )
     if algorithm.report is not no_report or algorithm.probe is not no_probe:
         raise UsageError(
             f"dp covers the aggregate, and the algorithm has messages or client states; {instead}"

@@ -35,7 +35,7 @@ from fedvg_jax.data.arrays import Arrays, limited
 from fedvg_jax.data.images import Progress
 from fedvg_jax.data.partitions.client_rows import Partition, joined
 from fedvg_jax.data.scaling import Columns
-from fedvg_jax.engine import evaluate, federated_round, schedule
+from fedvg_jax.engine import descriptions, evaluate, federated_round, schedule
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, processes
 from fedvg_jax.models import pretrained
@@ -268,7 +268,7 @@ def assemble(
     )
     contracts.check_clients(config, population.partition)
     state, state_placement = _make_state(config, program, hyper, variables)
-    privacy.check(config, program.algorithm, state, hyper, given.selection)
+    privacy.check(config, program.algorithm, program.weighting, state, hyper, given.selection)
     program, parts = (
         _bound(program, rows.base),
         population.partition,
@@ -356,7 +356,15 @@ def _make_rows(
     """Returns the pool with its tables and the frozen tensors, on the devices, unless the pool stays on the host."""
     shared = population.shared
     is_on_host = pool_rows.is_chosen(config, shared.x.nbytes + shared.y.nbytes)
-    rows = tables.make_data(config, population, program.model, is_on_host)._replace(base=base)
+    described = descriptions.describe_clients(
+        program.algorithm,
+        program.weighting,
+        population.pool,
+        population.partition.train,
+        len(population.arrays.class_names),
+    )
+    rows = tables.make_data(config, population, program.model, is_on_host)
+    rows = rows._replace(base=base, described=described)
     if not is_on_host:
         return processes.place(rows, program.executor.placement), None
     host = pool_rows.make(config, rows, population.partition, program.executor)

@@ -63,8 +63,8 @@ def loss(
 def inverse_fourth_root(counts: Array, dtype) -> Array:
     """Returns n_c^(-1/4) [C] of label counts.
 
-    >>> inverse_fourth_root(jnp.array([0, 1, 16]), jnp.float32).round(3).tolist()
-    [100.0, 1.0, 0.5]
+    >>> inverse_fourth_root(jnp.array([1, 16]), jnp.float32).tolist()
+    [1.0, 0.5]
     """
     return jnp.maximum(counts.astype(dtype), jnp.asarray(NO_ROWS, dtype)) ** -0.25
 

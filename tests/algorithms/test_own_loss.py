@@ -234,3 +234,35 @@ def test_an_nnx_module_has_outputs_and_no_features():
         fv.UsageError, match=r"needs features; task.forward must return [^\n]*Outputs.features"
     ):
         fv.run(SETTINGS, data=data, task=task, algorithm=fv.algorithms.moon())
+
+
+# --- FedLC
+
+
+def test_fedlc_at_tau_0_equals_fedavg(x64):
+    plan, hyper = [WORLD.schedule(number) for number in (0, 1)], worlds.hyper(**{"fedlc.tau": 0.0})
+    calibrated, plain = (
+        worlds.play(WORLD, plan, worlds.algorithm(name), "samples", worlds.TASK, hyper)
+        for name in ("fedlc", "fedavg")
+    )
+    for (state, _), (expected, _) in zip(calibrated, plain, strict=True):
+        worlds.assert_close(state.variables, expected.variables, 1e-12)
+
+
+@pytest.mark.quick
+def test_fedlc_trains_no_logit_of_a_class_without_rows_and_pushes_up_a_rarer_class_more(x64):
+    params, stats = worlds.variables()
+    batch = jax.tree.map(jnp.asarray, Batch(WORLD.pool.x[:4], np.int32([0, 1, 0, 1])))
+
+    def gradient_by_bias(*counts):
+        anchor = Anchor(params, (), (), jnp.array(counts))
+        grads, _ = jax.grad(worlds.algorithm("fedlc").loss, argnums=2, has_aux=True)(
+            worlds.hyper(), worlds.TASK, params, stats, batch, jnp.ones(4, bool), None, anchor
+        )
+        return grads["classifier"]["bias"]
+
+    rare, equal, all_classes = (
+        gradient_by_bias(40, *counts) for counts in ((3, 0), (40, 0), (3, 3))
+    )
+    assert abs(rare[2]) < 1e-12 < all_classes[2]
+    assert rare[1] < equal[1] < 0

@@ -411,14 +411,14 @@ def _exceptions(schedule, metrics) -> Record:
     "unweighed" are the ids in "diverged" with a finite model and loss, but without a finite score, weight or probe.
     "invalid_weights" has the sum and the least of wrong weights, see `Metrics.extremes`.
     """
-    absent = {
+    reasons = {
         "dropped": ~schedule.participating,
         "untrained": schedule.num_steps == 0,
         "diverged": ~metrics.finite,
     }
-    absent["unweighed"] = ~metrics.finite & (abs(metrics.train_loss) < math.inf)
+    reasons["unweighed"] = ~metrics.finite & (abs(metrics.train_loss) < math.inf)
     exceptions: Record = {
-        name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()
+        name: schedule.clients[mask].tolist() for name, mask in reasons.items() if mask.any()
     }
     extremes = metrics.extremes  # bfloat16 rounds each weight by 0.2 %
     if len(extremes) and (abs(extremes[0] - 1) > 5e-3 or extremes[1] < -1e-6):

@@ -21,6 +21,7 @@ _NAMES = {
     "fedvg_jax.data.arrays": "Arrays",
     "fedvg_jax.engine": "attacks executors robust selection virtual_time",
     "fedvg_jax.engine.clock": "Clock",
+    "fedvg_jax.engine.descriptions": "describe_clients",
     "fedvg_jax.engine.differentiable": "hypergradient max_steps over_rounds stack_schedules unrolled",
     "fedvg_jax.engine.federated_round": "init_state make_round",
     "fedvg_jax.engine.local_training": "sgd",

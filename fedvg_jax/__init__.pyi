@@ -42,6 +42,7 @@ from fedvg_jax.engine import (
     virtual_time as virtual_time,
 )
 from fedvg_jax.engine.clock import Clock as Clock
+from fedvg_jax.engine.descriptions import describe_clients as describe_clients
 from fedvg_jax.engine.differentiable import (
     hypergradient as hypergradient,
     max_steps as max_steps,

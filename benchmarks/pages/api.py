@@ -22,7 +22,8 @@ SECTIONS = {
     ),
     "rounds": (
         "Rounds and hypergradients",
-        "make_round init_state make_schedule stack_schedules max_steps sgd unrolled over_rounds hypergradient",
+        "make_round init_state describe_clients make_schedule stack_schedules max_steps sgd unrolled over_rounds"
+        " hypergradient",
     ),
     "own": (
         "Your own model, data, weighting and algorithm",

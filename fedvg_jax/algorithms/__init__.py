@@ -15,6 +15,7 @@ from fedvg_jax.algorithms.elastic import ENTRY as _elastic, elastic as elastic
 from fedvg_jax.algorithms.fedavg import ENTRY as _fedavg, fedavg as fedavg
 from fedvg_jax.algorithms.feddecorr import ENTRY as _feddecorr, feddecorr as feddecorr
 from fedvg_jax.algorithms.feddyn import ENTRY as _feddyn, feddyn as feddyn
+from fedvg_jax.algorithms.fedlc import ENTRY as _fedlc, fedlc as fedlc
 from fedvg_jax.algorithms.fednova import ENTRY as _fednova, fednova as fednova
 from fedvg_jax.algorithms.fedntd import ENTRY as _fedntd, fedntd as fedntd
 from fedvg_jax.algorithms.fedopt import (
@@ -41,6 +42,7 @@ BY_NAME = {
     "moon": _moon,
     "fedntd": _fedntd,
     "feddecorr": _feddecorr,
+    "fedlc": _fedlc,
     "ditto": _ditto,
     "fedadam": _fedadam,
     "fedyogi": _fedyogi,

@@ -150,6 +150,21 @@ def features_of(outputs: Outputs) -> Array:
     return tree.wide(outputs.features).reshape(len(outputs.features), -1)
 
 
+def class_logits(outputs: Outputs, y: Array, name: str) -> Array:
+    """Returns the logits [B, ..., C] of classes, in at least float32.
+
+    Raises:
+        UsageError: outputs and labels are not of classes; the message calls the algorithm `name`.
+    """
+    is_of_classes = jnp.issubdtype(y.dtype, jnp.integer)
+    if not is_of_classes or jnp.shape(outputs.outputs)[:-1] != y.shape:
+        raise UsageError(
+            f"{name} needs labels of classes and a logit for each: outputs [B, ..., C] with integers y [B, ...]; got"
+            f" outputs {jnp.shape(outputs.outputs)} with {y.dtype} {y.shape}; use another algorithm"
+        )
+    return tree.wide(outputs.outputs)
+
+
 def mean_over_rows(values: Array, mask: Array) -> Array:
     """Returns the mean [] of values [B, ...] over the real rows; 0 without any.
 

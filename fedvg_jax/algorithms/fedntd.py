@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.algorithms.base import PLAIN, forward, mean_over_rows
+from fedvg_jax.algorithms.base import PLAIN, class_logits, forward, mean_over_rows
 from fedvg_jax.core.types import (
     Algorithm,
     Anchor,
@@ -24,7 +24,6 @@ from fedvg_jax.core.types import (
     NamedAlgorithm,
     Task,
     Tree,
-    UsageError,
 )
 
 BETA = Hyperparameter("fedntd.beta", 1.0, 0, doc="Weight of the distillation.")
@@ -48,17 +47,10 @@ def loss(
 ) -> tuple[Array, Tree]:
     """Returns the task's loss + beta mean_i KL(q_i^glob || q_i)."""
     own, new_stats = forward(task, params, stats, batch, mask, key)
-    if (
-        not jnp.issubdtype(batch.y.dtype, jnp.integer)
-        or jnp.shape(own.outputs)[:-1] != batch.y.shape
-    ):
-        raise UsageError(
-            f"FedNTD needs labels of classes and a logit for each: outputs [B, ..., C] with integers y [B, ...]; got"
-            f" outputs {jnp.shape(own.outputs)} with {batch.y.dtype} {batch.y.shape}; use another algorithm"
-        )
     teacher, _ = forward(task, anchor.params, stats, batch, mask)
     log_q, log_p = (
-        not_true(outputs.outputs / hyper[TAU.name], batch.y) for outputs in (own, teacher)
+        not_true(class_logits(outputs, batch.y, "FedNTD") / hyper[TAU.name], batch.y)
+        for outputs in (own, teacher)
     )
     is_not_true = log_p > -jnp.inf
     terms = jnp.where(is_not_true, jnp.exp(log_p) * jnp.where(is_not_true, log_p - log_q, 0), 0)

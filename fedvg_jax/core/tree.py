@@ -195,9 +195,8 @@ def gather(pool: Tree, rows) -> tuple[Tree, Array]:
     ({'x': Array([7., 6., 7.], dtype=float32)}, Array([ True,  True, False], dtype=bool))
     """
     own, mask = rows.max(-1, keepdims=True), rows >= 0
-    return take(
-        pool, jnp.where(mask, rows, jnp.where(own >= 0, own, jnp.maximum(rows.max(), 0)))
-    ), mask
+    substitute = jnp.where(own >= 0, own, jnp.maximum(rows.max(), 0))
+    return take(pool, jnp.where(mask, rows, substitute)), mask
 
 
 def real_rows(table) -> np.ndarray:
@@ -216,12 +215,10 @@ def real_rows(table) -> np.ndarray:
 def params_of(state: Tree) -> Tree:
     """Returns the state of trained tensors only: every `Variables` in it is replaced by its params."""
 
-    def is_variables(node: Tree) -> bool:
-        return isinstance(node, Variables)
+    def params(node: Tree) -> Tree:
+        return node.params if isinstance(node, Variables) else node
 
-    return jax.tree.map(
-        lambda node: node.params if is_variables(node) else node, state, is_leaf=is_variables
-    )
+    return jax.tree.map(params, state, is_leaf=lambda node: isinstance(node, Variables))
 
 
 def is_finite(tree: Tree) -> Array:
@@ -344,11 +341,9 @@ def packing_of(shapes: Tree) -> Packing:
     def unpack(packed: dict[str, Array]) -> Tree:
         arrays: list[Any] = [None] * len(leaves)
         for name, of_dtype in members.items():
-            ends = np.cumsum([leaves[i].size for i in of_dtype])
-            for i, end in zip(of_dtype, ends, strict=True):
-                arrays[i] = packed[name][int(end) - leaves[i].size : int(end)].reshape(
-                    leaves[i].shape
-                )
+            sizes = [leaves[i].size for i in of_dtype]
+            for i, part in zip(of_dtype, lax.split(packed[name], sizes), strict=True):
+                arrays[i] = part.reshape(leaves[i].shape)
         return jax.tree.unflatten(structure, arrays)
 
     return Packing(pack, unpack)

@@ -17,6 +17,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import numpy as np
+
 from fedvg_jax.host.errors import UsageError
 
 if TYPE_CHECKING:
@@ -236,6 +238,46 @@ Augment = Callable[["Array", Tree], Tree]
 """(key, batch) -> batch that a client trains on. Probes, scores and evaluations use the rows as they are."""
 
 
+class ClientRows(NamedTuple):
+    """The training rows of one client, NumPy arrays, which it describes before the first round."""
+
+    x: Vector
+    """[n, ...]"""
+    y: Vector
+    """[n, ...]"""
+    num_classes: int
+    """C, 0 for a data set without classes"""
+
+    def label_counts(self) -> Vector:
+        """Returns int32 [C], the number of labels of every class.
+
+        Raises:
+            UsageError: the labels are not numbers of classes.
+        """
+        is_of_classes = np.issubdtype(self.y.dtype, np.integer) and self.num_classes > 0
+        if not is_of_classes:
+            raise UsageError(
+                f"label counts need labels of classes; got {self.y.dtype} labels and {self.num_classes} classes; use"
+                " another algorithm or weighting"
+            )
+        return np.bincount(self.y.ravel(), minlength=self.num_classes).astype(np.int32)
+
+
+Describe = Callable[[ClientRows], Tree]
+"""a client's training rows -> pytree of numbers or NumPy arrays, of the same shapes for every client
+
+It is called once for every client before the first round, outside of any program."""
+
+
+class Described(NamedTuple):
+    """What `describe` returned for every client, leaves [N, ...]; () without it."""
+
+    algorithm: Tree = ()
+    """of `Algorithm.describe`"""
+    weighting: Tree = ()
+    """of `Weighting.describe`"""
+
+
 class Data(NamedTuple):
     """The arrays on the device: one pool of rows, and tables of its row numbers, int32, -1 for padding."""
 
@@ -254,6 +296,7 @@ class Data(NamedTuple):
     `Schedule.rows` numbers `pool`."""
     base: Tree = None
     """The frozen tensors of the model, if only a part is trained, see `core.trained_part`."""
+    described: Described = Described()
 
 
 # --- the schedule: all randomness of a round, as a value -------------------------------------------------------------
@@ -353,6 +396,8 @@ class Anchor(NamedTuple):
     """The server's state."""
     client: Tree
     """This client's state."""
+    described: Tree = ()
+    """What `Algorithm.describe` returned for this client; () without it."""
 
 
 class Cohort(NamedTuple):
@@ -441,6 +486,9 @@ class Algorithm(NamedTuple):
     and stays with the client from round to round."""
     send: Send | None = None
     """how theta_k is sent; `report` gets what arrives. None sends it unchanged"""
+    describe: Describe | None = None
+    """what a client computes of its training rows before the first round; it reaches `loss`, `correct`, `personal` and
+    `report` as `anchor.described` and stays on the client"""
     single_batches: bool = False
     """whether a local epoch is one minibatch, as in the published code's Scaffold"""
 
@@ -477,6 +525,8 @@ class ClientReturn(NamedTuple):
     """delta_k = theta_g - theta_k, trained tensors only."""
     id: Array | None = None
     """int32 [] number of the client, in 0..N - 1."""
+    described: Tree = ()
+    """What `Weighting.describe` returned for this client; () without it. `data.described.weighting` has all of them."""
 
 
 class ServerView(NamedTuple):
@@ -546,7 +596,7 @@ class Weighting(NamedTuple):
     detail: Callable[[Tree], dict[str, Array]]
     """signals with leaves [K] -> further entries of the history: name -> real numbers or booleans [K, ...]"""
     terms: tuple[Term, ...] = ()
-    """Terms with s_k = sum_t c_t s_k^t, for cohorts in several blocks; () for a rule that needs all models at once."""
+    """Terms with s_k = sum_t c_t s_k^t, for cohorts in client chunks; () for a rule that needs all models at once."""
     hyperparameters: tuple[Hyperparameter, ...] = ()
     """the hyperparameters that its functions read, except `lr`"""
     decisive: Callable[[Tree], Tree] = lambda measured: measured
@@ -555,6 +605,8 @@ class Weighting(NamedTuple):
     """what it keeps; `weigh`, `score` and `detail` then get the signals that `recall` returns"""
     num_clients: int | None = None
     """N of the only federation that it fits; None for any"""
+    describe: Describe | None = None
+    """what every client sends to the server before the first round; it reaches `signal` as `client.described`"""
 
 
 class NamedWeighting(NamedTuple):

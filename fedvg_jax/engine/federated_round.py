@@ -26,6 +26,7 @@ from fedvg_jax.engine import (
     client_chunks,
     cohort_states,
     contracts,
+    descriptions,
     local_training,
     privacy,
     robust,
@@ -150,7 +151,7 @@ def make_round(
     A client is dropped if it drops out, takes no local step, or has anything non-finite: model, loss, signal or weight.
     A dropped client counts as if it had returned theta_g with weight 0, and keeps its state. A client takes no local
     step if it has no training row, or a single one where single rows are skipped. A round in which all clients are
-    absent changes neither the model nor any state; only `refine` still acts on the model.
+    dropped changes neither the model nor any state; only `refine` still acts on the model.
 
     A schedule made with a `client_chunk_size` needs a weighting with `terms`, and the weighted mean as `aggregate`.
 
@@ -232,6 +233,7 @@ def make_round(
                 f"the schedule has {len(schedule.clients)} clients a round, make_round {num_clients} in all; give"
                 " make_round and init_state the number of all clients"
             )
+        descriptions.check(algorithm, weighting, data.described)
         if weighting.state and not isinstance(state.clients, local_training.ClientState):
             raise UsageError("the weighting has a state; give init_state the same weighting=")
         inputs = _round_inputs(state, schedule, data, hyper)

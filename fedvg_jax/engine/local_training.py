@@ -109,11 +109,15 @@ class ClientState(NamedTuple):
     """The state of the weighting, which the server holds."""
 
 
-def anchor(state: SimState, schedule: Schedule, k: Array, local: LocalPart = NOTHING) -> Anchor:
-    """Returns what client k of the cohort starts from: theta_g with its local part, the server's and its own state."""
+def anchor(
+    state: SimState, schedule: Schedule, data: Data, k: Array, local: LocalPart = NOTHING
+) -> Anchor:
+    """Returns what client k of the cohort starts from: theta_g with its local part, states and its description."""
     client = tree.take(state.clients, schedules.state_rows(schedule)[k])
     client = client.algorithm if isinstance(client, ClientState) else client
-    return Anchor(start_of_client(state, schedule, k, local).params, state.server, client)
+    described = tree.take(data.described.algorithm, schedule.clients[k])
+    theta = start_of_client(state, schedule, k, local).params
+    return Anchor(theta, state.server, client, described)
 
 
 def start_of_client(state: SimState, schedule: Schedule, k: Array, local: LocalPart) -> Variables:
@@ -226,7 +230,7 @@ def make_client(
         if augment is not None:
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
         params = carry.params
-        received = tree.params_of(anchor(state, schedule, k, local))
+        received = tree.params_of(anchor(state, schedule, data, k, local))
         if algorithm.loss is None:
             (loss, stats), grads = task_gradients(
                 Variables(params, carry.stats), batch, mask, k, minibatch

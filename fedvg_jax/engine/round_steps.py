@@ -202,7 +202,8 @@ def score_clients(
             is_participating, variables, theta
         )  # here, where it is no copy of all models
         delta = tree.sub(theta.params, parts.local.restored(variables.params, theta.params))
-        client = types.ClientReturn(variables, num_samples, delta, number)
+        described = tree.take(data.described.weighting, number)
+        client = types.ClientReturn(variables, num_samples, delta, number, described)
         return parts.weighting.signal(hyper, client, data)
 
     measure = jax.jit(measure)  # one trace for its shapes and its computation
@@ -370,7 +371,8 @@ def report_clients(
     )
 
     def report(k: Array, returned: Tree) -> tuple[Tree, Tree, Tree]:
-        anchor = local_training.anchor(state, schedule, k, parts.local)._replace(params=theta)
+        anchor = local_training.anchor(state, schedule, inputs.data, k, parts.local)
+        anchor = anchor._replace(params=theta)
         return parts.algorithm.report(inputs.hyper, returned, anchor, displacement(k))
 
     def displacement(k: Array) -> Array:

@@ -160,7 +160,12 @@ def check_forward(task: Task, pool: Tree) -> None:
 
 
 def check_features(
-    algorithm: Algorithm, task: Task, pool: Tree, hyper: Hyper, name: str = "the algorithm"
+    algorithm: Algorithm,
+    task: Task,
+    pool: Tree,
+    hyper: Hyper,
+    name: str = "the algorithm",
+    described: Tree = (),
 ) -> None:
     """Raises UsageError where a loss reads features that no trained tensor affects, or that do not fix the output.
 
@@ -170,6 +175,7 @@ def check_features(
         pool: the examples, leaves [T, ...].
         hyper: the hyperparameters of the run.
         name: of the algorithm, in errors.
+        described: what a client describes, arrays or shapes.
     """
     if algorithm.loss is None or task.forward is None:
         return
@@ -184,12 +190,17 @@ def check_features(
         return {"features": outputs.features, "outputs": outputs.outputs, "others": others}
 
     def loss_of(
-        features: jax.Array, others: tuple, model: Variables, batch: Tree, hyper: Hyper
+        features: jax.Array,
+        others: tuple,
+        model: Variables,
+        batch: Tree,
+        hyper: Hyper,
+        described: Tree,
     ) -> dict[str, Tree]:
         replayed = task._replace(
             forward=lambda *_, **__: (others[0]._replace(features=features), others[1])
         )
-        anchor = types.Anchor(model.params, *algorithm.init(hyper, model.params))
+        anchor = types.Anchor(model.params, *algorithm.init(hyper, model.params), described)
         assert algorithm.loss is not None, "others return above"
         key = jax.random.key(0)
         loss, _ = algorithm.loss(hyper, replayed, *model, batch, mask, key, anchor)
@@ -197,7 +208,7 @@ def check_features(
 
     read, shapes = dependencies(forward, model, batch)
     features, last = shapes["features"], recorded[0]
-    arguments = features, shapes["others"], model, batch, tree.arrays(dict(hyper))
+    arguments = features, shapes["others"], model, batch, tree.arrays(dict(hyper)), described
     if features is None or not dependencies(loss_of, *arguments)[0]["loss"][0]:
         return
     which, remedy = (

@@ -78,19 +78,15 @@ def linen_task(
     4.0
     """
     if not isinstance(module, nn.Module):
-        got = (
-            f"the class {module.__name__}"
-            if isinstance(module, type)
-            else f"a {type(module).__name__}"
-        )
+        name = getattr(module, "__name__", "")
+        got = f"the class {name}" if isinstance(module, type) else f"a {type(module).__name__}"
         raise UsageError(
             f"linen_task: module must be an instance of a flax.linen.Module, such as Net(); got {got}"
         )
     example, kind = _checked_example(example), type(module)
     parameters = _parameters(kind)
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and not isinstance(
-        module, nn.Sequential
-    ):
+    has_keywords = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if has_keywords and not isinstance(module, nn.Sequential):
         raise UsageError(
             f"{kind.__name__}.__call__ takes **; name what it passes on among {', '.join(_MODES)}"
         )
@@ -112,19 +108,12 @@ def linen_task(
         params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None
     ) -> tuple[Tree, Tree]:
         # other streams are taken from params; a module that asks `has_rng("dropout")` has it in local training only
-        rngs = (
-            {"params": jax.random.key(0)}
-            if key is None or not train
-            else {"params": key, "dropout": key}
-        )
-        trained = (
-            {name: own for name, own in params.items() if name not in frozen} if frozen else params
-        )
-        collections = {
-            "params": trained,
-            "batch_stats": stats,
-            **{name: params[name] for name in frozen},
-        }
+        rngs = {"params": jax.random.key(0)}
+        if key is not None and train:
+            rngs = {"params": key, "dropout": key}
+        collections = {name: params[name] for name in frozen}
+        trained = {name: own for name, own in params.items() if name not in frozen}
+        collections |= {"params": trained if frozen else params, "batch_stats": stats}
 
         def run(*x, **modes):
             return module.apply(collections, *x, **modes, mutable=["batch_stats"], rngs=rngs)
@@ -322,11 +311,8 @@ def _task(
 def _checked_example(example: Any) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype of examples; raises UsageError without any axis, which cannot be a batch."""
     if isinstance(example, (Mapping, tuple)) or not jnp.ndim(example) or not len(example):
-        got = (
-            f"a {type(example).__name__}"
-            if isinstance(example, (Mapping, tuple))
-            else list(jnp.shape(example))
-        )
+        is_tree = isinstance(example, (Mapping, tuple))
+        got = f"a {type(example).__name__}" if is_tree else list(jnp.shape(example))
         raise UsageError(
             f"example must be one array with a leading axis [B, ...], as x[:1]; got {got}"
         )
@@ -418,11 +404,8 @@ def _per_example(name: str, f: PerExample, outputs: Tree, y: Array) -> Array:
         values = jax.vmap(f)(outputs, y)
     is_number = isinstance(values, jax.Array) and values.ndim == 1
     if not is_number or (name == "loss" and not jnp.issubdtype(values.dtype, jnp.floating)):
-        got = (
-            checks.described(jax.eval_shape(lambda v: v[0], values))
-            if isinstance(values, jax.Array)
-            else values
-        )
+        is_array = isinstance(values, jax.Array)
+        got = checks.described(jax.eval_shape(lambda v: v[0], values)) if is_array else values
         raise UsageError(f"{what} must be one number, of a loss a float; got {got!r:.99}")
     return values
 

@@ -19,6 +19,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import Array
 
 from fedvg_jax.core import trained_part, tree
@@ -109,21 +110,14 @@ def with_adapters(task: Task, rank: int, include: str = "") -> Task:
 
     def init(key: Array) -> Variables:
         variables = task.init(key)
-        params = variables.params
+        tensors: dict[Any, Any] = flatten_dict(variables.params)
         for number, (path, layer) in enumerate(layers.items()):
-            params = _inserted(
-                params,
-                path.split("/") if path else [],
-                _draw(jax.random.fold_in(key, number), layer),
-            )
-        return variables._replace(params=params)
-
-    def _draw(key: Array, layer: _Layer) -> dict[str, Array]:
-        a = (
-            jax.random.normal(key, (*layer.inputs, rank), layer.dtype)
-            * math.prod(layer.inputs) ** -0.5
-        )
-        return dict(zip(NAMES, (a, jnp.zeros((rank, *layer.outputs), a.dtype)), strict=True))
+            of_layer = tuple(path.split("/")) if path else ()
+            drawn = jax.random.fold_in(key, number)
+            a = jax.random.normal(drawn, (*layer.inputs, rank), layer.dtype)
+            tensors[(*of_layer, "lora_a")] = a * math.prod(layer.inputs) ** -0.5
+            tensors[(*of_layer, "lora_b")] = jnp.zeros((rank, *layer.outputs), a.dtype)
+        return variables._replace(params=unflatten_dict(tensors))
 
     def intercepted(f: Callable) -> Callable:
         @functools.wraps(f)
@@ -133,23 +127,17 @@ def with_adapters(task: Task, rank: int, include: str = "") -> Task:
 
         return run
 
-    names = [
-        name
-        for name in ("loss", "predict", "measure", "forward")
-        if getattr(task, name) is not None
-    ]
-    return task._replace(init=init, **{name: intercepted(getattr(task, name)) for name in names})
+    functions = {name: getattr(task, name) for name in ("loss", "predict", "measure", "forward")}
+    return task._replace(
+        init=init, **{name: intercepted(f) for name, f in functions.items() if f is not None}
+    )
 
 
 def removed(variables: Variables) -> Variables:
     """Returns variables without their adapters."""
-
-    def without(params: Any) -> Any:
-        if not isinstance(params, Mapping):
-            return params
-        return {name: without(own) for name, own in params.items() if name not in NAMES}
-
-    return variables._replace(params=without(variables.params))
+    tensors: dict[Any, Any] = flatten_dict(variables.params)
+    others = {path: tensor for path, tensor in tensors.items() if path[-1] not in NAMES}
+    return variables._replace(params=unflatten_dict(others))
 
 
 def filled(drawn: Variables, given: Variables) -> Variables:
@@ -161,19 +149,15 @@ def filled(drawn: Variables, given: Variables) -> Variables:
 
 def merged(variables: Variables) -> Variables:
     """Returns the variables of the model without adapters that computes the same, with W + A B s / r."""
-
-    def merge(params: Any) -> Any:
-        if not isinstance(params, Mapping):
-            return params
-        own = {name: merge(value) for name, value in params.items() if name not in NAMES}
-        if NAMES[0] in params:
-            a, b = (params[name] for name in NAMES)
-            product = jnp.tensordot(tree.wide(a), tree.wide(b), 1) * (SCALE / a.shape[-1])
-            kernel = own["kernel"]  # of half precision, it is rounded once
-            own["kernel"] = (tree.wide(kernel) + product.reshape(kernel.shape)).astype(kernel.dtype)
-        return own
-
-    return variables._replace(params=merge(variables.params))
+    tensors: dict[Any, Any] = flatten_dict(variables.params)
+    merged: dict[Any, Any] = flatten_dict(removed(variables).params)
+    for (*layer, name), a in tensors.items():
+        if name == "lora_a":
+            product = jnp.tensordot(tree.wide(a), tree.wide(tensors[(*layer, "lora_b")]), 1)
+            kernel = tensors[(*layer, "kernel")]  # of half precision, it is rounded once
+            total = tree.wide(kernel) + product.reshape(kernel.shape) * (SCALE / a.shape[-1])
+            merged[(*layer, "kernel")] = total.astype(kernel.dtype)
+    return variables._replace(params=unflatten_dict(merged))
 
 
 def _layers(task: Task) -> dict[str, _Layer]:
@@ -207,17 +191,11 @@ def _is_adaptable(context: Any) -> bool:
         return False
     if isinstance(layer, nn.Conv):
         is_padded = not isinstance(layer.padding, str) and np.any(layer.padding)
-        is_plain = (
-            layer.mask is None and np.all(np.equal(layer.input_dilation or 1, 1)) and not is_padded
-        )
-        return (
-            math.prod(_each(layer.kernel_size)) == 1
-            and layer.feature_group_count == 1
-            and bool(is_plain)
-        )
-    return isinstance(layer, nn.Dense) or (
-        isinstance(layer, nn.DenseGeneral) and not layer.batch_dims
-    )
+        is_dilated = np.any(np.not_equal(layer.input_dilation or 1, 1))
+        is_one_pixel = math.prod(_each(layer.kernel_size)) == 1 and layer.feature_group_count == 1
+        return is_one_pixel and layer.mask is None and not is_padded and not is_dilated
+    is_general = isinstance(layer, nn.DenseGeneral) and not layer.batch_dims
+    return isinstance(layer, nn.Dense) or is_general
 
 
 def _axes(layer: nn.Module) -> tuple[int, ...]:
@@ -245,9 +223,10 @@ def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context
     if isinstance(layer, nn.Conv):
         strides = np.broadcast_to(layer.strides or 1, len(_each(layer.kernel_size)))
         x = x[(..., *(slice(None, None, int(stride)) for stride in strides), slice(None))]
-    if isinstance(layer, nn.Conv) and not (
+    has_own_product = isinstance(layer, nn.Conv) and not (
         layer.conv_general_dilated or layer.conv_general_dilated_cls
-    ):
+    )
+    if has_own_product:
         outputs = _contracted(x, kernel.reshape(kernel.shape[-2:]), axes, layer.precision)
         outputs = outputs if bias is None else outputs + jnp.expand_dims(bias, range(x.ndim - 1))
     else:
@@ -266,10 +245,3 @@ def _contracted(x: Array, w: Array, axes: Sequence[int], precision: Any = None) 
     )  # with more axes, XLA on a CPU transposes a factor of w's gradient in memory
     product = jnp.matmul(rows, w.reshape(rows.shape[1], -1), precision=precision)
     return product.reshape(*kept, *w.shape[len(axes) :])
-
-
-def _inserted(params: Any, path: Sequence[str], adapter: Mapping[str, Array]) -> dict[str, Any]:
-    """Returns nested parameters with an adapter in the layer of a path."""
-    if not path:
-        return {**params, **adapter}
-    return {**params, path[0]: _inserted(params[path[0]], path[1:], adapter)}

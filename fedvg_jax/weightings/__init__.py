@@ -37,6 +37,7 @@ from fedvg_jax.weightings.family import (
     generalised as generalised,
     generalised_weights as generalised_weights,
 )
+from fedvg_jax.weightings.feddisco import ENTRY as _feddisco, feddisco as feddisco
 from fedvg_jax.weightings.fedvg import (
     ENTRY as _fedvg,
     fedvg as fedvg,
@@ -62,5 +63,6 @@ BY_NAME = {
     "val_loss": _val_loss,
     "val_accuracy": _val_accuracy,
     "fltrust": _fltrust,
+    "feddisco": _feddisco,
 }
 """The weightings that settings name."""

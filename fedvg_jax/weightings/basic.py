@@ -12,6 +12,7 @@ from jax.core import Tracer
 
 from fedvg_jax.core import tree, types
 from fedvg_jax.core.types import (
+    Describe,
     Hyper,
     ServerView,
     Tree,
@@ -72,6 +73,7 @@ def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
         num_clients=np.size(weights)
         if weights is not None and np.ndim(weights)
         else rule.num_clients,
+        describe=rule.describe,
     )
 
 
@@ -117,8 +119,15 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
         a, b = (w.weigh(hyper, m, view) for w, m in zip((first, second), measured, strict=True))
         return jax.tree.map(lambda x, y: (x + y) / 2, a, b)
 
+    def signal(hyper: Hyper, client: types.ClientReturn, data: types.Data) -> tuple[Tree, Tree]:
+        if describe is None:
+            return first.signal(hyper, client, data), second.signal(hyper, client, data)
+        measured = first.signal(hyper, *_described_for(0, client, data))
+        return measured, second.signal(hyper, *_described_for(1, client, data))
+
+    describe = _pair_descriptions(first.describe, second.describe)
     return Weighting(
-        signal=lambda *client: (first.signal(*client), second.signal(*client)),
+        signal=signal,
         weigh=weigh,
         score=lambda measured: second.score(measured[1]),
         detail=lambda measured: first.detail(measured[0]) | second.detail(measured[1]),
@@ -126,7 +135,28 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
         hyperparameters=tuple(dict.fromkeys((*first.hyperparameters, *second.hyperparameters))),
         state=pair_states(first.state, second.state),
         num_clients=first.num_clients or second.num_clients,
+        describe=describe,
     )
+
+
+def _pair_descriptions(first: Describe | None, second: Describe | None) -> Describe | None:
+    """Returns the descriptions of two weightings as a pair, () for one without; None where neither has one."""
+    if not first and not second:
+        return None
+
+    def describe(rows: types.ClientRows) -> tuple[Tree, Tree]:
+        return first(rows) if first else (), second(rows) if second else ()
+
+    return describe
+
+
+def _described_for(
+    part: int, client: types.ClientReturn, data: types.Data
+) -> tuple[types.ClientReturn, types.Data]:
+    """Returns a client and the data with the descriptions of one weighting of a pair."""
+    described = data.described._replace(weighting=data.described.weighting[part])
+    client = client._replace(described=client.described[part])
+    return client, data._replace(described=described)
 
 
 def pair_states(

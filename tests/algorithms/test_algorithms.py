@@ -416,7 +416,7 @@ def clipped(hyper, round):
     return optax.chain(optax.clip_by_global_norm(0.1), optax.sgd(hyper["lr"]))
 
 
-def test_the_global_model_and_the_memories_are_those_of_the_base(x64):
+def test_the_global_model_and_the_states_are_those_of_the_base(x64):
     """Also where a rule clips, which sees the gradients of one model. Personal models do not depend on the base in the
     first round."""
     own = rounds("moon", optimiser=clipped)

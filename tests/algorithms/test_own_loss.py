@@ -22,7 +22,12 @@ WORLD = worlds.small()
 SETTINGS = fv.Config(
     clients=4, rounds=1, local_epochs=1, weighting="samples", partition="iid", lanes="1"
 )
-WEIGHTS = {"moon": "moon.mu", "fedntd": "fedntd.beta", "feddecorr": "feddecorr.beta"}
+WEIGHTS = {
+    "moon": "moon.mu",
+    "fedntd": "fedntd.beta",
+    "feddecorr": "feddecorr.beta",
+    "fedlc": "fedlc.tau",
+}
 """Name of an algorithm -> hyperparameter that is the weight of what it adds to the loss."""
 
 
@@ -36,7 +41,9 @@ def test_derivatives_by_weight_and_model_are_central_differences_and_padded_rows
         jax.tree.map(lambda part: jnp.asarray(part[:4]), WORLD.pool),
     )
     padded = jax.tree.map(lambda part: jnp.concatenate([part, 7 + 0 * part]), batch)
-    anchor = Anchor(worlds.variables(1).params, (), worlds.variables(2).params)
+    anchor = Anchor(
+        worlds.variables(1).params, (), worlds.variables(2).params, jnp.array([7, 1, 0])
+    )
 
     @worlds.jit
     @functools.partial(jax.value_and_grad, argnums=(0, 1))
@@ -226,3 +233,35 @@ def test_an_nnx_module_has_outputs_and_no_features():
         fv.UsageError, match=r"needs features; task.forward must return [^\n]*Outputs.features"
     ):
         fv.run(SETTINGS, data=data, task=task, algorithm=fv.algorithms.moon())
+
+
+# --- FedLC
+
+
+def test_fedlc_at_tau_0_equals_fedavg(x64):
+    plan, hyper = [WORLD.schedule(number) for number in (0, 1)], worlds.hyper(**{"fedlc.tau": 0.0})
+    calibrated, plain = (
+        worlds.play(WORLD, plan, worlds.algorithm(name), "samples", worlds.TASK, hyper)
+        for name in ("fedlc", "fedavg")
+    )
+    for (state, _), (expected, _) in zip(calibrated, plain, strict=True):
+        worlds.assert_close(state.variables, expected.variables, 1e-12)
+
+
+@pytest.mark.quick
+def test_fedlc_trains_no_logit_of_a_class_without_rows_and_pushes_up_a_rarer_class_more(x64):
+    params, stats = worlds.variables()
+    batch = jax.tree.map(jnp.asarray, Batch(WORLD.pool.x[:4], np.int32([0, 1, 0, 1])))
+
+    def gradient_by_bias(*counts):
+        anchor = Anchor(params, (), (), jnp.array(counts))
+        grads, _ = jax.grad(worlds.algorithm("fedlc").loss, argnums=2, has_aux=True)(
+            worlds.hyper(), worlds.TASK, params, stats, batch, jnp.ones(4, bool), None, anchor
+        )
+        return grads["classifier"]["bias"]
+
+    rare, equal, all_classes = (
+        gradient_by_bias(40, *counts) for counts in ((3, 0), (40, 0), (3, 3))
+    )
+    assert abs(rare[2]) < 1e-12 < all_classes[2]
+    assert rare[1] < equal[1] < 0

@@ -448,7 +448,7 @@ def test_a_round_of_half_precision_parameters_takes_hyperparameters_and_a_loss_o
     chex.assert_trees_all_equal_shapes_and_dtypes(after, start)
 
 
-def test_memories_keep_their_dtypes_where_the_model_has_several():
+def test_states_keep_their_dtypes_where_the_model_has_several():
     def mixed(arrays):
         (*others, last), structure = jax.tree.flatten(arrays)
         return structure.unflatten([*others, last.astype(jnp.bfloat16)])
@@ -520,7 +520,7 @@ DROPPED = {
 
 
 @every_algorithm
-def test_round_without_a_present_client_changes_neither_model_nor_memories(x64, name):
+def test_round_without_a_participating_client_changes_neither_model_nor_states(x64, name):
     """The server's momentum and duals stay too, because there is no update."""
     algorithm = worlds.algorithm(name)
     step, hyper = worlds.any_shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)

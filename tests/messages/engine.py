@@ -19,7 +19,9 @@ WORLD = worlds.uneven(cohort_size=5)
 CONFIG = fv.Config(clients=8, join_ratio=0.25, local_epochs=1, model="linear")
 
 
-def round_of(rule="uniform", task=worlds.QUADRATIC, dtype=float, num_clients=5, size=None):
+def round_of(
+    rule="uniform", task=worlds.QUADRATIC, dtype=float, num_clients=5, size=None, described=True
+):
     """Returns the call of a round, of shapes alone."""
 
     def call():
@@ -28,9 +30,9 @@ def round_of(rule="uniform", task=worlds.QUADRATIC, dtype=float, num_clients=5, 
         step = fv.make_round(task, algorithm, weighting, worlds.TWO_LANES, fv.sgd, num_clients)
         start = worlds.state(WORLD, algorithm, worlds.QUADRATIC)
         start = start._replace(variables=jax.tree.map(lambda x: x.astype(dtype), start.variables))
-        jax.eval_shape(
-            step, start, WORLD.schedule(0, 2, client_chunk_size=size), WORLD.data(), worlds.hyper()
-        )
+        schedule, data = WORLD.schedule(0, 2, client_chunk_size=size), WORLD.data()
+        data = data if described else data._replace(described=fv.Data._field_defaults["described"])
+        jax.eval_shape(step, start, schedule, data, worlds.hyper())
 
     return call
 
@@ -83,6 +85,11 @@ def short_sequences():
 
 CASES = [
     ("a cohort of more clients than there are", round_of(num_clients=1), "make_round"),
+    (
+        "a round without its descriptions",
+        round_of(basic.uniform()._replace(describe=len), described=False),
+        "describe_clients",
+    ),
     ("half precision in client chunks", round_of(dtype=jnp.bfloat16, size=2), "--client-chunk 0"),
     (
         "a rule without terms in client chunks",

@@ -158,6 +158,14 @@ CASES = [
         regress(fv.algorithms.moon, loss=lambda own: lambda *at: (2 * own.loss(*at)[0], {})),
         "task.forward",
     ),
+    (
+        "another description for another client",
+        algorithm(describe=lambda rows: np.bincount(rows.y)[: 1 + len(rows.y) % 2]),
+        "algorithm.describe: client",
+    ),
+    ("a description in words", algorithm(describe=lambda rows: "many"), "algorithm.describe"),
+    ("a description that fails", algorithm(describe=lambda rows: rows.z), "algorithm.describe"),
+    ("FedLC without labels of classes", regress(fv.algorithms.fedlc), "algorithm.describe"),
     # a weighting
     ("weights of two clients", weights(lambda ones: ones[:2] / 2), "params/left/x"),
     (

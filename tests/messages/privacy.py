@@ -41,6 +41,12 @@ CASES = [
         simulate({"train": ""}, data=worlds.random_images(), task=worlds.TASK),
         "running statistics",
     ),
+    ("labels that clients describe", simulate({"weighting": "feddisco"}), "dp"),
+    (
+        "a description of the rows",
+        simulate({}, weighting=fv.weightings.samples()._replace(describe=lambda rows: len(rows.y))),
+        "describe",
+    ),
     ("own cohorts", simulate({}, selection=fv.Selection(lambda population: [0, 1])), "selection"),
     ("a robust rule", round_step(aggregate=robust.median), "private"),
     ("a local part", round_step(local=fv.local_part("left")), "private"),

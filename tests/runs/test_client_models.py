@@ -120,7 +120,7 @@ def recorded(result):
     return [{name: record[name] for name in NAMES} for record in result[1].records]
 
 
-def test_accuracies_do_not_depend_on_where_rows_and_memories_lie():
+def test_accuracies_do_not_depend_on_where_rows_and_client_states_lie():
     """Clients that have no row yet have the initial model."""
     some = run(method="ditto", placement="host", devices="2")
     assert len(some[2][0].client_ids) < 4

@@ -243,6 +243,19 @@ class FedNTD(Algorithm):
         return loss_and_gradients(params, stats, batch, train=True, penalty=penalty)
 
 
+class FedLC(Algorithm):
+    def loss(self, hyper, params, stats, batch, theta, client):
+        """`client` is its label counts [C], the state that it keeps."""
+        margins = hyper["fedlc.tau"] * np.maximum(client, 1e-8) ** -0.25
+
+        def penalty(outputs, z, y):
+            plain, by_plain = cross_entropy(outputs, y)
+            calibrated, by_calibrated = cross_entropy(outputs - margins, y)
+            return (calibrated - plain).mean(), (by_calibrated - by_plain) / len(y), 0.0
+
+        return loss_and_gradients(params, stats, batch, train=True, penalty=penalty)
+
+
 class FedDecorr(Algorithm):
     def loss(self, hyper, params, stats, batch, theta, client):
         def penalty(outputs, z, y):
@@ -467,6 +480,7 @@ ALGORITHMS = {
     "moon": Moon(),
     "fedntd": FedNTD(),
     "feddecorr": FedDecorr(),
+    "fedlc": FedLC(),
     "ditto": Algorithm(),
     "full_algorithm": FullAlgorithm(),
 }
@@ -593,9 +607,12 @@ class Metrics(NamedTuple):
     finite: np.ndarray
 
 
-def init(algorithm: Algorithm, hyper, params: Tree, stats: Tree, num_clients: int) -> State:
+def init(algorithm: Algorithm, hyper, params: Tree, stats: Tree, label_counts) -> State:
+    """Returns the first state; FedLC's clients keep their `label_counts` [N, C]."""
     server, client = algorithm.init(hyper, params)
-    return State(params, stats, server, [client] * num_clients)
+    num_clients = len(label_counts)
+    clients = [*label_counts] if isinstance(algorithm, FedLC) else [client] * num_clients
+    return State(params, stats, server, clients)
 
 
 def probe(state: State, schedule, k: int, pool, hyper, algorithm: Algorithm):

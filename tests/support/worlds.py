@@ -70,7 +70,18 @@ class World(NamedTuple):
         rows = self.scoring[self.scoring >= 0] if self.val is None else self.val
         val = schedule.table(rows, 3, self.scoring.size // 3 + 1)
         tables = (jnp.asarray(table) for table in (self.scoring, val, self.test[:, None]))
-        return types.Data(jax.tree.map(jnp.asarray, self.pool), *tables)
+        return types.Data(jax.tree.map(jnp.asarray, self.pool), *tables, described=self.described())
+
+    def described(self) -> types.Described:
+        """Returns the label counts for algorithm and weighting."""
+        return types.Described(*2 * [jnp.asarray(self.label_counts())])
+
+    def label_counts(self) -> np.ndarray:
+        """Returns every client's label counts, int32 [N, C]; rows without classes count as two classes in turn."""
+        labels = self.pool.y if isinstance(self.pool, types.Batch) else np.arange(64) % 2
+        size = labels.max() + 1
+        counts = [np.bincount(labels[rows].ravel(), minlength=size) for rows in self.train]
+        return np.stack(counts).astype(np.int32)
 
 
 def world(
@@ -168,7 +179,7 @@ HYPER = {
     "lr": 0.3, "fedvg.eps": 1e-3, "fedopt.lr": 0.7, "fedopt.b1": 0.9, "fedopt.b2": 0.99, "fedopt.eps": 1e-3,
     "fedavgm.lr": 0.7, "fedavgm.momentum": 0.8, "fedprox.mu": 0.2, "scaffold.eta_g": 0.6, "feddyn.alpha": 0.3,
     "feddyn.clip": 1.2, "elastic.mu": 0.7, "moon.mu": 1.5, "moon.tau": 0.4, "fedntd.beta": 0.8, "fedntd.tau": 1.7,
-    "feddecorr.beta": 2.5, "ditto.lam": 0.6,
+    "feddecorr.beta": 2.5, "ditto.lam": 0.6, "fedlc.tau": 1.3,
 }  # fmt: skip
 """Every value has an effect on its algorithm."""
 
@@ -605,7 +616,9 @@ def rounds_of_oracle(
 ) -> Iterator[tuple[oracle.State, oracle.Metrics]]:  # fmt: skip
     """Yields the oracle's state and metrics after every round of a plan, from `variables` with `hyper()`."""
     values = {name: float(value) for name, value in hyper().items()}
-    state = oracle.init(algorithm, values, *map(by_path, variables(task=task)), len(world.train))
+    state = oracle.init(
+        algorithm, values, *map(by_path, variables(task=task)), world.label_counts()
+    )
     for planned in plan:
         state, metrics = oracle.round_step(
             state, planned, world.pool, world.scoring, values, algorithm, rule, scoring

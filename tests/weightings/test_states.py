@@ -136,10 +136,10 @@ def reversed_cohort(planned):
 
 
 def test_client_chunks_and_whole_cohorts_remember_the_same(x64):
-    blocks = [WORLD.schedule(number, 2, client_chunk_size=2) for number in range(3)]
+    chunks = [WORLD.schedule(number, 2, client_chunk_size=2) for number in range(3)]
     for rule in (REPUTATION, FORGETFUL):
         (whole, of_whole), (held, of_held) = (
-            play(rule, plan, factor=0.5)[-1] for plan in (PLAN, blocks)
+            play(rule, plan, factor=0.5)[-1] for plan in (PLAN, chunks)
         )
         np.testing.assert_allclose(of_held.weights, of_whole.weights, rtol=1e-9)
         worlds.assert_close((held.clients, held.weighting), (whole.clients, whole.weighting), 1e-9)

@@ -144,13 +144,13 @@ def elementwise(
             return x.memory
         return first.lay(array(x)) if jnp.shape(x) else x
 
-    memories = [memory(x) for x in operands]
+    stored = [memory(x) for x in operands]
     if eqn.primitive.name in ELEMENTWISE:
-        return [LayoutTagged(eqn.primitive.bind(*memories, **eqn.params), first.groups)]
+        return [LayoutTagged(eqn.primitive.bind(*stored, **eqn.params), first.groups)]
     # a traced function takes the entries in memory order, as arrays of the shape that it was traced for
-    if any(jnp.ndim(x) and x.size != first.memory.size for x in memories):
+    if any(jnp.ndim(x) and x.size != first.memory.size for x in stored):
         return None
-    results = evaluate([x.reshape(first.shape) if jnp.ndim(x) else x for x in memories])
+    results = evaluate([x.reshape(first.shape) if jnp.ndim(x) else x for x in stored])
     return [LayoutTagged(y.reshape(first.memory.shape), first.groups) for y in results]
 
 

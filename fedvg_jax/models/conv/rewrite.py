@@ -155,11 +155,9 @@ def _elementwise(operation: Operation, operands: Sequence[Value]) -> list[Value]
 def _sum(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     """Sums a layout-tagged array in the order of its memory."""
     (x,) = operands
-    return (
-        [layout_tagged.total(x, operation.params["axes"])]
-        if isinstance(x, layout_tagged.LayoutTagged)
-        else operation.original(operands)
-    )
+    if not isinstance(x, layout_tagged.LayoutTagged):
+        return operation.original(operands)
+    return [layout_tagged.total(x, operation.params["axes"])]
 
 
 def _convolve(operation: Operation, operands: Sequence[Value]) -> list[Value]:
@@ -198,26 +196,19 @@ def _max_pool(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     With the original operation, the CNN's steps take 1.36 times as long on a CPU.
     """
     (x,), params = operands, operation.params
-    window, strides, padding = (
-        params["window_dimensions"],
-        params["window_strides"],
-        params["padding"],
-    )
-    is_plain = {*params["base_dilation"], *params["window_dilation"]} == {1} and jnp.issubdtype(
-        x.dtype, jnp.floating
-    )
-    is_plain &= all(
-        k <= n + low + high for k, n, (low, high) in zip(window, x.shape, padding, strict=True)
-    )
-    pooled = (
-        layout_tagged.max_pool(x, window, strides, padding)
-        if is_plain and isinstance(x, layout_tagged.LayoutTagged)
-        else None
-    )
-    if pooled is not None:
-        return [pooled]
+    window, strides = params["window_dimensions"], params["window_strides"]
+    padding = params["padding"]
+    is_dilated = {*params["base_dilation"], *params["window_dilation"]} != {1}
+    spans = zip(window, x.shape, padding, strict=True)
+    fits = all(k <= n + low + high for k, n, (low, high) in spans)
+    if is_dilated or not fits or not jnp.issubdtype(x.dtype, jnp.floating):
+        return operation.original(operands)
+    if isinstance(x, layout_tagged.LayoutTagged):
+        pooled = layout_tagged.max_pool(x, window, strides, padding)
+        if pooled is not None:
+            return [pooled]
     x = layout_tagged.array(x)
-    if not is_plain or not x.size or math.prod(window) > MAX_TAPS:
+    if not x.size or math.prod(window) > MAX_TAPS:
         return operation.original(operands)
     if any(low or high for low, high in padding):
         lowest = jnp.array(-jnp.inf, x.dtype)
@@ -235,9 +226,8 @@ def _jit(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     results = layout_tagged.elementwise(operation.eqn, operands, operation.original)
     if results is not None:
         return results
-    if any(isinstance(x, layout_tagged.LayoutTagged) for x in operands) or _has_nested_rule(
-        operation.eqn
-    ):
+    is_tagged = any(isinstance(x, layout_tagged.LayoutTagged) for x in operands)
+    if is_tagged or _has_nested_rule(operation.eqn):
         return _evaluate_tagged(operation.conv, operation.params["jaxpr"], operands)
     return operation.original(operands)
 

@@ -6,9 +6,10 @@
 
 Every client of a cohort receives; one that drops out sends nothing. Tensors that stay with clients (`--local`) and
 personal models are not sent. Weights are computed from the models, so scores are not sent. Sample counts, seeds and
-configs are not counted. Arrays have their own dtypes; of theta_k, `Algorithm.send` counts what it sends. Every message
-counts, also one that the server could compute from theta_k: FedDyn's -delta_k, and FedNova's delta_k / D_k except the
-number D_k.
+configs are not counted. All N clients send what a weighting describes before the first round, which counts it; what an
+algorithm describes stays on the client. Arrays have their own dtypes; of theta_k, `Algorithm.send` counts what it
+sends. Every message counts, also one that the server could compute from theta_k: FedDyn's -delta_k, and FedNova's
+delta_k / D_k except the number D_k.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Traffic(NamedTuple):
     """of all candidates of a selection together that are not in the cohort: theta_g"""
     candidates_up: int = 0
     """of all candidates together: their losses"""
+    described: int = 0
+    """of all clients together, up, before the first round: what the weighting describes"""
 
 
 def round_traffic(
@@ -78,6 +81,7 @@ def round_traffic(
         data.pool,
         hyper,
         data.base,
+        tree.entry_shapes(data.described.algorithm),
     )
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
     make = functools.partial(_traced, program.algorithm, program.bind, stats_too, shapes)
@@ -101,19 +105,23 @@ def round_traffic(
         sent = local.sent(state.variables.params)
         up += send.num_bytes(sent) - num_bytes(sent)
     return Traffic(
-        model + size(read), up + sum(map(size, messages)), others * model, 4 * num_candidates
+        model + size(read),
+        up + sum(map(size, messages)),
+        others * model,
+        4 * num_candidates,
+        num_bytes(data.described.weighting),
     )
 
 
 def entries(traffic: Traffic, record: Record, waited: Waited | None = None) -> Record:
-    """Returns the entries of a round's record.
+    """Returns the entries of a round's record; the first has what is sent before it.
 
     Args:
         traffic: of the run.
         record: of the round.
         waited: with a clock, how many clients were asked and have sent.
 
-    >>> entries(Traffic(10, 20), {"clients": [3, 1, 4], "dropped": [1]})
+    >>> entries(Traffic(10, 20), {"round": 2, "clients": [3, 1, 4], "dropped": [1]})
     {'bytes_down': 30, 'bytes_up': 40}
     """
     num_asked = len(record["clients"])
@@ -122,6 +130,8 @@ def entries(traffic: Traffic, record: Record, waited: Waited | None = None) -> R
         num_asked, num_sent = waited.num_asked, waited.num_sent
     down = num_asked * traffic.down + traffic.candidates_down
     up = num_sent * traffic.up + traffic.candidates_up
+    if record["round"] == 1:
+        up += traffic.described
     return dict(zip(SENT, (down, up), strict=True))
 
 
@@ -131,7 +141,13 @@ def _traced(
     """Returns which arguments the algorithm's client functions read, and the shapes of what is sent."""
 
     def on_client(
-        server: Tree, client: Tree, model: Any, pool: Tree, hyper: Hyper, base: Tree
+        server: Tree,
+        client: Tree,
+        model: Any,
+        pool: Tree,
+        hyper: Hyper,
+        base: Tree,
+        described: Tree,
     ) -> dict[str, Tree]:
         task = bind(base).task
         theta = model if stats_too else model.params
@@ -139,6 +155,7 @@ def _traced(
             theta,
             server,
             client.algorithm if isinstance(client, local_training.ClientState) else client,
+            described,
         )
         minibatch = tree.gather(pool, jnp.zeros(2, jnp.int32))
         received = tree.params_of(anchor)

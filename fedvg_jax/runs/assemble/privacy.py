@@ -50,6 +50,7 @@ def check(
     options: Privacy,
     cohorts: Cohorts,
     algorithm: Algorithm,
+    weighting: Weighting,
     selection: Selection | None,
     state: SimState,
     hyper: Hyper,
@@ -59,7 +60,7 @@ def check(
     Args:
         options: of the run.
         cohorts: of the run.
-        algorithm: of the run.
+        algorithm, weighting: of the run.
         selection: None for uniform cohorts.
         state: before the first round, arrays or shapes.
         hyper: all hyperparameters.
@@ -70,9 +71,12 @@ def check(
         cohort = Cohort(update, (), (), weights, (), cohorts.num_clients)
         return {"all": algorithm.residual(hyper, server, update, cohort)}
 
-    instead = (
-        "use fedavg, fedavgm, fedprox, fedadam, fedyogi, fedadagrad, fedntd, feddecorr or ditto"
-    )
+    instead = "use fedavg, fedavgm, fedprox, fedadam, fedyogi, fedadagrad, fedntd, feddecorr, fedlc or ditto"
+    if weighting.describe:
+        raise UsageError(
+            "dp does not account for what clients send of their rows before the first round; use a weighting without"
+            " describe, such as uniform or fedvg"
+        )
     if algorithm.report is not no_report or algorithm.probe is not no_probe:
         raise UsageError(
             f"dp covers the aggregate, and the algorithm has messages or client states; {instead}"
@@ -169,7 +173,8 @@ def reads_rows(weighting: Weighting, task: Task, data: Data, hyper: Hyper) -> bo
     def weights(pool: Tree, key: jax.Array, tables: Data, hyper: Hyper) -> dict[str, Tree]:
         rows, model = tables._replace(pool=pool), task.init(key)
         clients, ids = tree.repeat(model, 2), jax.numpy.arange(2, dtype=np.int32)
-        returned = ClientReturn(clients, ids, clients.params, ids)
+        described = tree.take(rows.described.weighting, ids)
+        returned = ClientReturn(clients, ids, clients.params, ids, described)
         view = ServerView(model, clients, ids, rows, ids >= 0)
         measured = jax.lax.map(lambda one: weighting.signal(hyper, one, rows), returned)
         if weighting.state:

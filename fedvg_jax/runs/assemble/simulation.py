@@ -31,7 +31,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.scaling import Columns
-from fedvg_jax.engine import evaluate, federated_round, schedule, task_checks
+from fedvg_jax.engine import descriptions, evaluate, federated_round, schedule, task_checks
 from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import extras, processes
 from fedvg_jax.runs.assemble import communication, privacy, programs, tables
@@ -197,8 +197,8 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
             "this selection measures losses on the device, and rows are on the host; use placement device"
         )
     if experiment.privacy:
-        arguments = experiment.privacy, cohorts, program.algorithm, chosen, state, hyper
-        privacy.check(*arguments)
+        parts_of_method = program.algorithm, program.weighting, chosen
+        privacy.check(experiment.privacy, cohorts, *parts_of_method, state, hyper)
     program, parts = (
         _bound(program, rows.base),
         population.partition,
@@ -281,7 +281,14 @@ def _make_rows(
     rows = tables.make_data(
         experiment.tables, cohorts.batch_size, population, program.model, is_on_host
     )
-    rows = rows._replace(base=base)
+    described = descriptions.describe_clients(
+        program.algorithm,
+        program.weighting,
+        population.pool,
+        population.partition.train,
+        len(population.arrays.class_names),
+    )
+    rows = rows._replace(base=base, described=described)
     if not is_on_host:
         return processes.place(rows, program.executor.placement), None
     reads_test = "client_accuracy" in experiment.records.names
@@ -298,8 +305,10 @@ def _check_features(
         task_checks.check_forward(task, rows.pool)
     is_custom = "algorithm" in experiment.custom
     name = "the algorithm" if is_custom else f"algorithm {experiment.settings.algorithm}"
+    described = tree.entry_shapes(rows.described.algorithm)
+    arguments = algorithm, task, rows.pool, hyper, name, described
     key = "features", *cache.key_of_shapes((rows.pool, hyper))
-    program.cached(key, lambda: task_checks.check_features(algorithm, task, rows.pool, hyper, name))
+    program.cached(key, lambda: task_checks.check_features(*arguments))
 
 
 def _account(

@@ -82,7 +82,8 @@ def resident_data(data: Data, *, reads_test: bool) -> Data:
     )
     numbers = {name: renumber(table, rows) for name, table in tables.items()}
     pool = _take(data.pool, rows, num_rows)
-    return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), base=data.base)
+    kept = {"base": data.base, "described": data.described}
+    return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), **kept)
 
 
 def make(

@@ -421,14 +421,14 @@ def _exceptions(schedule, metrics) -> Record:
     import numpy as np
 
     late = schedule.waited.late if schedule.waited else ()
-    absent = {
+    reasons = {
         "dropped": ~schedule.participating & ~np.isin(schedule.clients, late),
         "untrained": schedule.num_steps == 0,
         "diverged": ~metrics.finite,
     }
-    absent["unweighed"] = ~metrics.finite & (abs(metrics.train_loss) < math.inf)
+    reasons["unweighed"] = ~metrics.finite & (abs(metrics.train_loss) < math.inf)
     exceptions: Record = {
-        name: schedule.clients[mask].tolist() for name, mask in absent.items() if mask.any()
+        name: schedule.clients[mask].tolist() for name, mask in reasons.items() if mask.any()
     }
     if len(late):
         exceptions["late"] = [int(client) for client in late]

@@ -20,7 +20,7 @@ TENSORS = 2
 )
 def test_bytes_of_a_client_equal_those_counted_by_hand(algorithm, down, up):
     sim = fv.simulation(fv.Config(algorithm=algorithm, clients=4, model="linear"))
-    assert sim.traffic == (down, up, 0, 0)
+    assert sim.traffic == (down, up, 0, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_bytes_of_a_client_equal_those_counted_by_hand(algorithm, down, up):
 )
 def test_nothing_of_a_local_tensor_is_sent(algorithm, down, up):
     sim = fv.simulation(fv.Config(algorithm=algorithm, clients=4, model="linear", local="/bias$"))
-    assert sim.traffic == (down, up, 0, 0)
+    assert sim.traffic == (down, up, 0, 0, 0)
 
 
 def test_dropped_clients_receive_and_do_not_send():

@@ -84,7 +84,7 @@ def assert_equal_states(some, every):
     jax.tree.map(np.testing.assert_array_equal, some[:3], every[:3])
 
 
-def test_memories_of_sampled_clients_give_the_same_states_to_the_bit():
+def test_client_states_on_the_host_are_those_on_the_device_to_the_bit():
     whole = run("device")
     history, states = run("host, a round")
     cohorts = [record["clients"] for record in history.records]
@@ -99,7 +99,7 @@ def test_memories_of_sampled_clients_give_the_same_states_to_the_bit():
     assert states[-1].client_ids.tolist() == sampled
 
 
-def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients():
+def test_chunks_of_several_rounds_exchange_the_states_of_all_their_clients():
     assert_equal_runs(
         run("host", callbacks=False, eval_every=3)[0],
         run("device", callbacks=False, eval_every=3)[0],
@@ -110,7 +110,7 @@ def test_chunks_of_several_rounds_exchange_the_memories_of_all_their_clients():
     ("first", "then", "num_stored"),
     [("device", "host, a round", 20), ("host, a round", "device", 7)],
 )
-def test_a_run_is_resumed_with_more_rounds_wherever_its_memories_were(
+def test_a_run_is_resumed_with_more_rounds_wherever_its_client_states_were(
     tmp_path, first, then, num_stored
 ):
     """A checkpoint of states on the host holds those of sampled clients only."""

@@ -64,7 +64,7 @@ def rows_held(state):
     return {len(shard.data) for leaf in leaves for shard in leaf.addressable_shards}
 
 
-def test_devices_that_divide_the_memories_give_the_run_of_one():
+def test_devices_that_divide_the_client_states_give_the_run_of_one():
     found = run(3)
     assert_equal_runs(found, run(1))
     assert rows_held(found[2]) == rows_held(simulated().state) == {8}, "also before the first round"
@@ -76,7 +76,7 @@ def simulated(devices=3, **changes):
     )
 
 
-def test_memories_of_a_chunk_are_divided_where_the_host_keeps_the_others():
+def test_states_of_a_chunk_are_divided_where_the_host_keeps_the_others():
     """A chunk of three rounds of four clients has 12 rows or more."""
     sim = simulated(placement="host")
     placement, chunk = sim.state_placement, [sim.schedule(number) for number in range(3)]
@@ -138,7 +138,7 @@ def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_numbe
 
 @pytest.mark.slow
 @pytest.mark.parametrize("placement", ["device", "host"])
-def test_processes_that_divide_the_memories_give_the_history_of_one(tmp_path, placement):
+def test_processes_that_divide_the_client_states_give_the_history_of_one(tmp_path, placement):
     """A run of two and of four processes, and runs that move between one process and several after two rounds."""
     single, two, four = (1, 1), (2, 2), (4, 1)
     changes = ["--algorithm", "scaffold", "--placement", placement]

@@ -1,0 +1,88 @@
+"""What clients compute of their training rows once, before the first round: `describe` of algorithm and weighting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from fedvg_jax.core import checks
+from fedvg_jax.core.types import (
+    Algorithm,
+    Batch,
+    ClientRows,
+    Describe,
+    Described,
+    Tree,
+    UsageError,
+    Weighting,
+)
+
+
+def describe_clients(
+    algorithm: Algorithm,
+    weighting: Weighting,
+    pool: Batch,
+    train_rows: Sequence[np.ndarray],
+    num_classes: int,
+) -> Described:
+    """Returns what algorithm and weighting describe of every client, for `Data.described`: NumPy arrays [N, ...].
+
+    Args:
+        algorithm, weighting: each may have a `describe`.
+        pool: NumPy arrays [T, ...].
+        train_rows: for every client, int [n_k], its training rows of the pool.
+        num_classes: C, 0 without classes.
+
+    Raises:
+        UsageError: a description is not of numbers, or has other shapes for another client.
+
+    >>> from fedvg_jax.algorithms import fedlc
+    >>> from fedvg_jax.weightings import uniform
+    >>> pool = Batch(np.zeros((4, 2)), np.array([0, 1, 1, 2]))
+    >>> describe_clients(fedlc(), uniform(), pool, [np.array([0, 1, 2]), np.array([3])], 3).algorithm.tolist()
+    [[1, 2, 0], [0, 0, 1]]
+    """
+
+    def of_clients(describe: Describe | None, name: str) -> Tree:
+        if describe is None:
+            return ()
+        first, entries = None, []
+        for client, rows in enumerate(train_rows):
+            with checks.calling(f"{name}.describe"):
+                entry = describe(ClientRows(pool.x[rows], pool.y[rows], num_classes))
+            entry = jax.tree.map(np.asarray, entry)
+            first = entry if first is None else first
+            checks.expect(entry, first, f"{name}.describe: client {client}", any_float=True)
+            entries.append(entry)
+        _refuse_nothing(first, name)
+        return jax.tree.map(lambda *leaves: _as_on_devices(np.stack(leaves)), *entries)
+
+    return Described(
+        of_clients(algorithm.describe, "algorithm"), of_clients(weighting.describe, "weighting")
+    )
+
+
+def check(algorithm: Algorithm, weighting: Weighting, described: Described) -> None:
+    """Raises UsageError if data of a round lack the descriptions that algorithm or weighting have."""
+    parts = {"algorithm": algorithm, "weighting": weighting}
+    for (name, part), leaves in zip(parts.items(), described, strict=True):
+        if part.describe and not jax.tree.leaves(leaves):
+            raise UsageError(
+                f"the {name} describes clients, and data.described lacks it; set it with describe_clients"
+            )
+
+
+def _refuse_nothing(entry: Tree, name: str) -> None:
+    """Raises UsageError for a description without numbers."""
+    leaves = jax.tree.leaves(entry)
+    kinds = {leaf.dtype.kind for leaf in leaves}
+    if not leaves or kinds - set("biuf"):
+        got = ", ".join(str(leaf.dtype) for leaf in leaves) or "nothing"
+        raise UsageError(f"{name}.describe must return a pytree of numbers; got {got}")
+
+
+def _as_on_devices(leaf: np.ndarray) -> np.ndarray:
+    """Returns an array in the dtype that it has in JAX."""
+    return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype))

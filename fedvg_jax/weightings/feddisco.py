@@ -1,0 +1,90 @@
+"""FedDisco: clients with a label distribution close to the global one weigh more, beside their number of rows.
+
+    p_k = ReLU(n_k / sum_j n_j - a d_k + b) / sum_j ReLU(n_j / sum_i n_i - a d_j + b),    d_k = || D_k - D ||_2
+
+with the label distribution D_k of client k's training rows, the global one D, and sums over the participating clients
+of the cohort. D is uniform, as the paper assumes of the test set. Where no client has a positive value, the weights are
+n_k / sum_j n_j. Every client sends its label counts once, before the first round.
+
+Source: Ye et al., "FedDisco: Federated Learning with Discrepancy-Aware Collaboration", ICML 2023.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from fedvg_jax.core import checks, tree
+from fedvg_jax.core.types import (
+    ClientReturn,
+    ClientRows,
+    Data,
+    Hyper,
+    Hyperparameter,
+    NamedWeighting,
+    ServerView,
+    Tree,
+    Variables,
+    Weighting,
+)
+from fedvg_jax.weightings import signals
+from fedvg_jax.weightings.basic import broadcast_weights, no_detail, shares
+
+A = Hyperparameter("feddisco.a", 0.5, 0, doc="Weight a of the distance of label distributions.")
+B = Hyperparameter("feddisco.b", 0.1, doc="Number b added to every client's value.")
+
+
+def feddisco(target: Literal["uniform", "clients"] = "uniform") -> Weighting:
+    """Returns FedDisco's weights, which read `feddisco.a` and `feddisco.b`. At a = b = 0 they are n_k / sum_j n_j.
+
+    The score is the distance d_k.
+
+    Args:
+        target: the global distribution D: uniform, or that of all clients' training rows together.
+    """
+    is_uniform = checks.named({"uniform": True, "clients": False}, target, "target")
+
+    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Array, Array]:
+        dtype = tree.wide_dtype(client.variables.params)
+        own = distribution(client.described.astype(dtype))
+        everyone = jnp.full_like(own, 1 / len(own))
+        if not is_uniform:
+            everyone = distribution(data.described.weighting.sum(0).astype(dtype))
+        distance = jnp.sqrt(((own - everyone) ** 2).sum())
+        return signals.num_samples(hyper, client, data), distance
+
+    return Weighting(
+        signal,
+        weigh,
+        score=lambda measured: measured[1],
+        detail=no_detail,
+        hyperparameters=(A, B),
+        describe=ClientRows.label_counts,
+    )
+
+
+def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+    """Returns p_k for every tensor."""
+    num_samples, distances = measured
+    sizes = shares(num_samples.astype(distances.dtype), view.participating)
+    a, b = (hyper[parameter.name].astype(sizes.dtype) for parameter in (A, B))
+    values = jnp.where(view.participating, jax.nn.relu(sizes - a * distances + b), 0)
+    values = jnp.where(values.sum() > 0, values, sizes)
+    return broadcast_weights(shares(values, view.participating), view)
+
+
+def distribution(counts: Array) -> Array:
+    """Returns the distribution [C] of label counts; zeros without any.
+
+    >>> distribution(jnp.array([3.0, 1.0])).tolist()
+    [0.75, 0.25]
+    """
+    return counts / jnp.maximum(counts.sum(), 1)
+
+
+ENTRY = NamedWeighting(
+    feddisco, "FedDisco", hyperparameters=(A, B), reads_rows=False, streams=False
+)

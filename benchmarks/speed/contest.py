@@ -101,8 +101,7 @@ class Contestant:
         environment = os.environ | {"PYTHONPATH": path} | dict(environment)
         with log.open("w") as errors:
             self.process = subprocess.Popen(command, env=environment, stderr=errors, **pipes)
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(self.process.pid, cores)  # before it has imported XLA
+        os.sched_setaffinity(self.process.pid, cores)  # before it has imported XLA
         self.about = self._read_answer()
 
     def request(self, name: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ rounds once.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -55,6 +56,14 @@ def select_prefix(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np
     return {
         n.removeprefix(prefix + "/"): a for n, a in arrays.items() if n.startswith(prefix + "/")
     }
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Returns a parser of a contestant's command line."""
+    made = machine.parser(doc)
+    made.add_argument("--folder", type=Path, required=True)
+    made.add_argument("--threads", type=int, required=True)
+    return made
 
 
 def serve(

@@ -97,7 +97,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--data-dir",
         type=Path,
-        help="of the study: a folder with cifar10.npz, or its pieces part-*",
+        help="of the study: CIFAR-10",
     )
     parser.add_argument(
         "--adapters",

@@ -67,14 +67,6 @@ def gpu(card: str, runs: list[dict[str, Any]]) -> Iterator[str]:
     if rounds_of := {way: seconds["round"] for way, seconds in ways.items() if "round" in seconds}:
         way = min(rounds_of, key=rounds_of.__getitem__)
         yield f"| a round of PyTorch, the fastest of {len(ways)} ways: {way} | {number(rounds_of[way])} s |"
-    if agree := sections.get("agree"):
-        yield "\n| a CNN on digits | largest relative difference of a weight from the CPU's | the same bits twice |"
-        yield "|---|---|---|"
-        for way, rounds in agree["differences from the CPU, by round"].items():
-            same = {True: "yes", False: "no", None: "not tried"}[
-                agree["the same bits twice"].get(way)
-            ]
-            yield f"| {way} | {rounds[0]['weights']:.0e} | {same} |"
     if failed := [name for name, section in sections.items() if "failed" in section]:
         yield f"\nWithout a result: {', '.join(failed)}."
     commands = dict.fromkeys(run["machine"]["command"] for run in runs)

@@ -61,32 +61,24 @@ def main(argv: list[str] | None = None) -> int:
         "--only", nargs="+", choices=(*AXES, "planning"), default=(*AXES, "planning")
     )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--points", type=int, default=5, help="number of points on each axis")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--picture", type=Path, metavar="FILE.png")
     args = parser.parse_args(argv)
-    results = machine.begin("speed.costs", argv) | {"reference": Round()._asdict(), "axes": {}}
-    earlier = (
-        json.loads(args.out.read_text(encoding="utf-8")) if args.out and args.out.exists() else {}
-    )
-    results["axes"] |= earlier.get("axes", {})
+    earlier: dict[str, Any] = {}
+    if args.out and args.out.exists():
+        earlier = json.loads(args.out.read_text(encoding="utf-8"))
+    results = machine.begin("speed.costs", argv) | {"reference": Round()._asdict()}
+    results["axes"] = earlier.get("axes", {})
     for axis in (axis for axis in AXES if axis in args.only):
-        points = [
-            {**measure(axis, value, args.repeats), axis: value}
-            for value in AXES[axis][: args.points]
-        ]
-        results["axes"][axis] = {
-            "points": points,
-            "growth": growth("parameters" if axis == "width" else axis, points),
-        }
+        points = [measure(axis, value, args.repeats) | {axis: value} for value in AXES[axis]]
+        exponent = growth("parameters" if axis == "width" else axis, points)
+        results["axes"][axis] = {"points": points, "growth": exponent}
         show(TITLES[axis], points)
     if "planning" in args.only:
-        points = [plan(*population, args.repeats) for population in POPULATIONS[: args.points]]
+        points = [plan(*population, args.repeats) for population in POPULATIONS]
         show("planning", points)
-        results["planning"] = {
-            "machine": machine.add_final_load(results["machine"]),
-            "points": points,
-        }
+        of_machine = machine.add_final_load(results["machine"])
+        results["planning"] = {"machine": of_machine, "points": points}
     if "machine" in earlier and not set(AXES) & set(args.only):
         results["machine"] = earlier["machine"]
     machine.finish(args.out, earlier | results)
@@ -155,10 +147,8 @@ def measure(axis: str, value: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def growth(key: str, points: list[dict[str, Any]]) -> float | None:
+def growth(key: str, points: list[dict[str, Any]]) -> float:
     """Returns the exponent of time against a size between the last two points: 1 if time is proportional."""
-    if len(points) < 2:
-        return None
     (a, p), (b, q) = ((point[key], point["seconds"]["median"]) for point in points[-2:])
     return round(math.log(q / p) / math.log(b / a), 3)
 

@@ -338,14 +338,8 @@ class Loader(Lean):
         super().__init__(workload)
 
     def choose(self, threads):
-        seconds = {}
-        for variant in sorted({Variant(threads), Variant(1)}):
-            self.set_up(variant)
-            batches = max(self.workload.rounds[0], key=len)[:4]
-            seconds[variant] = machine.median_seconds(
-                lambda batches=batches: self.train(batches), 3
-            )
-        self.set_up(min(seconds, key=lambda variant: seconds[variant]))
+        variants = sorted({Variant(threads), Variant(1)})
+        self.set_up(min(variants, key=lambda variant: self._seconds(variant, 3)))
         return {"threads": self.variant.threads}
 
     def batches(self, rows: list[Tensor]):

@@ -34,8 +34,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import machine, torch_layout
 from fedvg_jax import config as configs, data as datasets
@@ -360,20 +358,16 @@ def checks(method: str, differences: Differences) -> list[tuple[str, float, floa
         bound = CLIENTS_OF_ELASTIC if "elastic" in method else CLIENTS
         rows.append(("client models of round 1", max(differences.client_models), bound))
     for r, row in enumerate(differences.rounds, 1):
-        weights = row["weights"]
-        first = FIRST + (weights or 0.0)
-        is_exact = (
-            r == 1
-            and differences.client_models is not None
-            and (weights is not None or is_native(method))
-        )
-        rows.append((f"round {r}", row["ratio"], min(first, ROUND) if is_exact else ROUND))
+        weights, bound = row["weights"], ROUND
+        starts_equal = r == 1 and differences.client_models is not None
+        if starts_equal and (weights is not None or is_native(method)):
+            bound = min(FIRST + (weights or 0.0), ROUND)
+        rows.append((f"round {r}", row["ratio"], bound))
         rows.append((f"round {r}, chained", row["chained"], CHAINED))
         if weights is not None:
+            chained = row["chained_weights"]
             rows.append((f"round {r}: weights, relative", weights, WEIGHTS))
-            rows.append(
-                (f"round {r}, chained: weights, relative", row["chained_weights"], CHAINED_WEIGHTS)
-            )
+            rows.append((f"round {r}, chained: weights, relative", chained, CHAINED_WEIGHTS))
     return rows
 
 
@@ -384,16 +378,13 @@ def is_native(method: str) -> bool:
 
 def print_differences(recording: Recording, differences: Differences) -> bool:
     """Prints the differences; returns whether all are within their bounds."""
-    console, rows = Console(), checks(recording.meta["method"], differences)
-    title = f"{recording.meta['method']}, {recording.meta['model']}"
-    table = Table("compared", "difference", "allowed", "", title=title)
+    print(f"{recording.meta['method']}, {recording.meta['model']}: difference (allowed)")
+    rows = checks(recording.meta["method"], differences)
     for quantity, gap, allowed in rows:
-        table.add_row(
-            quantity, f"{gap:.2e}", f"{allowed:.1e}", "agrees" if gap <= allowed else "DIFFERS"
-        )
-    console.print(table)
+        verdict = "agrees" if gap <= allowed else "DIFFERS"
+        print(f"  {quantity}: {gap:.2e} ({allowed:.1e}) {verdict}")
     for quantity in differences.not_compared:
-        console.print(f"not compared, because the file lacks them: {quantity}", highlight=False)
+        print(f"  not compared, because the file lacks them: {quantity}")
     return all(gap <= allowed for _, gap, allowed in rows)
 
 
@@ -406,15 +397,13 @@ def make_results(
         description: of the machine.
         differences: by the recorded name of the method and its options.
     """
-    methods = {
-        " ".join((METHODS[name], *options)): {
-            "client_models": of_method.client_models,
-            "rounds": of_method.rounds,
-            "not_compared": of_method.not_compared,
-            "bounds": {quantity: allowed for quantity, _, allowed in checks(name, of_method)},
+    methods = {}
+    for (name, *extras), of_method in differences.items():
+        bounds = {quantity: allowed for quantity, _, allowed in checks(name, of_method)}
+        fields = {
+            key: getattr(of_method, key) for key in ("client_models", "rounds", "not_compared")
         }
-        for (name, *options), of_method in differences.items()
-    }
+        methods[" ".join((METHODS[name], *extras))] = fields | {"bounds": bounds}
     rounded = json.loads(json.dumps(methods), parse_float=lambda text: float(f"{float(text):.3g}"))
     return {"machine": description, "methods": rounded}
 

@@ -115,9 +115,7 @@ def limits(file: dict[str, Any]) -> Iterator[str]:
     if "help" in file:
         yield f"- `--help`: {number(file['help']['median'])} s (target 1 s)."
     if "start" in file:
-        seconds = ", ".join(
-            f"{name} {number(file['start'][name]['median'])} s" for name in file["start"]
-        )
+        seconds = ", ".join(f"{name} {number(s['median'])} s" for name, s in file["start"].items())
         yield f"- A warm start, to the end of its first round and an evaluation: {seconds} (targets 2 s and 5 s)."
     if "sweep" in file:
         empty, full = (number(file["sweep"][state]["median"]) for state in ("empty", "full"))

@@ -3,6 +3,7 @@
 import functools
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -218,7 +219,7 @@ def test_torchvisions_published_vit_names_are_read_also_behind_the_prefixes_of_w
         for v in ({f"{prefix}{name}": value for name, value in older.items()}, values)
     )
     del result["classifier"], expected["classifier"]
-    jax.tree.map(np.testing.assert_array_equal, result, expected)
+    chex.assert_trees_all_equal(result, expected)
 
 
 @pytest.mark.parametrize("layer", ["module", "model"])
@@ -226,7 +227,7 @@ def test_a_layer_with_the_name_of_a_wrapper_is_read_as_it_was_written(tmp_path, 
     variables = Variables({layer: {"kernel": jnp.ones((2, 3))}}, {})
     pretrained.save(tmp_path / "own.safetensors", variables, "own")
     result = pretrained.load(tmp_path / "own.safetensors", variables, "own", head=True)
-    jax.tree.map(np.testing.assert_array_equal, result, variables)
+    chex.assert_trees_all_equal(result, variables)
 
 
 OTHER = {
@@ -266,7 +267,7 @@ def test_saved_weights_have_torchs_names_and_load_bit_for_bit(tmp_path, case):
         assert result[name].shape == np.shape(value)
     again = pretrained.load(path, abstract(case), architecture, head=True)
     assert jax.tree.structure(again) == jax.tree.structure(variables)
-    jax.tree.map(np.testing.assert_array_equal, again, variables)
+    chex.assert_trees_all_equal(again, variables)
     fresh = pretrained.load(path, abstract(case), architecture).params["classifier"]
     assert fresh == abstract(case).params["classifier"], "the head is not read for another task"
 
@@ -282,7 +283,7 @@ def test_any_model_loads_bit_for_bit(tmp_path, dtype):
     path = tmp_path / "own.safetensors"
     pretrained.save(path, variables, "own")
     result = pretrained.load(path, jax.tree.map(jnp.zeros_like, variables), "own", head=True)
-    jax.tree.map(np.testing.assert_array_equal, result, variables)
+    chex.assert_trees_all_equal(result, variables)
     assert pretrained.read(path)["a.weight"].shape == (3, 2) and [
         p.name for p in tmp_path.iterdir()
     ] == [path.name]

@@ -216,7 +216,7 @@ def test_aggregating_clients_equal_to_the_global_model_changes_no_bit():
     model = worlds.variables()
     stacked = jax.tree.map(lambda x: jnp.broadcast_to(x, (3, *x.shape)), model)
     weights = jax.tree.map(lambda _: jnp.array([0.3, 0.3, 0.3]), model)
-    jax.tree.map(np.testing.assert_array_equal, fv.aggregate(model, stacked, weights), model)
+    chex.assert_trees_all_equal(fv.aggregate(model, stacked, weights), model)
 
 
 # --- gradients of the aggregated model; test_differentiable.py has the comparison with central differences

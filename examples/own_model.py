@@ -174,7 +174,8 @@ def picture(found, path: Path):
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 5.2), layout="constrained")
+    matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9.5})
+    figure = Figure(figsize=(8, 5.2), layout="constrained")
     axes = figure.subplots(2, len(found), sharex=True, sharey="row", height_ratios=(1.6, 1))
     for column, (model, by_rule) in enumerate(found.items()):
         top, bottom = axes[:, column]
@@ -192,7 +193,7 @@ def picture(found, path: Path):
             bottom.plot(
                 rounds, [100 * r["confidence"] for r in evaluated], color=COLOURS[rule], lw=1.8
             )
-        top.set(title=model, ylim=(0, 100))
+        top.set(title=model.replace(": ", ":\n"), ylim=(0, 100))
         bottom.set(xlabel="round", ylim=(0, 100))
         for ax in (top, bottom):
             ax.grid(alpha=0.25)
@@ -201,9 +202,10 @@ def picture(found, path: Path):
     axes[1, 0].set_ylabel("own metric:\nmean confidence (%)")
     axes[0, 0].legend(frameon=False, loc="lower right")
     figure.suptitle(
-        "Three models and a weighting from outside the library (digits, alpha 0.05, one seed)"
+        "Three models and a weighting from outside the library\n(digits, alpha 0.05, one seed)",
+        fontsize=10,
     )
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=160)
 
 
 # %%

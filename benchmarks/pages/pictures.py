@@ -29,6 +29,10 @@ from benchmarks.studies import uses
 from fedvg_jax.study import statistics
 from fedvg_jax.study.figures.curves import Bar, draw_bars
 
+WIDTH, DPI = 8, 160
+"""Inches and dots per inch. A page of the site shows 640 pixels, where 9 points are 10 pixels high."""
+LAYOUT: dict[str, Any] = {"layout": "constrained"}
+
 CONTROLS = {"FedAvg": "#0072b2", "uniform": "#d55e00", "placebo": "#009e73"}
 SIZE_COLOURS = {"0.05": "#d55e00", "0.1": "#0072b2"}
 SIZE_METHODS = {
@@ -46,9 +50,7 @@ REACH = 12.0
 def draw_forest(path: Path) -> None:
     """Writes FedVG minus its controls in every committed study; the rows are those of benchmarks/results/README.md."""
     listed = pages.studies()[::-1]
-    figure, panels = plt.subplots(
-        1, len(CONTROLS), sharey=True, figsize=(9, 5.6), layout="constrained"
-    )
+    figure, panels = plt.subplots(1, len(CONTROLS), sharey=True, figsize=(WIDTH, 6.4), **LAYOUT)
     for panel, (name, colour) in zip(panels, CONTROLS.items(), strict=True):
         for height, study in enumerate(listed):
             if name in study.gaps:
@@ -58,14 +60,12 @@ def draw_forest(path: Path) -> None:
                 for end, marker in zip(ends, "<>", strict=True):
                     if abs(end) == REACH:
                         panel.plot([end], [height], marker, color=colour, ms=4, clip_on=False)
-        panel.set(xlim=(-REACH, REACH), title=f"FedVG minus {name}")
+        panel.set(xlim=(-REACH, REACH), title=f"FedVG minus\n{name}")
         _strip(panel)
     labels = [f"{study.what}, {_setting(study.alpha)}" for study in listed]
-    panels[0].set_yticks(range(len(listed)), labels, fontsize=8)
-    figure.supxlabel(
-        "points of test accuracy in the final round; right of 0 FedVG is ahead", fontsize=9
-    )
-    figure.savefig(path, dpi=130)
+    panels[0].set_yticks(range(len(listed)), labels)
+    figure.supxlabel("points of test accuracy in the final round; right of 0 FedVG is ahead")
+    figure.savefig(path, dpi=DPI)
 
 
 def _draw_interval(
@@ -99,24 +99,22 @@ def draw_uses(path: Path) -> None:
     """Writes the picture: every use of D_val minus FedAvg, one panel a data set, one colour an alpha."""
     sets = {title: uses.read(folder) for folder, title in uses.SETS.items()}
     colours = dict(zip(uses.ALPHAS, ("#d55e00", "#0072b2", "#009e73"), strict=True))
-    figure, panels = plt.subplots(
-        1, len(sets), sharey=True, figsize=(2.6 + 2.4 * len(sets), 4.6), layout="constrained"
-    )
-    for panel, (title, values) in zip(panels, sets.items(), strict=True):
+    figure, panels = plt.subplots(2, 2, sharey=True, figsize=(WIDTH, 8.4), **LAYOUT)
+    for panel, (title, values) in zip(panels.flat, sets.items(), strict=True):
         for height, method in enumerate(reversed(uses.USES)):
             for shift, (alpha, colour) in zip((0.22, 0, -0.22), colours.items(), strict=True):
                 if gap := uses.against(values, alpha, method):
                     place, label = height + shift, f"alpha {alpha}"
                     _draw_interval(panel, place, *gap[1:4], colour, 4, 1.4, label=label)
-        panel.set_title(title, fontsize=10)
+        panel.set_title(title)
         _strip(panel)
-    panels[0].set_yticks(range(len(uses.USES)), [*uses.USES.values()][::-1], fontsize=8)
-    handles, labels = panels[0].get_legend_handles_labels()
+    panels[0, 0].set_yticks(range(len(uses.USES)), [*uses.USES.values()][::-1])
+    handles, labels = panels[0, 0].get_legend_handles_labels()
     unique = dict(zip(labels, handles, strict=True))
-    options = {"ncols": len(unique), "fontsize": 8, "frameon": False}
+    options = {"ncols": len(unique), "frameon": False}
     figure.legend(unique.values(), unique.keys(), loc="outside upper right", **options)
-    figure.supxlabel("points of test accuracy more than FedAvg in the final round", fontsize=9)
-    figure.savefig(path, dpi=130)
+    figure.supxlabel("points of test accuracy more than FedAvg in the final round")
+    figure.savefig(path, dpi=DPI)
 
 
 METHODS = {
@@ -146,11 +144,11 @@ def draw_methods(path: Path) -> None:
     for (method, gap), p in zip(found.items(), p_values, strict=True):
         outcome = "undecided" if p >= uses.LEVEL else "ahead" if gap.mean > 0 else "behind"
         bars.append(Bar(METHODS[method], gap.mean, gap.low, gap.high, outcome))
-    figure, axes = plt.subplots(figsize=(6, 2.9), layout="constrained")
+    figure, axes = plt.subplots(figsize=(6.5, 2.9), layout="constrained")
     draw_bars(axes, bars)
     axes.set_xlabel("points of test accuracy more than FedAvg")
-    axes.set_title("CIFAR-10, 100 clients with few classes each", loc="left", fontsize=11)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    axes.set_title("CIFAR-10, 100 clients with few classes each", loc="left")
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
 def draw_size(path: Path) -> None:
@@ -159,7 +157,8 @@ def draw_size(path: Path) -> None:
     runs = pd.read_csv(folder / "runs.csv", dtype={"alpha": str})
     runs = runs[runs.part.isin(("all", "size", "placebo", "chosen", "fitted"))]
     runs["rows"] = runs["set"].replace("all", "1150").astype(int)  # all: by the partition
-    figure, (*of_alphas, last) = plt.subplots(1, 3, figsize=(10.5, 3.9), layout="constrained")
+    figure, panels = plt.subplots(2, 2, figsize=(WIDTH, 6.6), **LAYOUT)
+    (*of_alphas, last, of_legend) = panels.flat
     of_alphas[1].sharey(of_alphas[0])
     for axes, alpha in zip(of_alphas, SIZE_COLOURS, strict=True):
         for method, (name, colour) in SIZE_METHODS.items():
@@ -181,17 +180,15 @@ def draw_size(path: Path) -> None:
     last.set(title="Weights by two disjoint sets", ylim=(0, 1))
     for axes in (*of_alphas, last):
         axes.set(xscale="log", xlabel="rows of the validation set")
-        axes.title.set_size(10)
+        axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(
-        *of_alphas[0].get_legend_handles_labels(),
-        loc="outside lower left",
-        ncols=3,
-        fontsize=8,
-        frameon=False,
+    of_legend.axis("off")
+    uses_of_rows, of_weights = (
+        of_legend.legend(*axes.get_legend_handles_labels(), loc=place, frameon=False)
+        for axes, place in ((of_alphas[0], "upper left"), (last, "lower left"))
     )
-    last.legend(fontsize=8, frameon=False)
-    figure.savefig(path, dpi=130, metadata={"Software": None})
+    of_weights.axes.add_artist(uses_of_rows)  # an axes has one legend
+    figure.savefig(path, dpi=DPI, metadata={"Software": None})
 
 
 def _draw_means(axes: Axes, by_rows: Any, **style: Any) -> None:
@@ -207,8 +204,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Draws the pictures that the command line names, by default all."""
     parser = machine.parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", default=list(PICTURES))
-    for name in parser.parse_args(argv).names:
-        PICTURES[name](machine.ROOT / "docs" / "pictures" / f"{name}.png")
+    names = parser.parse_args(argv).names
+    with plt.rc_context({"font.size": 9, "axes.titlesize": 10, "figure.labelsize": 9}):
+        for name in names:
+            PICTURES[name](machine.ROOT / "docs" / "pictures" / f"{name}.png")
     return 0
 
 

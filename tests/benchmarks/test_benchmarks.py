@@ -8,9 +8,15 @@ import jax
 import numpy as np
 import pytest
 
+pytest.importorskip("scipy", reason="pictures need the report extra")
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
 from benchmarks import machine, parity
 from benchmarks.gpu import process, session
-from benchmarks.pages import cpu
+from benchmarks.pages import cpu, pictures
 from benchmarks.speed import cases, contest, ours, rounds
 
 
@@ -144,6 +150,21 @@ def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
     assert failed == ([] if importlib.util.find_spec("torch") else ["torch"])
     assert session.main(["study", *smoke, "--out", str(tmp_path / "study")]) == 0
     assert list((tmp_path / "study").glob("*/points/*/summary.json"))
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_no_text_of_a_picture_is_under_nine_pixels_on_a_page(monkeypatch, name):
+    """The site shows pictures 640 pixels wide, in a window of 1,280."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    pictures.main([name])
+    for figure in figures:
+        figure.draw_without_rendering()
+        scale = 640 / (72 * figure.get_figwidth())
+        texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+        assert texts and min(text.get_fontsize() for text in texts) * scale >= 9
+        assert not any("^{" in text.get_text() for text in texts), "exponents are smaller"
+    plt.close("all")
 
 
 # --- recorded rounds

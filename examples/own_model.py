@@ -182,7 +182,7 @@ def picture(found, path: Path):
         for rule, records in by_rule.items():
             evaluated = [r for r in records if "test_accuracy" in r]
             rounds = [r["round"] for r in evaluated]
-            label = {"samples": "samples (FedAvg)", "certainty": "certainty (own)"}.get(rule, rule)
+            label = {"samples": "samples (FedAvg)", "certainty": "certainty (custom)"}.get(rule, rule)
             top.plot(
                 rounds,
                 [100 * r["test_accuracy"] for r in evaluated],
@@ -199,7 +199,7 @@ def picture(found, path: Path):
             ax.grid(alpha=0.25)
             ax.spines[["top", "right"]].set_visible(False)
     axes[0, 0].set_ylabel("test accuracy (%)")
-    axes[1, 0].set_ylabel("own metric:\nmean confidence (%)")
+    axes[1, 0].set_ylabel("custom metric:\nmean confidence (%)")
     axes[0, 0].legend(frameon=False, loc="lower right")
     figure.suptitle(
         "Three models and a weighting from outside the library\n(digits, alpha 0.05, one seed)",

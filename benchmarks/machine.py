@@ -2,8 +2,8 @@
 
 python -m benchmarks.machine
 
-Prints a JSON object: processor, cores, memory, package versions, load, and the speed of float32 matrix products, of
-which docs/performance.md reports fractions.
+Prints a JSON object with the processor, cores, memory, package versions, load, and the speed of float32 matrix
+products. docs/performance.md reports speeds as fractions of it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def parser(doc: str | None, out: str = "") -> argparse.ArgumentParser:
-    """Returns a parser whose help is a module's docstring, with `--out` if there is a default file `out`."""
+    """Returns a parser that prints a module's docstring as help. It has `--out` if there is a default file `out`."""
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -14,8 +14,8 @@ code is 0 if all differences are within these bounds:
     all rounds chained, by the same ratio                                 <= 2e-2
     relative difference of the weights                                    <= 2e-3, chained 5e-3
 
-Rounding alone gives 1e-7 to 5e-7 in client models and 2e-6 to 2e-5 in the ratio. In float32 a ReLU or a max-pool whose
-inputs differ by rounding can choose another branch: that moved a later round by up to 4.3e-3 and weights by up to
+Rounding alone gives 1e-7 to 5e-7 in client models and 2e-6 to 2e-5 in the ratio. In float32 a ReLU or a max-pool can
+choose another branch if its inputs differ by rounding: that moved a later round by up to 4.3e-3 and weights by up to
 1.4e-3. Round 1 starts from equal models, and its client models are compared above, so its ratio exceeds rounding only
 by the difference of the weights. Other semantics (one client left out, another weighting) give ratios of 0.25 and more.
 """
@@ -339,9 +339,8 @@ def ratio(ours: dict, theirs: dict, before: dict) -> float:
 
 def weights_of(recording: Recording, r: int) -> np.ndarray | None:
     """Returns the modelwise weights of a round; None if the weights of the aggregation are not recorded."""
-    before_mixing = (
-        recording.meta["method"] == "fedgradavg"
-    )  # whose weights are recorded before mixing with n_k / N
+    # the recording has this method's weights before they are mixed with n_k / N
+    before_mixing = recording.meta["method"] == "fedgradavg"
     return None if before_mixing else recording.arrays.get(f"r{r}/weights")
 
 

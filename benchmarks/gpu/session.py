@@ -4,8 +4,8 @@
     python -m benchmarks.gpu study [--minutes 9] [--data-dir DIR] [--cpu-smoke] --out DIR
 
 The section `torch` needs PyTorch. Each section of `benchmarks.gpu.sections` runs in its own process with a time limit.
-FILE.json gains a session, whose sections are written one by one, with the error of a section that failed or ran out
-of time; its earlier sessions stay. The sections `round_chosen` and `run` take the fastest choices that `score` and
+FILE.json gains a session, and its earlier sessions stay. Sections are written one by one, with the error of a section
+that failed or ran out of time. The sections `round_chosen` and `run` take the fastest choices that `score` and
 `step` have measured on the same card. Compiled programs stay in --cache-dir, so that a second run of the command gets
 further.
 --cpu-smoke tests the command with tiny sizes on the CPU; its numbers are meaningless. The study is

@@ -64,7 +64,7 @@ def describe(file: dict[str, Any]) -> str:
     return (
         f"{machine['processor']}, {machine['cores']} cores ({peak['one core']:.0f} GF/s float32 on one,"
         f" {peak['all cores']:.0f} on all), {file['threads']} threads each, {versions};"
-        f" the latest row is of {machine['date'][:10]}."
+        f" the latest row was measured on {machine['date'][:10]}."
     )
 
 

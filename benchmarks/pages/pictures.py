@@ -7,8 +7,8 @@ uses       every use of a validation set minus FedAvg
 methods    methods minus FedAvg on CIFAR-10, for the README
 size       accuracy of the uses of a validation set, and reliability of FedVG's weights, against its rows
 
-Writes docs/pictures/NAME.png with 95 % intervals. Points of test accuracy are those of the final round, means over
-paired seeds.
+Writes docs/pictures/NAME.png with 95 % intervals. Points of test accuracy are means over paired seeds in the final
+round.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ REACH = 12.0
 
 
 def draw_forest(path: Path) -> None:
-    """Writes FedVG minus its controls in every committed study; the rows are those of benchmarks/results/README.md."""
+    """Writes FedVG minus its controls in every committed study, with the rows of benchmarks/results/README.md."""
     listed = pages.studies()[::-1]
     figure, panels = plt.subplots(1, len(CONTROLS), sharey=True, figsize=(WIDTH, 6.4), **LAYOUT)
     for panel, (name, colour) in zip(panels, CONTROLS.items(), strict=True):

@@ -52,7 +52,7 @@ def flatten_model(prefix: str, params: Mapping, stats: Mapping) -> dict[str, np.
 
 
 def select_prefix(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """Returns the arrays whose name begins with "prefix/", by the rest of the name."""
+    """Returns the arrays with names that begin with "prefix/", by the rest of the name."""
     return {
         n.removeprefix(prefix + "/"): a for n, a in arrays.items() if n.startswith(prefix + "/")
     }

@@ -154,7 +154,7 @@ class Lean:
         return [v._replace(channels_last=last, width=width) for v, last, width in choices]
 
     def set_up(self, variant: Variant) -> None:
-        """Lays out the data for a variant, ends the processes of the last one, and starts those of this one."""
+        """Lays out the data for a variant, ends the last variant's processes, and starts this one's."""
         self.close()
         self.variant = variant
         torch.set_num_threads(variant.threads)
@@ -403,7 +403,7 @@ def to_float64(workload: Workload) -> Workload:
 
 
 def check(peer: Lean) -> dict[str, np.ndarray]:
-    """Returns the arrays of `ours.Ours.check`, and those of the round in float64."""
+    """Returns the arrays of `ours.Ours.check`, and the round in float64."""
     name = peer.workload.settings["model"]
     reference = type(peer)(to_float64(peer.workload))
     if peer.pixels is not None:

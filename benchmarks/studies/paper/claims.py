@@ -90,7 +90,7 @@ def results_of_values(scale: Scale, values: Values) -> list[Result]:
 
 
 def _results(scale: Scale, functions: Mapping[str, Callable], measured: Any) -> list[Result]:
-    """Returns what these functions find for the claims whose measures they are."""
+    """Returns what these functions find for the claims that name them as measures."""
     results = []
     for claim in claims():
         measure = functions.get(claim.measure)
@@ -182,7 +182,7 @@ def papers_numbers(claim: Claim) -> str:
 
 
 def command(claim: Claim) -> str:
-    """Returns the command whose runs decide a claim."""
+    """Returns the command that makes the runs for a claim."""
     return f"{COMMAND.format(claim.sweep)} {claim.options}".strip()
 
 

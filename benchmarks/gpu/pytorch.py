@@ -168,7 +168,7 @@ class Round:
         )
 
     def on_device(self, rows: np.ndarray) -> Tensor:
-        """Returns row numbers on the device without padding, and of groups in the order that `torch_nets.norm` needs."""
+        """Returns row numbers on the device without padding; groups are in the order that `torch_nets.norm` needs."""
         is_interleaved = rows.ndim == 2 and len(rows) > 1 and not self.variant.channels_last
         ordered = (rows.T if is_interleaved else rows).ravel()
         return torch.tensor(ordered[ordered >= 0]).long().to(self.device)
@@ -184,7 +184,7 @@ class Round:
             )
 
     def gradient(self, rows: Tensor, count: int) -> tuple[Tensor, ...]:
-        """Returns the gradient of the mean loss over rows; `count` groups, or 0 in training, which updates statistics."""
+        """Returns the gradient of the mean loss over rows. `count` is their number of groups, or 0 in training."""
         x = self.x[rows]
         x = x.permute(0, 3, 1, 2) if self.variant.channels_last else x
         torch.backends.cudnn.benchmark = (

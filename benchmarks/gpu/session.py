@@ -121,23 +121,18 @@ def choose(sessions: Sequence[dict[str, Any]], accelerator: str | None) -> dict[
     """
     steps: dict[tuple[str | None, int, str], float] = {}
     rates: dict[tuple[str, int], float] = {}
-    for run in sessions:
-        if run["machine"].get("accelerator") != accelerator:
-            continue
-        for section, graphs in process.GRAPHS.items():
-            for way, milliseconds in (
-                run["sections"].get(section, {}).get("milliseconds", {}).items()
-            ):
+    on_this_card = [s for s in sessions if s["machine"].get("accelerator") == accelerator]
+    for sections in (session["sections"] for session in on_this_card):
+        for name, graphs in process.GRAPHS.items():
+            for way, milliseconds in sections.get(name, {}).get("milliseconds", {}).items():
                 lanes, conv = way.split(" lanes, ")
                 if isinstance(milliseconds, float):
                     num_steps = max(STEPS[0], STEPS[1] / int(lanes))
                     steps[graphs, int(lanes), conv] = num_steps * int(lanes) * milliseconds
-        for conv, rows_of in run["sections"].get("score", {}).get("rows per second", {}).items():
-            rates |= {
-                (conv, int(rows)): rate
-                for rows, rate in rows_of["default"].items()
-                if isinstance(rate, float)
-            }
+        for conv, of_conv in sections.get("score", {}).get("rows per second", {}).items():
+            for rows, rate in of_conv["default"].items():
+                if isinstance(rate, float):
+                    rates[conv, int(rows)] = rate
     chosen: dict[str, Any] = {}
     if steps:
         graphs, lanes, conv = min(steps, key=lambda way: steps[way])

@@ -131,10 +131,8 @@ def index_of_measurements() -> str:
     lines = []
     for path in sorted(RESULTS.glob("*.json")):
         measured = load(path.stem)
-        machine = measured.get("machine")
-        machine = machine if isinstance(machine, dict) else {}
-        commit = f" at commit {short(machine['commit'])[:7]}" if machine.get("commit") else ""
-        lines.append(
-            f"- `{path.name}`: `{measured.get('command') or machine['command']}`{commit}\n"
-        )
+        machine = measured.get("machine", {})
+        command = measured.get("command") or machine["command"]
+        commit = f" at commit {short(machine['commit'])[:7]}" if "commit" in machine else ""
+        lines.append(f"- `{path.name}`: `{command}`{commit}\n")
     return "".join(lines)

@@ -115,14 +115,9 @@ def main(argv: list[str] | None = None) -> int:
     ]
     for model, cohort in cases:
         for part in PARTS[model]:
-            points.append(
-                case := machine.in_process(measure, model, cohort, part, environment=environment)
-            )
-            mib = f"{case['temporaries'] / 2**20:.0f} MiB, {case['bytes_up'] / 2**20:.2f} MiB up"
-            print(
-                f"{model}, cohort {cohort}, {part}: {case['seconds']:.2f} s a round, {mib}",
-                flush=True,
-            )
+            case = machine.in_process(measure, model, cohort, part, environment=environment)
+            points.append(case)
+            print(case, flush=True)
     machine.finish(options.out, results | {"rows": ROWS, "sizes": SIZES, "points": points})
     return 0
 

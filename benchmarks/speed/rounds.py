@@ -257,9 +257,6 @@ def format_case(case: Mapping[str, Any]) -> str:
         shown = ", ".join(f"{part} {spread['median']:.3g} s" for part, spread in parts.items())
         ratio = f"; {case['ratio'][peer]:.2f} x ours" if peer in case["ratio"] else ""
         lines.append(f"  {peer:7}{shown}{ratio}")
-    for peer, gaps in case["agreement"].items():
-        listed = ", ".join(f"{name} {gap:.1e}" for name, gap in gaps.items())
-        lines.append(f"  {peer:7}differs from ours: {listed}")
     return "\n".join(lines + [f"  {peer:7}{why}" for peer, why in case["skipped"].items()])
 
 

@@ -14,6 +14,7 @@ import io
 import itertools
 import re
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,81 +29,19 @@ from fedvg_jax.study.markup import comma_separated
 
 ROOT, RESULTS = machine.ROOT, machine.RESULTS
 
-SETS = {
-    "features_cifar10": "CIFAR-10",
-    "features_dermamnist": "DermaMNIST, rebuilt",
-    "features_covid": "chest X-rays",
-    "features_tinyimagenet": "Tiny ImageNet, ten classes",
-}
-"""Folder of results -> data set."""
+LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""Folders of results, methods and contrasts, explained in the file."""
 
-WHOLE = {"whole_network": "CIFAR-10, 12,000 images"}
-"""Folder of results of clients that train all layers -> data set."""
-
-ADAPTERS = {
-    "adapters_study": "CIFAR-10, 4,000 images",
-    "adapters_study_dermamnist": "DermaMNIST, rebuilt, 4,000 images",
-}
-"""Folder of results of clients that train adapters and a head -> data set."""
-
-HIDDEN = {
-    "hidden_cifar10": "CIFAR-10",
-    "hidden_dermamnist": "DermaMNIST, rebuilt",
-    "hidden_covid": "chest X-rays",
-    "hidden_tinyimagenet": "Tiny ImageNet, ten classes",
-}
-"""Folder of results of heads with two hidden layers -> data set."""
-
-RANDOM = {
-    "random_covid": "chest X-rays",
-    "random_dermamnist": "DermaMNIST, rebuilt",
-    "random_tinyimagenet": "Tiny ImageNet, ten classes",
-    "random_whole_network": "all layers, CIFAR-10, 12,000 images",
-}
-"""Folder of results of the same network with random weights, its features or all its layers -> data set."""
-
-PRETRAINED = {folder: folder.replace("random", "features") for folder in RANDOM} | {
-    "random_whole_network": "whole_network"
-}
-"""Folder of results with random weights -> that of the same runs with pretrained ones."""
-
-METHODS = (
-    "methods_cifar10",
-    "methods_cifar10_mild",
-    "methods_dermamnist",
-    "methods_covid",
-    "methods_tinyimagenet",
-)
-"""Folders of results with the paper's 13 methods."""
+SETS, WHOLE, ADAPTERS = LISTED["sets"], LISTED["whole"], LISTED["adapters"]
+HIDDEN, RANDOM, PRETRAINED = LISTED["hidden"], LISTED["random"], LISTED["pretrained"]
+METHODS, USES, CONTROLS = LISTED["methods"], LISTED["uses"], LISTED["controls"]
 
 ALPHAS = ("0.05", "0.1", "0.5")
 
 FEDVG = "fedvg"
-STEPS = "fedavg, tuning.steps 10"
 CHOSEN = "fedavg, round best on D_val"
-EXTRA = "fedavg, D_val as one more client"
 DEFAULTS = (", norm l1", ", granularity modelwise")
 """Settings of FedVG that a method's name has only where they vary."""
-
-USES = {
-    FEDVG: "FedVG",
-    "fedvg, norm l2": "FedVG, L2 norm",
-    "fedvg, granularity layerwise": "FedVG, layerwise",
-    "permuted(fedvg)": "placebo of FedVG",
-    "val_loss": "inverse validation loss",
-    "val_accuracy": "validation accuracy",
-    "fltrust": "FLTrust",
-    "fitted": "weights fitted on D_val",
-    "uniform": "uniform weights (no use)",
-    CHOSEN: "FedAvg in the round best on D_val",
-    STEPS: "FedAvg, server steps on D_val",
-    "uniform, tuning.steps 10": "uniform weights, server steps on D_val",
-    EXTRA: "FedAvg, D_val as one more client",
-}
-"""Method -> what it does with D_val, in the order of the picture."""
-
-CONTROLS = {"H1": "fedavg", "H2": "uniform", "H3": "permuted(fedvg)", "H4": STEPS}
-"""Hypothesis -> method that FedVG is compared with."""
 
 SMALLEST = 0.5
 """Points: the smallest difference worth naming."""

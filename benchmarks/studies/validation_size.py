@@ -2,9 +2,9 @@
 
     python -m benchmarks.studies.validation_size DIR FEATURES.npz size reliability
 
-DIR/all is the sweep of configs/sweeps/validation_size.toml. All parts take the rates that it tuned. Runs the parts that
-the command names in DIR, where they continue, and writes runs.csv, reliability.csv and contrasts.csv of all finished runs
-to the folder of benchmarks/results that has DIR's name. More parts are `placebo`, `chosen`, `fitted`, `labels`,
+DIR/all is the sweep of configs/sweeps/validation_size.toml. All parts take the rates that it tuned. Runs the named
+parts in DIR, where they continue, and writes runs.csv, reliability.csv and contrasts.csv of all finished runs to the
+folder of benchmarks/results that has DIR's name. More parts are `placebo`, `chosen`, `fitted`, `labels`,
 `origin`, `classes` and `external`.
 """
 
@@ -171,7 +171,7 @@ def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def origins(num_clients: int, num_rows: int) -> list[tuple[str, str, float]]:
-    """Returns holdout, source and share of validation rows: of 1, 5 and 20 clients, or held out before the partition."""
+    """Returns holdout, source and share of validation rows: of 1, 5 and 20 clients, or held out first."""
     of_clients = [("client", f"clients:{number / num_clients}", 0.1) for number in (1, 5, 20)]
     held_out = [
         (kind, "clients", rows / num_rows)

@@ -25,6 +25,7 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import tomllib
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -58,32 +59,10 @@ from fedvg_jax.runs.assemble import registry
 CLIENTS, CLIENTS_OF_ELASTIC, FIRST, ROUND, CHAINED = 2e-6, 1e-5, 1e-3, 5e-3, 2e-2
 WEIGHTS, CHAINED_WEIGHTS = 2e-3, 5e-3
 
-METHODS = {
-    "fedavg": "fedavg",
-    "fedprox": "fedprox",
-    "fedavgm": "fedavgm",
-    "scaffold": "scaffold",
-    "feddyn": "feddyn",
-    "elastic": "elastic",
-    "fedgrad": "fedvg",
-    "fedgradavg": "fedavg+fedvg",
-    "fedgradprox": "fedprox+fedvg",
-    "fedgradscaffold": "scaffold+fedvg",
-    "fedgraddyn": "feddyn+fedvg",
-    "fedgradelastic": "elastic+fedvg",
-}
+_NAMES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+METHODS: dict[str, str] = _NAMES["methods"]
 """Name of a method in recordings -> our name."""
-
-EXTRAS = {
-    "+fedgrad.mode=clientwise": {"fedvg.granularity": "modelwise"},
-    "+fedgrad.mode=layerwise": {"fedvg.granularity": "layerwise"},
-    "+fedgrad.mode=blockwise": {"fedvg.granularity": "blockwise"},
-    "+fedgrad.mode=spectral": {"fedvg.norm": "spectral_l2", "fedvg.granularity": "layerwise"},
-    "+fedgrad.norm_order=1": {"fedvg.norm": "l1"},
-    "+fedgrad.norm_order=2": {"fedvg.norm": "l2"},
-    "+fedgrad.type=avg": {},
-    "+fedgrad.type=avgm": {"algorithm": "fedavgm"},
-}
+OPTIONS: dict[str, dict[str, Any]] = _NAMES["options"]
 """Recorded option -> our settings. `fedprox.mu=NUMBER` is also allowed."""
 
 
@@ -143,11 +122,11 @@ def settings(recording: Recording) -> Config:
         name, _, value = extra.partition("=")
         if name == "fedprox.mu":
             named |= {"fedprox.mu": float(value)}
-        elif extra in EXTRAS:
-            named |= EXTRAS[extra]
+        elif extra in OPTIONS:
+            named |= OPTIONS[extra]
         else:
             raise UsageError(
-                f"recorded option {extra!r} is not known; known: {', '.join(EXTRAS)}, fedprox.mu=NUMBER"
+                f"recorded option {extra!r} is not known; known: {', '.join(OPTIONS)}, fedprox.mu=NUMBER"
             )
     recorded = {"clients": "clients", "batch_size": "batch", "lr": "lr", "local_epochs": "epochs"}
     of_meta = {name: meta[key] for name, key in recorded.items()}

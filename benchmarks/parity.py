@@ -254,12 +254,13 @@ def batches_of(recording: Recording, rows: np.ndarray, client: int) -> np.ndarra
         client: its id.
     """
     epochs, size = recording.meta["epochs"], recording.meta["batch"]
-    parts = rows.reshape(epochs, -1)
     if "scaffold" in recording.meta["method"]:
         num_rows = len(recording.arrays[f"part/{client}/train"])
         epoch = [min(size, num_rows - begin) for begin in range(0, num_rows, size)]
         lengths = [n for n in epoch if n > 1] * epochs
         parts = np.split(rows, np.cumsum(lengths[: epochs - 1]))
+    else:
+        parts = rows.reshape(epochs, -1)
     return np.concatenate([schedule.split_into_minibatches(part, size) for part in parts])
 
 

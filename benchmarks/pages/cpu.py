@@ -49,22 +49,13 @@ SHORT = {"lean": "PyTorch, lean", "loader": "PyTorch, DataLoader", "flower": "Fl
 
 def describe(file: dict[str, Any]) -> str:
     """Returns the machine and the versions of a results file."""
-    machine = file["machine"]
-    of_torch: dict[str, list[str]] = {}
-    for name, case in file["cases"].items():
-        for version in {about["torch"] for about in case["about"].values() if "torch" in about}:
-            of_torch.setdefault(version, []).append(name)
-    names = [f"jax {machine['versions']['jax']}"]
-    for version, measured in sorted(of_torch.items()):
-        names.append(
-            f"torch {version}" + (f" ({', '.join(measured)})" if len(of_torch) > 1 else "")
-        )
-    versions = ", ".join(names)
-    peak = file["sgemm GF/s"]
+    machine, peak = file["machine"], file["sgemm GF/s"]
+    abouts = [about for case in file["cases"].values() for about in case["about"].values()]
+    of_torch = " and ".join(sorted({about["torch"] for about in abouts if "torch" in about}))
     return (
         f"{machine['processor']}, {machine['cores']} cores ({peak['one core']:.0f} GF/s float32 on one,"
-        f" {peak['all cores']:.0f} on all), {file['threads']} threads each, {versions};"
-        f" the latest row was measured on {machine['date'][:10]}."
+        f" {peak['all cores']:.0f} on all), {file['threads']} threads each, jax {machine['versions']['jax']},"
+        f" torch {of_torch}; the latest row was measured on {machine['date'][:10]}."
     )
 
 

@@ -166,6 +166,7 @@ def run(task: Task, rule: str, num_rounds: int):
 
 
 COLOURS = {"uniform": "0.55", "samples": "#b07d2b", "fedvg": "#2b6cb0", "certainty": "#c2334d"}
+LABELS = {"samples": "samples (FedAvg)", "certainty": "certainty (custom)"}
 
 
 def picture(found, path: Path):
@@ -182,7 +183,7 @@ def picture(found, path: Path):
         for rule, records in by_rule.items():
             evaluated = [r for r in records if "test_accuracy" in r]
             rounds = [r["round"] for r in evaluated]
-            label = {"samples": "samples (FedAvg)", "certainty": "certainty (custom)"}.get(rule, rule)
+            label = LABELS.get(rule, rule)
             top.plot(
                 rounds,
                 [100 * r["test_accuracy"] for r in evaluated],

@@ -55,15 +55,16 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final", setting:
     rows = []
     for row in listed:
         spread = "" if math.isnan(row.std) else f" ± {row.std:.2f}"
-        shown = [row.setting, method_title(row.method), f"{row.mean:.2f}{spread}", str(row.n or "")]
+        effect = ["", ""]
         if row.difference:
-            shown += _shown_difference(
-                *(of_fedvg(row.difference) if baseline == "fedvg" else row.difference)
-            )
-        rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
-    subject = (
-        "FedVG minus these" if baseline == "fedvg" else f"these minus {method_title(baseline)}"
-    )
+            is_turned = baseline == "fedvg"
+            effect = _shown_difference(*(of_fedvg(row.difference) if is_turned else row.difference))
+        accuracy = f"{row.mean:.2f}{spread}"
+        shown = [row.setting, method_title(row.method), accuracy, str(row.n or ""), *effect]
+        rows.append(shown[not has_settings :])
+    subject = f"these minus {method_title(baseline)}"
+    if baseline == "fedvg":
+        subject = "FedVG minus these"
     minus = f"{subject}, points (95 % interval)"
     columns = ["setting", "weights", "test accuracy, %", "runs", minus, "p, Holm"]
     chosen = "" if choice == "final" else f" --choice {choice}"

@@ -13,7 +13,6 @@ loader  a loop as in most frameworks: a Dataset, a DataLoader, torch.optim, a mo
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import itertools
@@ -21,7 +20,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -414,24 +412,19 @@ def check(peer: Lean) -> dict[str, np.ndarray]:
     steps = [torch_nets.as_arrays(name, "step", params) for params, _ in clients]
     arrays = torch_nets.stacked(steps)
     for kind, computed_by in (("round", peer), ("exact", reference)):
-        with checked_steps(computed_by):
-            start = (computed_by.workload.params, computed_by.workload.stats)
-            (model, _), weights, _ = computed_by.round(0, start)
+        whole = computed_by.workload
+        computed_by.workload = first_steps_only(whole)
+        (model, _), weights, _ = computed_by.round(0, (whole.params, whole.stats))
+        computed_by.workload = whole
         arrays |= torch_nets.as_arrays(name, kind, model)
         arrays.setdefault("weights", np.array(weights))
     return arrays
 
 
-@contextlib.contextmanager
-def checked_steps(peer: Lean) -> Iterator[None]:
-    """Limits the clients of a contestant's first round to the local steps that the case checks."""
-    whole = peer.workload
-    first = [batches[: whole.settings["checked_steps"]] for batches in whole.rounds[0]]
-    peer.workload = whole._replace(rounds=[first, *whole.rounds[1:]])
-    try:
-        yield
-    finally:
-        peer.workload = whole
+def first_steps_only(workload: Workload) -> Workload:
+    """Returns a workload with only the local steps of the first round that the case checks."""
+    steps = workload.settings["checked_steps"]
+    return workload._replace(rounds=[[batches[:steps] for batches in workload.rounds[0]]])
 
 
 def time_rounds(peer: Lean) -> dict[str, float]:

@@ -2,8 +2,8 @@
 
 python -m benchmarks.machine
 
-Prints a JSON object: processor, cores, memory, package versions, load, and the speed of float32 matrix products, of
-which docs/performance.md reports fractions.
+Prints a JSON object with the processor, cores, memory, package versions, load, and the speed of float32 matrix
+products. docs/performance.md reports speeds as fractions of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import platform
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -42,7 +43,7 @@ BUSY = 0.1
 _SGEMM = """
 import os, sys, time
 os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-if hasattr(os, "sched_setaffinity"): os.sched_setaffinity(0, {int(sys.argv[1])})
+os.sched_setaffinity(0, {int(sys.argv[1])})
 import numpy as np
 n = int(sys.argv[2])
 a, b = (np.random.default_rng(i).random((n, n), np.float32) for i in range(2))
@@ -72,7 +73,7 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
         "environment": {name: os.environ[name] for name in SETTINGS if name in os.environ},
         "load_before": load(),
         "others_before": others,
-        "busy": others is not None and others > BUSY,
+        "busy": others > BUSY,
         "commit": commit(),
         "command": " ".join(map(portable, command or ["python", *sys.argv])),
         "date": time.strftime("%Y-%m-%d %H:%M:%S"),
@@ -80,7 +81,7 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def parser(doc: str | None, out: str = "") -> argparse.ArgumentParser:
-    """Returns a parser whose help is a module's docstring, with `--out` if there is a default file `out`."""
+    """Returns a parser that prints a module's docstring as help. It has `--out` if there is a default file `out`."""
     made = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -102,19 +103,6 @@ def finish(path: Path | None, results: dict[str, Any]) -> None:
     """Adds the load at the end to results of `begin`, and writes them."""
     results["machine"] = add_final_load(results["machine"])
     write(path, results)
-
-
-def cpu_in_turns(
-    calls: Mapping[str, Callable[[], Any]], repeats: int, scale: float
-) -> dict[str, dict[str, Any]]:
-    """Returns the CPU seconds of every call times `scale`, as `spread`; the calls take turns."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats):
-        for name, call in calls.items():
-            start = time.process_time()
-            call()
-            times[name].append(scale * (time.process_time() - start))
-    return {name: spread(seconds) for name, seconds in times.items()}
 
 
 _CALL = """
@@ -145,24 +133,24 @@ def call(
 ):
     """Returns the `Outcome` of a function of a module that returns or yields dicts, in a process of its own.
 
-    Arguments and results travel as JSON. After `limit` seconds the process is killed with those that it has started,
-    which have no limit of their own.
+    Arguments and results travel as JSON. After `limit` seconds the process is killed with those that it has started.
     """
     words = [sys.executable, "-c", _CALL, module, function, json.dumps(args)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    is_leader = limit is not None
-    process = subprocess.Popen(
-        words, cwd=ROOT, env=os.environ | environment, start_new_session=is_leader, **pipes
-    )
+    environment = os.environ | environment
+    process = subprocess.Popen(words, cwd=ROOT, env=environment, start_new_session=True, **pipes)
     try:
-        (output, errors), code = process.communicate(timeout=limit), process.returncode
-    except BaseException as error:
-        os.killpg(process.pid, signal.SIGKILL) if is_leader else process.kill()
-        if not isinstance(error, subprocess.TimeoutExpired):
-            raise
-        (output, errors), code = process.communicate(), None
-    lines = (line for line in output.splitlines() if line.startswith("{") and line.endswith("}"))
-    return Outcome(list(map(json.loads, lines)), errors, code)
+        output, errors = process.communicate(timeout=limit)
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, errors = process.communicate()
+        code = None
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    lines = (line for line in output.splitlines() if line.startswith("{"))
+    return Outcome([json.loads(line) for line in lines], errors, code)
 
 
 def in_process(
@@ -185,15 +173,6 @@ def in_process(
 def last_line(errors: str) -> str:
     """Returns the last line of what a process wrote to standard error."""
     return (errors.strip().splitlines() or ["no error message"])[-1][:500]
-
-
-def pin_to_one_core() -> None:
-    """Keeps XLA and its threads on one core; call it before jax is imported."""
-    os.environ["XLA_FLAGS"] = (
-        f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false"
-    )
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {affinity()[0]})
 
 
 def portable(argument: str) -> str:
@@ -219,7 +198,7 @@ def add_final_load(machine: dict[str, Any]) -> dict[str, Any]:
         machine: of `describe`, at the start.
     """
     others = other_load()
-    busy = machine["busy"] or (others is not None and others > BUSY)
+    busy = machine["busy"] or others > BUSY
     return machine | {"load_after": load(), "others_after": others, "busy": busy}
 
 
@@ -231,22 +210,13 @@ def slug(machine: dict[str, Any]) -> str:
 
 def processor() -> str:
     """Returns the name of the processor."""
-    with contextlib.suppress(OSError):
-        match = re.search(
-            r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8")
-        )
-        if match:
-            return match[1].strip()
-    return platform.processor() or platform.machine()
+    match = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    return match[1].strip() if match else platform.machine()
 
 
 def affinity() -> list[int]:
     """Returns the cores this process may run on."""
-    return (
-        sorted(os.sched_getaffinity(0))
-        if hasattr(os, "sched_getaffinity")
-        else list(range(os.cpu_count() or 1))
-    )
+    return sorted(os.sched_getaffinity(0))
 
 
 def version_of(name: str) -> str | None:
@@ -256,30 +226,22 @@ def version_of(name: str) -> str | None:
     return None
 
 
-def load() -> list[float] | None:
-    """Returns the load averages of 1, 5 and 15 minutes, the benchmark's own load included; None without them."""
-    return [round(x, 2) for x in os.getloadavg()] if hasattr(os, "getloadavg") else None
+def load() -> list[float]:
+    """Returns the load averages of 1, 5 and 15 minutes, the benchmark's own load included."""
+    return [round(x, 2) for x in os.getloadavg()]
 
 
-def other_load(seconds: float = 1.0) -> float | None:
-    """Returns the share of all cores that other programs use, measured while this process sleeps.
-
-    None where the system has no /proc/stat.
-    """
-    before = _ticks()
-    if before is None:
-        return None
+def other_load(seconds: float = 1.0) -> float:
+    """Returns the share of all cores that other programs use, measured while this process sleeps."""
+    busy_before, total_before = _ticks()
     time.sleep(seconds)
-    busy, total = (b - a for a, b in zip(before, _ticks(), strict=True))
-    return round(busy / max(total, 1), 3)
+    busy, total = _ticks()
+    return round((busy - busy_before) / max(total - total_before, 1), 3)
 
 
-def _ticks() -> tuple[int, int] | None:
-    """Returns (busy, all) clock ticks since boot, summed over cores; None without /proc/stat."""
-    try:
-        first = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0]
-    except OSError:
-        return None
+def _ticks() -> tuple[int, int]:
+    """Returns (busy, all) clock ticks since boot, summed over cores."""
+    first = Path("/proc/stat").read_text(encoding="utf-8").splitlines()[0]
     ticks = [int(x) for x in first.split()[1:9]]
     return sum(ticks) - ticks[3] - ticks[4], sum(ticks)
 
@@ -366,10 +328,8 @@ def spread(seconds: Sequence[float]) -> dict[str, Any]:
     >>> spread([3.0, 1.0, 2.0])
     {'median': 2.0, 'min': 1.0, 'max': 3.0, 'repeats': 3}
     """
-    ordered = sorted(seconds)
-    half = len(ordered) // 2
-    median = ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-    return {"median": median, "min": ordered[0], "max": ordered[-1], "repeats": len(ordered)}
+    median = statistics.median(seconds)
+    return {"median": median, "min": min(seconds), "max": max(seconds), "repeats": len(seconds)}
 
 
 def write(path: Path | None, results: dict[str, Any]) -> None:

@@ -14,8 +14,8 @@ code is 0 if all differences are within these bounds:
     all rounds chained, by the same ratio                                 <= 2e-2
     relative difference of the weights                                    <= 2e-3, chained 5e-3
 
-Rounding alone gives 1e-7 to 5e-7 in client models and 2e-6 to 2e-5 in the ratio. In float32 a ReLU or a max-pool whose
-inputs differ by rounding can choose another branch: that moved a later round by up to 4.3e-3 and weights by up to
+Rounding alone gives 1e-7 to 5e-7 in client models and 2e-6 to 2e-5 in the ratio. In float32 a ReLU or a max-pool can
+choose another branch if its inputs differ by rounding: that moved a later round by up to 4.3e-3 and weights by up to
 1.4e-3. Round 1 starts from equal models, and its client models are compared above, so its ratio exceeds rounding only
 by the difference of the weights. Other semantics (one client left out, another weighting) give ratios of 0.25 and more.
 """
@@ -25,17 +25,16 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from benchmarks import machine, torch_layout
 from fedvg_jax import config as configs, data as datasets, resolve
@@ -59,32 +58,10 @@ from fedvg_jax.models.conv.rewrite import fast_task
 CLIENTS, CLIENTS_OF_ELASTIC, FIRST, ROUND, CHAINED = 2e-6, 1e-5, 1e-3, 5e-3, 2e-2
 WEIGHTS, CHAINED_WEIGHTS = 2e-3, 5e-3
 
-METHODS = {
-    "fedavg": "fedavg",
-    "fedprox": "fedprox",
-    "fedavgm": "fedavgm",
-    "scaffold": "scaffold",
-    "feddyn": "feddyn",
-    "elastic": "elastic",
-    "fedgrad": "fedvg",
-    "fedgradavg": "fedavg+fedvg",
-    "fedgradprox": "fedprox+fedvg",
-    "fedgradscaffold": "scaffold+fedvg",
-    "fedgraddyn": "feddyn+fedvg",
-    "fedgradelastic": "elastic+fedvg",
-}
+_NAMES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+METHODS: dict[str, str] = _NAMES["methods"]
 """Name of a method in recordings -> our name."""
-
-EXTRAS = {
-    "+fedgrad.mode=clientwise": {"fedvg.granularity": "modelwise"},
-    "+fedgrad.mode=layerwise": {"fedvg.granularity": "layerwise"},
-    "+fedgrad.mode=blockwise": {"fedvg.granularity": "blockwise"},
-    "+fedgrad.mode=spectral": {"fedvg.norm": "spectral_l2", "fedvg.granularity": "layerwise"},
-    "+fedgrad.norm_order=1": {"fedvg.norm": "l1"},
-    "+fedgrad.norm_order=2": {"fedvg.norm": "l2"},
-    "+fedgrad.type=avg": {},
-    "+fedgrad.type=avgm": {"algorithm": "fedavgm"},
-}
+OPTIONS: dict[str, dict[str, Any]] = _NAMES["options"]
 """Recorded option -> our settings. `fedprox.mu=NUMBER` is also allowed."""
 
 
@@ -133,24 +110,7 @@ def read(path: Path) -> Recording:
         raise UsageError(
             f"--golden {path} holds {method} {model}; this replays {', '.join(METHODS)} with lenet5"
         )
-    recording = Recording(meta, arrays)
-    if missing := [key for key in required_keys(recording) if key not in arrays]:
-        raise UsageError(
-            f"--golden {path} lacks {', '.join(missing[:3])}; a replay needs {len(missing)} more arrays"
-        )
-    return recording
-
-
-def required_keys(recording: Recording) -> Iterator[str]:
-    """Yields the keys of the arrays that a replay needs."""
-    meta, arrays = recording.meta, recording.arrays
-    yield from ("param_names", "val_rows", *(f"part/{c}/train" for c in range(meta["clients"])))
-    numbers = range(meta["rounds"])
-    models = ("init", *(f"r{r}/global" for r in numbers)) if "param_names" in arrays else ()
-    yield from (f"{model}/{name}" for model in models for name in recording.names())
-    for r in numbers:
-        yield f"r{r}/clients"
-        yield from (f"r{r}/rows/{j}" for j in range(len(arrays.get(f"r{r}/clients", ()))))
+    return Recording(meta, arrays)
 
 
 def settings(recording: Recording) -> Config:
@@ -158,21 +118,18 @@ def settings(recording: Recording) -> Config:
     meta = recording.meta
     named = presets.METHODS[METHODS[meta["method"]]] | presets.FIDELITY["official"]
     for extra in meta.get("extra", []):
-        if extra.startswith("fedprox.mu="):
-            named |= {"fedprox.mu": float(extra.partition("=")[2])}
-        elif extra in EXTRAS:
-            named |= EXTRAS[extra]
+        name, _, value = extra.partition("=")
+        if name == "fedprox.mu":
+            named |= {"fedprox.mu": float(value)}
+        elif extra in OPTIONS:
+            named |= OPTIONS[extra]
         else:
             raise UsageError(
-                f"recorded option {extra!r} is not known; known: {', '.join(EXTRAS)}, fedprox.mu=NUMBER"
+                f"recorded option {extra!r} is not known; known: {', '.join(OPTIONS)}, fedprox.mu=NUMBER"
             )
-    own = {
-        "clients": meta["clients"],
-        "batch_size": meta["batch"],
-        "lr": meta["lr"],
-        "local_epochs": meta["epochs"],
-    }
-    return configs.apply(Config(), named | own, "recording")
+    recorded = {"clients": "clients", "batch_size": "batch", "lr": "lr", "local_epochs": "epochs"}
+    of_meta = {name: meta[key] for name, key in recorded.items()}
+    return configs.apply(Config(), named | of_meta, "recording")
 
 
 class Differences(NamedTuple):
@@ -181,7 +138,7 @@ class Differences(NamedTuple):
     client_models: list[float] | None
     """largest difference of a value, for every client of round 1"""
     rounds: list[dict[str, Any]]
-    """by round: ratio, chained, weights, chained_weights, tensors"""
+    """by round: ratio, chained, weights, chained_weights"""
     not_compared: list[str]
     """descriptions of what the recording lacks"""
     global_models: dict[str, np.ndarray]
@@ -244,12 +201,9 @@ def replay(recording: Recording, data_dir: Path) -> Differences:
 
     schedules = [make_schedule(recording, r) for r in range(recording.meta["rounds"])]
     single, chained = program.initial, with_recorded_model(program.initial, 0)
-    gaps = (
-        client_gaps(recording, program, chained, schedules[0])
-        if recording.has_client_models()
-        else None
-    )
-    rows, models = [], {}
+    gaps, rows, models = None, [], {}
+    if recording.has_client_models():
+        gaps = client_gaps(recording, program, chained, schedules[0])
     for r, planned in enumerate(schedules):
         hyper = program.hyper | sensitivities(recording, r, program.initial.variables)
         single, metrics = program.step(with_recorded_model(single, r), planned, program.data, hyper)
@@ -262,11 +216,6 @@ def replay(recording: Recording, data_dir: Path) -> Differences:
                 "chained": ratio(torch_layout.to_torch(chained.variables), theirs, before),
                 "weights": weight_gap(recording, r, metrics.weights),
                 "chained_weights": weight_gap(recording, r, chained_metrics.weights),
-                "tensors": {
-                    name: float(np.abs(ours[name] - theirs[name]).max())
-                    for name in theirs
-                    if name in ours
-                },
             }
         )
         models |= {f"r{r}/global/{name}": tensor for name, tensor in ours.items()}
@@ -276,10 +225,9 @@ def replay(recording: Recording, data_dir: Path) -> Differences:
 def not_compared(recording: Recording) -> list[str]:
     """Returns descriptions of what the recording lacks, so that it is not compared."""
     missing = [] if recording.has_client_models() else ["client models of round 1"]
-    rounds = [
-        str(r + 1) for r in range(recording.meta["rounds"]) if weights_of(recording, r) is None
-    ]
-    return missing + [f"modelwise weights of rounds {', '.join(rounds)}"] * bool(rounds)
+    rounds = range(recording.meta["rounds"])
+    unweighed = [str(r + 1) for r in rounds if weights_of(recording, r) is None]
+    return missing + [f"modelwise weights of rounds {', '.join(unweighed)}"] * bool(unweighed)
 
 
 def make_schedule(recording: Recording, r: int) -> Schedule:
@@ -305,19 +253,14 @@ def batches_of(recording: Recording, rows: np.ndarray, client: int) -> np.ndarra
         client: its id.
     """
     epochs, size = recording.meta["epochs"], recording.meta["batch"]
-    if "scaffold" not in recording.meta["method"]:
-        return np.concatenate(
-            [schedule.split_into_minibatches(epoch, size) for epoch in rows.reshape(epochs, -1)]
-        )
-    num_rows = len(recording.arrays[f"part/{client}/train"])
-    epoch = [min(size, num_rows - begin) for begin in range(0, num_rows, size)]
-    lengths = [n for n in epoch if n > 1] * epochs
-    return np.concatenate(
-        [
-            schedule.split_into_minibatches(part, size)
-            for part in np.split(rows, np.cumsum(lengths[: epochs - 1]))
-        ]
-    )
+    if "scaffold" in recording.meta["method"]:
+        num_rows = len(recording.arrays[f"part/{client}/train"])
+        epoch = [min(size, num_rows - begin) for begin in range(0, num_rows, size)]
+        lengths = [n for n in epoch if n > 1] * epochs
+        parts = np.split(rows, np.cumsum(lengths[: epochs - 1]))
+    else:
+        parts = rows.reshape(epochs, -1)
+    return np.concatenate([schedule.split_into_minibatches(part, size) for part in parts])
 
 
 def sensitivities(recording: Recording, r: int, like: Variables) -> dict:
@@ -367,22 +310,16 @@ def ratio(ours: dict, theirs: dict, before: dict) -> float:
     """Returns ||ours - theirs|| / ||theirs - before|| over the trained tensors."""
 
     def norm(a, b):
-        return np.sqrt(
-            sum(
-                np.square(np.float64(a[n]) - b[n]).sum()
-                for n in theirs
-                if torch_layout.is_trained(n)
-            )
-        )
+        trained = filter(torch_layout.is_trained, theirs)
+        return np.sqrt(sum(np.square(np.float64(a[n]) - b[n]).sum() for n in trained))
 
     return float(norm(ours, theirs) / norm(theirs, before))
 
 
 def weights_of(recording: Recording, r: int) -> np.ndarray | None:
     """Returns the modelwise weights of a round; None if the weights of the aggregation are not recorded."""
-    before_mixing = (
-        recording.meta["method"] == "fedgradavg"
-    )  # whose weights are recorded before mixing with n_k / N
+    # the recording has this method's weights before they are mixed with n_k / N
+    before_mixing = recording.meta["method"] == "fedgradavg"
     return None if before_mixing else recording.arrays.get(f"r{r}/weights")
 
 
@@ -399,20 +336,16 @@ def checks(method: str, differences: Differences) -> list[tuple[str, float, floa
         bound = CLIENTS_OF_ELASTIC if "elastic" in method else CLIENTS
         rows.append(("client models of round 1", max(differences.client_models), bound))
     for r, row in enumerate(differences.rounds, 1):
-        weights = row["weights"]
-        first = FIRST + (weights or 0.0)
-        is_exact = (
-            r == 1
-            and differences.client_models is not None
-            and (weights is not None or is_native(method))
-        )
-        rows.append((f"round {r}", row["ratio"], min(first, ROUND) if is_exact else ROUND))
+        weights, bound = row["weights"], ROUND
+        starts_equal = r == 1 and differences.client_models is not None
+        if starts_equal and (weights is not None or is_native(method)):
+            bound = min(FIRST + (weights or 0.0), ROUND)
+        rows.append((f"round {r}", row["ratio"], bound))
         rows.append((f"round {r}, chained", row["chained"], CHAINED))
         if weights is not None:
+            chained = row["chained_weights"]
             rows.append((f"round {r}: weights, relative", weights, WEIGHTS))
-            rows.append(
-                (f"round {r}, chained: weights, relative", row["chained_weights"], CHAINED_WEIGHTS)
-            )
+            rows.append((f"round {r}, chained: weights, relative", chained, CHAINED_WEIGHTS))
     return rows
 
 
@@ -423,23 +356,13 @@ def is_native(method: str) -> bool:
 
 def print_differences(recording: Recording, differences: Differences) -> bool:
     """Prints the differences; returns whether all are within their bounds."""
-    console, rows = Console(), checks(recording.meta["method"], differences)
-    title = f"{recording.meta['method']}, {recording.meta['model']}"
-    table = Table("compared", "difference", "allowed", "", title=title)
+    print(f"{recording.meta['method']}, {recording.meta['model']}: difference (allowed)")
+    rows = checks(recording.meta["method"], differences)
     for quantity, gap, allowed in rows:
-        table.add_row(
-            quantity, f"{gap:.2e}", f"{allowed:.1e}", "agrees" if gap <= allowed else "DIFFERS"
-        )
-    console.print(table)
+        verdict = "agrees" if gap <= allowed else "DIFFERS"
+        print(f"  {quantity}: {gap:.2e} ({allowed:.1e}) {verdict}")
     for quantity in differences.not_compared:
-        console.print(f"not compared, because the file lacks them: {quantity}", highlight=False)
-    numbers = range(1, len(differences.rounds) + 1)
-    tensors = Table(
-        "tensor", *(f"round {r}" for r in numbers), title="largest difference by tensor"
-    )
-    for name in differences.rounds[0]["tensors"]:
-        tensors.add_row(name, *(f"{row['tensors'][name]:.1e}" for row in differences.rounds))
-    console.print(tensors)
+        print(f"  not compared, because the file lacks them: {quantity}")
     return all(gap <= allowed for _, gap, allowed in rows)
 
 
@@ -452,15 +375,13 @@ def make_results(
         description: of the machine.
         differences: by the recorded name of the method and its options.
     """
-    methods = {
-        " ".join((METHODS[name], *options)): {
-            "client_models": of_method.client_models,
-            "rounds": of_method.rounds,
-            "not_compared": of_method.not_compared,
-            "bounds": {quantity: allowed for quantity, _, allowed in checks(name, of_method)},
+    methods = {}
+    for (name, *extras), of_method in differences.items():
+        bounds = {quantity: allowed for quantity, _, allowed in checks(name, of_method)}
+        fields = {
+            key: getattr(of_method, key) for key in ("client_models", "rounds", "not_compared")
         }
-        for (name, *options), of_method in differences.items()
-    }
+        methods[" ".join((METHODS[name], *extras))] = fields | {"bounds": bounds}
     rounded = json.loads(json.dumps(methods), parse_float=lambda text: float(f"{float(text):.3g}"))
     return {"machine": description, "methods": rounded}
 
@@ -501,11 +422,13 @@ def main(argv: list[str] | None = None) -> int:
                 raise UsageError(
                     f"--golden {path} is a second recording of {' '.join(key)}; give one of each"
                 )
-            differences = replay(recording, args.data_dir)
-            agrees &= print_differences(recording, differences)
-            found[key] = differences
+            try:
+                found[key] = replay(recording, args.data_dir)
+            except KeyError as error:
+                raise UsageError(f"--golden {path} lacks {error}, which a replay needs") from None
+            agrees &= print_differences(recording, found[key])
             if args.out:
-                np.savez(args.out, **differences.global_models)
+                np.savez(args.out, **found[key].global_models)
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -3,7 +3,7 @@
 python -m benchmarks.table            writes the parts between their markers
 python -m benchmarks.table --check    compares them with the pages; exit code 1 if a page is out of date
 
-The parts are those of `benchmarks.pages.pieces`. They need the report extra.
+`benchmarks.pages.pieces` lists the parts. They need the report extra.
 """
 
 from __future__ import annotations

@@ -97,31 +97,32 @@ def picture(named, path: Path):
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11.5, 6.6), layout="constrained")
-    grid = figure.add_gridspec(2, 4, height_ratios=(1.25, 1))
+    matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9.5})
+    figure = Figure(figsize=(8, 9), layout="constrained")
+    grid = figure.add_gridspec(3, 2)
     num_rounds, num_clients = next(iter(named.values())).shape
     rounds = np.arange(1, num_rounds + 1)
     colours = matplotlib.colormaps["viridis"](np.linspace(0.05, 0.92, num_clients))
     by_end = np.argsort(next(iter(named.values()))[-1])
     for column, (title, values) in enumerate(named.items()):
-        axes = figure.add_subplot(grid[0, column])
+        axes = figure.add_subplot(grid[divmod(column, 2)])
         for rank, client in enumerate(by_end):
             axes.plot(rounds, values[:, client], color=colours[rank], lw=1.1)
-        axes.set(yscale="log", xlabel="round")
-        axes.set_title(title, fontsize=9.5)
+        axes.set(yscale="log", xlabel="round", title=title)
+        _plain_numbers(axes)
         axes.spines[["top", "right"]].set_visible(False)
     titles = list(named)
-    ratio = figure.add_subplot(grid[1, :2])
+    ratio = figure.add_subplot(grid[2, 0])
     share = named[titles[1]] / named[titles[2]]
     ratio.plot(rounds, share, color="0.8", lw=0.7)
     ratio.plot(rounds, np.median(share, 1), color="#c2334d", lw=2)
     ratio.set(xlabel="round", yscale="log", ylim=(None, 1.3))
     ratio.axhline(1, color="0.4", lw=0.8, ls=":")
     ratio.set_title(
-        "||mean gradient||² / empirical trace: 1 if no examples pulled apart (red: median)",
-        fontsize=9.5,
+        "||mean gradient||² / empirical trace (red: median);\n1 if no examples pulled apart"
     )
-    ranks = figure.add_subplot(grid[1, 2:])
+    _plain_numbers(ratio)
+    ranks = figure.add_subplot(grid[2, 1])
     for title, colour in ((titles[2], "#b07d2b"), (titles[3], "#2b6cb0")):
         found = [
             rank_correlation(a, b) for a, b in zip(named[titles[0]], named[title], strict=True)
@@ -129,16 +130,25 @@ def picture(named, path: Path):
         ranks.plot(rounds, found, color=colour, lw=1.6, label=title)
     ranks.axhline(0, color="0.6", lw=0.8)
     ranks.set(xlabel="round", ylim=(-1.05, 1.05))
-    ranks.set_title("rank correlation over clients with FedVG's L1 score", fontsize=9.5)
-    ranks.legend(frameon=False, fontsize=8.5, loc="center right", bbox_to_anchor=(1, 0.62))
+    ranks.set_title("rank correlation over clients\nwith FedVG's L1 score")
+    ranks.legend(frameon=False, loc="center right", bbox_to_anchor=(1, 0.62))
     for axes in (ratio, ranks):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
-        f"A gradient norm and Fisher traces: {num_clients} clients on D_val after their local training\n"
-        "(digits, alpha 0.05, FedVG weights, one seed; a line per client, dark: smallest L1 score at the end)",
-        fontsize=11,
+        f"A gradient norm and Fisher traces: {num_clients} clients on D_val after local training\n"
+        "(digits, alpha 0.05, FedVG weights, one seed;\na line per client, dark: smallest L1 score at the end)",
+        fontsize=10,
     )
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=160)
+
+
+def _plain_numbers(axes) -> None:
+    """Labels a logarithmic axis with whole numbers and fractions, without exponents."""
+    from matplotlib import ticker
+
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(ticker.NullFormatter())
+    axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
 
 
 # %%

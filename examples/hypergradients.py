@@ -122,8 +122,10 @@ def picture(found, num_rounds: int, path: Path):
 
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
-    figure = Figure(figsize=(11, 4.6), layout="constrained")
+    matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9})
+    figure = Figure(figsize=(8, 5.6), layout="constrained")
     axes = figure.subplots(2, 3, sharex="col", height_ratios=(1.25, 1))
     for column, (name, (grid, losses, back, ahead, central)) in enumerate(found.items()):
         top, bottom = axes[:, column]
@@ -158,17 +160,20 @@ def picture(found, num_rounds: int, path: Path):
         )
         if name != "scaffold.eta_g":
             bottom.set_xscale("log")
+            bottom.xaxis.set_major_formatter("{x:g}")
+            bottom.xaxis.set_minor_formatter(NullFormatter())
         for ax in (top, bottom):
             ax.spines[["top", "right"]].set_visible(False)
     axes[0, 0].set_ylabel("validation loss\nafter the rounds")
-    axes[1, 0].legend(frameon=False, fontsize=8)
+    handles, labels = axes[1, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, frameon=False, loc="outside lower center", ncols=3)
     figure.suptitle(
-        f"Hypergradients through {num_rounds} rounds of FedProx under FedVG weights (digits, alpha 0.05; red: tangents"
-        f" from reverse mode)\nlargest difference from central differences, relative to the largest gradient:"
-        f" {error(found):.0e}",
-        fontsize=11,
+        f"Hypergradients through {num_rounds} rounds of FedProx under FedVG weights\n"
+        "(digits, alpha 0.05; red: tangents from reverse mode); largest difference from\n"
+        f"central differences, relative to the largest gradient: {error(found):.0e}",
+        fontsize=10,
     )
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=160)
 
 
 # %%

@@ -171,8 +171,11 @@ def picture(values, found, learned, num_train: int, path: Path):
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11, 3.9), layout="constrained")
-    left, middle, right = figure.subplots(1, 3, width_ratios=(1, 1.25, 1))
+    matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9.5})
+    figure = Figure(figsize=(8, 6.4), layout="constrained")
+    grid = figure.add_gridspec(2, 2)
+    left, right = (figure.add_subplot(grid[0, column]) for column in range(2))
+    middle = figure.add_subplot(grid[1, :])
     passes = np.reshape(values, (-1, num_train))  # one update per training seed and pass
     left.plot(np.arange(1, len(passes) + 1), passes, color="0.8", lw=0.9)
     left.plot(np.arange(1, len(passes) + 1), passes.mean(1), color=COLOURS["learned"], lw=1.8)
@@ -223,9 +226,10 @@ def picture(values, found, learned, num_train: int, path: Path):
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.suptitle(
-        "A weighting rule learned through federated rounds (digits, alpha 0.05, softmax regression)"
+        "A weighting rule learned through federated rounds\n(digits, alpha 0.05, softmax regression)",
+        fontsize=10,
     )
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=160)
 
 
 def _by_path(pytree):

@@ -168,6 +168,7 @@ def run(task: Task, rule: str, num_rounds: int):
 
 
 COLOURS = {"uniform": "0.55", "samples": "#b07d2b", "fedvg": "#2b6cb0", "certainty": "#c2334d"}
+LABELS = {"samples": "samples (FedAvg)", "certainty": "certainty (custom)"}
 
 
 def picture(found, path: Path):
@@ -176,14 +177,15 @@ def picture(found, path: Path):
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 5.2), layout="constrained")
+    matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9.5})
+    figure = Figure(figsize=(8, 5.2), layout="constrained")
     axes = figure.subplots(2, len(found), sharex=True, sharey="row", height_ratios=(1.6, 1))
     for column, (model, by_rule) in enumerate(found.items()):
         top, bottom = axes[:, column]
         for rule, records in by_rule.items():
             evaluated = [r for r in records if "test_accuracy" in r]
             rounds = [r["round"] for r in evaluated]
-            label = {"samples": "samples (FedAvg)", "certainty": "certainty (own)"}.get(rule, rule)
+            label = LABELS.get(rule, rule)
             top.plot(
                 rounds,
                 [100 * r["test_accuracy"] for r in evaluated],
@@ -194,18 +196,19 @@ def picture(found, path: Path):
             bottom.plot(
                 rounds, [100 * r["confidence"] for r in evaluated], color=COLOURS[rule], lw=1.8
             )
-        top.set(title=model, ylim=(0, 100))
+        top.set(title=model.replace(": ", ":\n"), ylim=(0, 100))
         bottom.set(xlabel="round", ylim=(0, 100))
         for ax in (top, bottom):
             ax.grid(alpha=0.25)
             ax.spines[["top", "right"]].set_visible(False)
     axes[0, 0].set_ylabel("test accuracy (%)")
-    axes[1, 0].set_ylabel("own metric:\nmean confidence (%)")
+    axes[1, 0].set_ylabel("custom metric:\nmean confidence (%)")
     axes[0, 0].legend(frameon=False, loc="lower right")
     figure.suptitle(
-        "Three models and a weighting from outside the library (digits, alpha 0.05, one seed)"
+        "Three models and a weighting from outside the library\n(digits, alpha 0.05, one seed)",
+        fontsize=10,
     )
-    figure.savefig(path, dpi=130)
+    figure.savefig(path, dpi=160)
 
 
 # %%

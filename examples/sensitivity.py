@@ -102,17 +102,16 @@ def picture(sensitivity, paths, weights, influence, val, ids, path: Path):
     matplotlib.use("Agg")
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(11.5, 6.4), layout="constrained")
-    upper, lower = figure.subfigures(2, 1, height_ratios=(1.15, 1))
-    left, right = upper.subplots(1, 2, width_ratios=(1, 1.7))
+    matplotlib.rcParams.update({"font.size": 9, "axes.titlesize": 9.5})
+    figure = Figure(figsize=(8, 8.4), layout="constrained")
+    upper, lower = figure.subfigures(2, 1, height_ratios=(2.6, 1))
+    left, right = upper.subplots(2, 1)
     order = np.argsort(-np.asarray(weights))
     most = np.abs(sensitivity).max()
     image = left.imshow(sensitivity[order], cmap="RdBu_r", vmin=-most, vmax=most, aspect="auto")
-    left.set_xticks(range(len(paths)), paths, rotation=30, ha="right", fontsize=8)
-    left.set_yticks(
-        range(len(ids)), [f"client {ids[k]}   s = {weights[k]:.3f}" for k in order], fontsize=8
-    )
-    left.set_title("layerwise: d D_val loss(aggregate) / d log G, K x G", fontsize=10)
+    left.set_xticks(range(len(paths)), [path.replace("/", "/\n") for path in paths])
+    left.set_yticks(range(len(ids)), [f"client {ids[k]}   s = {weights[k]:.3f}" for k in order])
+    left.set_title("layerwise: d D_val loss(aggregate) / d log G, K x G")
     upper.colorbar(image, ax=left, shrink=0.8)
     classes = np.asarray(val["y"][0])
     sort = np.argsort(classes, kind="stable")
@@ -131,8 +130,7 @@ def picture(sensitivity, paths, weights, influence, val, ids, path: Path):
         right.axvline(edge - 0.5, color="0.5", lw=0.5)
     right.set(yticks=[], xlabel="validation example, by its digit")
     right.set_title(
-        "modelwise: first-order change of a weight s if the example counted twice, K x V",
-        fontsize=10,
+        "modelwise: first-order change of a weight s if the example counted twice, K x V"
     )
     upper.colorbar(image, ax=right, shrink=0.8)
     strength = np.abs(influence).sum(0)
@@ -146,11 +144,12 @@ def picture(sensitivity, paths, weights, influence, val, ids, path: Path):
         for axes, i in zip(row, chosen, strict=True):
             axes.imshow(np.asarray(val["x"][0, i])[..., 0], cmap="gray_r")
             axes.set(xticks=[], yticks=[])
-            axes.set_title(f"{classes[i]}   {strength[i]:.4f}", fontsize=8)
-        row[0].set_ylabel(f"{said}\ninfluential", fontsize=9)
-    lower.suptitle("validation images by the sum over clients of |change of weight|", fontsize=10)
-    figure.suptitle("Sensitivity of one FedVG aggregation (digits, alpha 0.05, mlp, L1 norms)")
-    figure.savefig(path, dpi=130)
+            axes.set_title(f"{classes[i]}\n{strength[i]:.4f}", fontsize=9)
+        row[0].set_ylabel(f"{said}\ninfluential")
+    lower.suptitle("validation images by the sum over clients of |change of weight|", fontsize=9.5)
+    title = "Sensitivity of one FedVG aggregation (digits, alpha 0.05, mlp, L1 norms)"
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(path, dpi=160)
 
 
 # %%

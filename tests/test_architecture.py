@@ -1,4 +1,4 @@
-"""Packages import in one direction, without circles, and no library that is not used; tests change no module."""
+"""Packages import in one direction, without circles, and no library that is not used."""
 
 import ast
 import collections
@@ -175,36 +175,3 @@ def test_settings_are_checked_and_made_into_objects_once_for_a_run():
     finally:
         sys.setprofile(None)
     assert {name: calls[name] for name in ONCE} == dict.fromkeys(ONCE, 1)
-
-
-def shared_by_tests() -> list[Path]:
-    """The files whose code runs for every test: `conftest.py` and helpers."""
-    tests = Path(__file__).parent
-    return [tests / "conftest.py", *sorted((tests / "support").rglob("*.py"))]
-
-
-@pytest.mark.parametrize("path", shared_by_tests(), ids=lambda path: path.stem)
-def test_what_all_tests_share_sets_no_attribute_of_a_module(path):
-    """So that the suite tests what users run; `conftest.py` imports nothing of the package."""
-    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
-    imported = [
-        alias
-        for node in nodes
-        if isinstance(node, ast.Import | ast.ImportFrom)
-        for alias in node.names
-    ]
-    modules = {(alias.asname or alias.name).partition(".")[0] for alias in imported}
-    for node in nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
-            target = ast.unparse(node)
-            assert target == "os.environ" or target.partition(".")[0] not in modules, target
-        if isinstance(node, ast.Name | ast.Attribute):
-            name = node.id if isinstance(node, ast.Name) else node.attr
-            assert name not in ("setattr", "delattr", "setitem", "monkeypatch", "MonkeyPatch"), (
-                f"line {node.lineno}"
-            )
-    if path.name == "conftest.py":
-        origins = [node.module for node in nodes if isinstance(node, ast.ImportFrom)] + [
-            a.name for a in imported
-        ]
-        assert not any(f"{name}.".startswith("fedvg_jax.") for name in origins)

@@ -186,19 +186,38 @@ def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypa
     assert names["history"].summary["rounds"] == len(names["history"].records)
 
 
+NUMBER = re.compile(r"-?\d+\.\d+")
+
+
+def assert_says(printed, shown):
+    """Asserts that a line of the output is the answer of a page, up to a point: other machines round differently."""
+    (said,) = (line for line in printed.splitlines() if "of FedAvg by" in line)
+    assert NUMBER.sub("", said) == NUMBER.sub("", shown)
+    values = ([float(value) for value in NUMBER.findall(line)] for line in (said, shown))
+    assert all(abs(ours - theirs) < 1 for ours, theirs in zip(*values, strict=True))
+
+
 @pytest.mark.slow
 def test_the_readme_s_comparison_ends_with_the_answer_that_it_shows(monkeypatch, tmp_path, capsys):
-    """Up to a point: other machines round differently."""
     pytest.importorskip("scipy", reason="reports need the report extra")
-    text, number = README.read_text(encoding="utf-8"), re.compile(r"-?\d+\.\d+")
+    text = README.read_text(encoding="utf-8")
     (shown,) = re.findall(r"^```text\n(.*?)\n```", text, re.S | re.M)
     monkeypatch.chdir(tmp_path)
     exec(re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)[0], {})
     assert report.main(["runs/mine", "--figures"]) == 0
-    (said,) = (line for line in capsys.readouterr().out.splitlines() if "of FedAvg" in line)
-    assert number.sub("", said) == number.sub("", shown)
-    values = ([float(value) for value in number.findall(line)] for line in (said, shown))
-    assert all(abs(ours - theirs) < 1 for ours, theirs in zip(*values, strict=True))
+    assert_says(capsys.readouterr().out, shown)
+
+
+@pytest.mark.slow
+def test_the_landing_page_s_comparison_ends_with_the_answer_that_it_shows(monkeypatch, tmp_path):
+    pytest.importorskip("scipy", reason="reports need the report extra")
+    text = (DOCS / "index.md").read_text(encoding="utf-8")
+    (command,) = re.findall(r"^```sh\n(.*?)\n```", text, re.S | re.M)
+    (shown,) = re.findall(r"^> (.*)$", text, re.M)
+    words = [sys.executable, *command.split()[1:]]
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert_says(done.stdout, shown)
 
 
 def test_every_key_of_a_run_folder_is_described(tmp_path):

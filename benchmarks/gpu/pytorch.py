@@ -168,7 +168,7 @@ class Round:
         )
 
     def on_device(self, rows: np.ndarray) -> Tensor:
-        """Returns row numbers on the device without padding; those of groups in the order of `torch_nets.norm`."""
+        """Returns row numbers on the device without padding; groups are in the order that `torch_nets.norm` needs."""
         is_interleaved = rows.ndim == 2 and len(rows) > 1 and not self.variant.channels_last
         ordered = (rows.T if is_interleaved else rows).ravel()
         return torch.tensor(ordered[ordered >= 0]).long().to(self.device)
@@ -184,7 +184,7 @@ class Round:
             )
 
     def gradient(self, rows: Tensor, count: int) -> tuple[Tensor, ...]:
-        """Returns the gradient of the mean loss over rows; count: of groups, 0 in training, which moves statistics."""
+        """Returns the gradient of the mean loss over rows. `count` is their number of groups, or 0 in training."""
         x = self.x[rows]
         x = x.permute(0, 3, 1, 2) if self.variant.channels_last else x
         torch.backends.cudnn.benchmark = (
@@ -239,7 +239,7 @@ class Round:
             tensor.copy_(value)
 
     def run(self) -> dict[str, float]:
-        """Computes the round; returns its seconds and those of its phases."""
+        """Computes the round; returns the seconds of the round and of each phase."""
         clock, models, norms = [self.now()], [], []
         start = list(self.start.values())
         for batches in self.clients:

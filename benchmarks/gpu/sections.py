@@ -86,12 +86,7 @@ def trained_parts(box: workload.Box) -> Results:
     Each case has a process of its own, because a device's peak of memory cannot be reset.
     """
     models = ["tinycnn"] if box.smoke else ["vit_s16", "efficientnet_lite0", "vit_b16"]
-    cases = [
-        (m, cohort, part)
-        for m in models
-        for cohort in adapters.COHORTS[m]
-        for part in adapters.PARTS[m]
-    ]
+    cases = adapters.cases(models)
     points: list[dict[str, Any]] = []
     for case in sorted(cases, key=operator.itemgetter(1)):
         try:

@@ -4,8 +4,8 @@
     python -m benchmarks.gpu study [--minutes 9] [--data-dir DIR] [--cpu-smoke] --out DIR
 
 The section `torch` needs PyTorch. Each section of `benchmarks.gpu.sections` runs in its own process with a time limit.
-FILE.json gains a session, whose sections are written one by one, with the error of a section that failed or ran out
-of time; its earlier sessions stay. The sections `round_chosen` and `run` take the fastest choices that `score` and
+FILE.json gains a session, and its earlier sessions stay. Sections are written one by one, with the error of a section
+that failed or ran out of time. The sections `round_chosen` and `run` take the fastest choices that `score` and
 `step` have measured on the same card. Compiled programs stay in --cache-dir, so that a second run of the command gets
 further.
 --cpu-smoke tests the command with tiny sizes on the CPU; its numbers are meaningless. The study is
@@ -97,7 +97,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--data-dir",
         type=Path,
-        help="of the study: a folder with cifar10.npz, or its pieces part-*",
+        help="of the study: CIFAR-10",
     )
     parser.add_argument(
         "--adapters",
@@ -121,23 +121,18 @@ def choose(sessions: Sequence[dict[str, Any]], accelerator: str | None) -> dict[
     """
     steps: dict[tuple[str | None, int, str], float] = {}
     rates: dict[tuple[str, int], float] = {}
-    for run in sessions:
-        if run["machine"].get("accelerator") != accelerator:
-            continue
-        for section, graphs in process.GRAPHS.items():
-            for way, milliseconds in (
-                run["sections"].get(section, {}).get("milliseconds", {}).items()
-            ):
+    on_this_card = [s for s in sessions if s["machine"].get("accelerator") == accelerator]
+    for sections in (session["sections"] for session in on_this_card):
+        for name, graphs in process.GRAPHS.items():
+            for way, milliseconds in sections.get(name, {}).get("milliseconds", {}).items():
                 lanes, conv = way.split(" lanes, ")
                 if isinstance(milliseconds, float):
                     num_steps = max(STEPS[0], STEPS[1] / int(lanes))
                     steps[graphs, int(lanes), conv] = num_steps * int(lanes) * milliseconds
-        for conv, rows_of in run["sections"].get("score", {}).get("rows per second", {}).items():
-            rates |= {
-                (conv, int(rows)): rate
-                for rows, rate in rows_of["default"].items()
-                if isinstance(rate, float)
-            }
+        for conv, of_conv in sections.get("score", {}).get("rows per second", {}).items():
+            for rows, rate in of_conv["default"].items():
+                if isinstance(rate, float):
+                    rates[conv, int(rows)] = rate
     chosen: dict[str, Any] = {}
     if steps:
         graphs, lanes, conv = min(steps, key=lambda way: steps[way])

@@ -7,30 +7,13 @@ from typing import Any
 from benchmarks.machine import RESULTS
 from benchmarks.pages.files import source_of_folder
 from benchmarks.pages.markdown import escape, table
-from benchmarks.pages.studies import studies
+from benchmarks.pages.studies import LISTED, studies
 from benchmarks.studies import uses
 from benchmarks.studies.paper import claims as claims_of_paper
 from benchmarks.studies.paper.claims import Result, Scale
 from benchmarks.studies.paper.measures import Finding
 
-SCALES = {
-    "controls_cifar10_lenet5_full": (60_000, "cifar10", "lenet5", "200", "100", "10", 40),
-    "controls_cifar10_lenet5": (12_000, "cifar10", "lenet5", "100", "20", "10", 80),
-    "controls_digits": (1_797, "digits", "mlp", "100", "20", "30", 540),
-    "whole_network": (
-        12_000,
-        "CIFAR-10 from ImageNet weights",
-        "efficientnet_lite0",
-        "15",
-        "20",
-        "5",
-        50,
-    ),
-    "features_cifar10": (60_000, "features of CIFAR-10", "linear", "200", "100", "10", 150),
-    "features_dermamnist": (10_015, "features of DermaMNIST", "linear", "200", "25", "10", 360),
-    "features_tinyimagenet": (5_500, "features of Tiny ImageNet", "linear", "200", "20", "10", 360),
-    "features_covid": (2_991, "features of chest X-rays", "linear", "200", "20", "10", 360),
-}
+SCALES: dict[str, dict[str, Any]] = LISTED["scales"]
 """Folder of results -> the fields of `Scale`, of comparisons that count for the claims."""
 
 
@@ -74,15 +57,17 @@ def results_of_claims() -> list[Any]:
 
 def results_of_controls() -> list[Any]:
     """Returns FedVG minus FedAvg at alpha 0.05 in the comparisons of `SCALES`, for the claim about it."""
-    of_dirichlet = [s for s in studies() if not s.what.startswith("equal sizes")]
-    gaps = {
-        s.folder: s.gaps["FedAvg"] for s in of_dirichlet if s.folder in SCALES and s.alpha == "0.05"
-    }
+    gaps = {}
+    for study in studies():
+        is_of_dirichlet = not study.what.startswith("equal sizes")
+        if is_of_dirichlet and study.alpha == "0.05" and study.folder in SCALES:
+            gaps[study.folder] = study.gaps["FedAvg"]
     for folder in (*uses.SETS, *uses.WHOLE):
         if contrast := uses.primary(uses.read(folder)).get(("H1", "0.05")):
             gaps[folder] = contrast[1:]
     results = []
     for folder, (gap, low, high, _) in gaps.items():
         text = f"FedVG minus FedAvg {gap:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f}"
-        results.append(Result("gain_over_fedavg", Scale(*SCALES[folder]), Finding(gap > 0, text)))
+        scale = Scale(**SCALES[folder])
+        results.append(Result("gain_over_fedavg", scale, Finding(gap > 0, text)))
     return results

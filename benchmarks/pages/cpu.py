@@ -49,22 +49,13 @@ SHORT = {"lean": "PyTorch, lean", "loader": "PyTorch, DataLoader", "flower": "Fl
 
 def describe(file: dict[str, Any]) -> str:
     """Returns the machine and the versions of a results file."""
-    machine = file["machine"]
-    of_torch: dict[str, list[str]] = {}
-    for name, case in file["cases"].items():
-        for version in {about["torch"] for about in case["about"].values() if "torch" in about}:
-            of_torch.setdefault(version, []).append(name)
-    names = [f"jax {machine['versions']['jax']}"]
-    for version, measured in sorted(of_torch.items()):
-        names.append(
-            f"torch {version}" + (f" ({', '.join(measured)})" if len(of_torch) > 1 else "")
-        )
-    versions = ", ".join(names)
-    peak = file["sgemm GF/s"]
+    machine, peak = file["machine"], file["sgemm GF/s"]
+    abouts = [about for case in file["cases"].values() for about in case["about"].values()]
+    of_torch = " and ".join(sorted({about["torch"] for about in abouts if "torch" in about}))
     return (
         f"{machine['processor']}, {machine['cores']} cores ({peak['one core']:.0f} GF/s float32 on one,"
-        f" {peak['all cores']:.0f} on all), {file['threads']} threads each, {versions};"
-        f" the latest row is of {machine['date'][:10]}."
+        f" {peak['all cores']:.0f} on all), {file['threads']} threads each, jax {machine['versions']['jax']},"
+        f" torch {of_torch}; the latest row was measured on {machine['date'][:10]}."
     )
 
 
@@ -99,45 +90,38 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
         yield "\nbusy: other work was running on the machine, so that these times are too long and their ratios rough."
 
 
+LIMITS = {
+    ("help",): ("`--help`", "1"),
+    ("start", "digits"): ("a warm start on digits, with one round and an evaluation", "2"),
+    ("start", "resnet18"): ("the same with ResNet-18", "5"),
+    ("sweep", "empty"): ("30 runs of 100 rounds on digits, with their report", "90"),
+    ("sweep", "full"): ("the same with a full compilation cache", "90"),
+}
+"""Place in a results file of `benchmarks.speed.limits` -> what was measured, and the target in seconds."""
+
+
 def render_limits(results: Path = RESULTS) -> str:
-    """Returns what `benchmarks.speed.limits` measured, one list per machine."""
-    return "\n\n".join(
-        "\n".join(limits(file)) for file in load_all(results) if set(LIMITS) & set(file)
-    )
-
-
-def limits(file: dict[str, Any]) -> Iterator[str]:
-    """Yields the lines on the results of `benchmarks.speed.limits`, with their targets."""
-    machine, sections = file["machine"], [file["taken"][name] for name in LIMITS if name in file]
-    busy = ", busy" if any(section["busy"] for section in sections) else ""
-    yield f"Other measurements on {machine['processor']}, {machine['date'][:10]}{busy}:"
-    yield ""
-    if "help" in file:
-        yield f"- `--help`: {number(file['help']['median'])} s (target 1 s)."
-    if "start" in file:
-        seconds = ", ".join(
-            f"{name} {number(file['start'][name]['median'])} s" for name in file["start"]
-        )
-        yield f"- A warm start, to the end of its first round and an evaluation: {seconds} (targets 2 s and 5 s)."
-    if "sweep" in file:
-        empty, full = (number(file["sweep"][state]["median"]) for state in ("empty", "full"))
-        yield (
-            "- A sweep of five methods at two alphas with three seeds, 30 runs of 100 rounds on the digits, and its"
-            f" report: {empty} s with an empty compilation cache, {full} s with a full one (target 90 s)."
-        )
-    if "plan" in file:
-        yield "\nWhat `--dry-run` estimates, divided by what is measured (target: within 20 %):\n"
-        rows = [
-            [name, f"{plan['time']:.2f}", f"{plan['memory']:.2f}"]
-            for name, plan in file["plan"].items()
-        ]
-        yield table(["run", "seconds", "memory"], rows).rstrip()
-    yield "\nCommands of these measurements:\n"
-    for command in dict.fromkeys(section["command"] for section in sections):
-        yield f"- `{command}`"
-
-
-LIMITS = ("help", "start", "sweep", "plan")
+    """Returns what `benchmarks.speed.limits` measured: seconds with their targets, and errors of `--dry-run`."""
+    files = [file for file in load_all(results) if "taken" in file]
+    rows, errors, commands = [], [], {}
+    for file in files:
+        machine = f"{file['machine']['processor']}, {file['machine']['date'][:10]}"
+        for (section, *part), (title, target) in LIMITS.items():
+            if section in file:
+                spread = file[section][part[0]] if part else file[section]
+                rows.append([title, number(spread["median"]), target, machine])
+        for run, plan in file.get("plan", {}).items():
+            errors.append([run, f"{plan['time']:.2f}", f"{plan['memory']:.2f}"])
+        for section in ("help", "start", "sweep", "plan"):
+            if section in file:
+                commands[file["taken"][section]["command"]] = None
+    listed = "\n".join(f"- `{command}`" for command in commands)
+    return "\n".join([
+        table(["measurement", "seconds", "target", "machine"], rows),
+        "`--dry-run` estimates these multiples of what is measured (target: within 20 %):\n",
+        table(["run", "seconds", "memory"], errors),
+        f"Commands:\n\n{listed}",
+    ])  # fmt: skip
 
 
 def quiet(case: dict[str, Any]) -> bool:

@@ -7,38 +7,7 @@ from benchmarks.pages.files import load, short, source
 from benchmarks.pages.markdown import table
 from benchmarks.speed.costs import AXES, TITLES
 
-MIB, GIB = 2**20, 2**30
-
-
-def compiling() -> str:
-    """Returns the seconds that compiling costs on the clock, with an empty and with a full cache, and CPU seconds."""
-    measured, rows = load("compile_time"), []
-    for name, states in measured["networks"].items():
-        clocks = [states.get(state) for state in ("here, empty cache", "here, full cache", "plain")]
-        rows.append(
-            [
-                _COMPILED[name],
-                *(f"{clock[1]:.1f} ({clock[0]:.1f})" if clock else "" for clock in clocks),
-            ]
-        )
-    columns = [
-        "",
-        "first process, s (CPU s)",
-        "the next, s (CPU s)",
-        "a plain scan of the steps, s (CPU s)",
-    ]
-    taken = measured["machine"]
-    return f"{table(columns, rows)}\n\n`{taken['command']}` at commit {taken['commit'][:7]}, {taken['date'][:10]}."
-
-
-_COMPILED = {
-    "cnn": "own network, two convolutions",
-    "gru": "own GRU",
-    "demo": "`python -m fedvg_jax.sim --alpha 0.05` as a whole",
-    "mlp": "`--model mlp`",
-    "lenet5": "`--model lenet5`",
-    "resnet18": "`--model resnet18`",
-}
+MIB = 2**20
 
 
 def adapters() -> str:
@@ -85,18 +54,6 @@ def cohort_memory() -> str:
         for size in sorted({size for _, size in points}, key=lambda size: (size > 0, -size))
     ]
     return table(["setting", *(f"cohort of {cohort}" for cohort in cohorts)], rows)
-
-
-def host_pool() -> str:
-    """Returns the time and memory of a run by `--placement`."""
-    measured = load("host_pool")
-    rows = [
-        [f"`--placement {run['placement']}`", f"{run['seconds_per_round']:.3f} s"]
-        + [f"{run[kind] / GIB:.2f} GiB" for kind in ("anonymous", "resident")]
-        for run in measured["runs"]
-    ]
-    size = f"memory, {measured['data_bytes'] / GIB:.1f} GiB of data"
-    return table(["setting", "one round", size, "with pages of the file"], rows)
 
 
 def hypergradient_memory() -> str:
@@ -162,30 +119,9 @@ def planning() -> str:
     return f"{table(head, rows)}\n\nWith 12 rows a client. {source(measured['machine'])}\n"
 
 
-def experiments() -> str:
-    """Returns the experiments per hour of a sweep, by network and by how its points are computed."""
-    files, rows = [load("experiments"), load("experiments_resnet18")], []
-    for name, modes in (item for measured in files for item in measured["nets"].items()):
-        for mode, row in modes.items():
-            rate, (low, high) = row["experiments_per_hour"], row["range"]
-            times = f"{rate:,.1f}" if low == high else f"{rate:,.0f} ({low:,.0f} to {high:,.0f})"
-            rows.append(
-                [
-                    name,
-                    mode,
-                    times,
-                    f"{rate / modes['one after another']['experiments_per_hour']:.2f}",
-                ]
-            )
-    head = ["network", "points", "experiments an hour (range)", "relative"]
-    note = f"An experiment is {files[0]['rounds']} rounds of FedVG; compiling is not counted."
-    sources = "\n".join(f"- {source(measured['machine'])}" for measured in files)
-    return f"{table(head, rows)}\n\n{note}\n\n{sources}\n"
-
-
 TABLES = (
-    *(compiling, adapters, adapters_vit_b16, cohort_memory, host_pool),
-    *(hypergradient_memory, parity, costs, planning, experiments),
+    *(adapters, adapters_vit_b16, cohort_memory, hypergradient_memory),
+    *(parity, costs, planning),
 )
 """Tables, each with the name of its markers."""
 
@@ -195,10 +131,8 @@ def index_of_measurements() -> str:
     lines = []
     for path in sorted(RESULTS.glob("*.json")):
         measured = load(path.stem)
-        machine = measured.get("machine")
-        machine = machine if isinstance(machine, dict) else {}
-        commit = f" at commit {short(machine['commit'])[:7]}" if machine.get("commit") else ""
-        lines.append(
-            f"- `{path.name}`: `{measured.get('command') or machine['command']}`{commit}\n"
-        )
+        machine = measured.get("machine", {})
+        command = measured.get("command") or machine["command"]
+        commit = f" at commit {short(machine['commit'])[:7]}" if "commit" in machine else ""
+        lines.append(f"- `{path.name}`: `{command}`{commit}\n")
     return "".join(lines)

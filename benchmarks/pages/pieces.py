@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
+from benchmarks.machine import RESULTS
 from benchmarks.pages import api, claims, cpu, gpu, measurements, options, studies, validation
 from benchmarks.studies import uses
 
-CONTROLS = (
-    *("digits", "digits_equal", "digits_tinycnn", "digits_tinycnn_milder", "digits_tinycnn_equal"),
-    *("cifar10_lenet5", "cifar10_lenet5_at_best_val"),
-    *("cifar10_lenet5_alpha_0.1", "cifar10_lenet5_alpha_0.5", "cifar10_lenet5_full"),
-    *("cifar10_resnet18_batch", "cifar10_resnet18_group", "breast_cancer", "literature"),
-)
+CONTROLS = [folder.name for folder in sorted(RESULTS.glob("controls_*"))]
 """Comparisons of FedVG with its controls."""
 USES = (*uses.SETS, *uses.WHOLE, *uses.ADAPTERS, *uses.HIDDEN, *uses.RANDOM)
 """Folders of results with the uses of a validation set."""
@@ -41,16 +37,11 @@ def pieces() -> dict[str, str]:
         "contrasts_random": validation.contrasts(uses.RANDOM, decides=False),
         "pretraining": validation.pretraining(),
         **{folder: validation.methods_on_features(folder) for folder in uses.METHODS},
-        **{f"controls_{name}": studies.controls(f"controls_{name}") for name in CONTROLS},
+        **{name: studies.controls(name) for name in CONTROLS},
         **{
-            f"controls_{name}_at_best_val": studies.controls(
-                f"controls_{name}", choice="at_best_val"
-            )
-            for name in (
-                "cifar10_lenet5_alpha_0.1",
-                "cifar10_lenet5_alpha_0.5",
-                "cifar10_lenet5_full",
-            )
+            f"{name}_at_best_val": studies.controls(name, choice="at_best_val")
+            for name in CONTROLS
+            if name.endswith(("_alpha_0.1", "_alpha_0.5", "_full"))
         },
         "controls_cifar10_lenet5_full_against_fedavg": studies.controls(
             "controls_cifar10_lenet5_full", "fedavg"

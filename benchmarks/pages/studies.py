@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,15 +55,16 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final", setting:
     rows = []
     for row in listed:
         spread = "" if math.isnan(row.std) else f" ± {row.std:.2f}"
-        shown = [row.setting, method_title(row.method), f"{row.mean:.2f}{spread}", str(row.n or "")]
+        effect = ["", ""]
         if row.difference:
-            shown += _shown_difference(
-                *(of_fedvg(row.difference) if baseline == "fedvg" else row.difference)
-            )
-        rows.append((shown + [""] * (6 - len(shown)))[not has_settings :])
-    subject = (
-        "FedVG minus these" if baseline == "fedvg" else f"these minus {method_title(baseline)}"
-    )
+            is_turned = baseline == "fedvg"
+            effect = _shown_difference(*(of_fedvg(row.difference) if is_turned else row.difference))
+        accuracy = f"{row.mean:.2f}{spread}"
+        shown = [row.setting, method_title(row.method), accuracy, str(row.n or ""), *effect]
+        rows.append(shown[not has_settings :])
+    subject = f"these minus {method_title(baseline)}"
+    if baseline == "fedvg":
+        subject = "FedVG minus these"
     minus = f"{subject}, points (95 % interval)"
     columns = ["setting", "weights", "test accuracy, %", "runs", minus, "p, Holm"]
     chosen = "" if choice == "final" else f" --choice {choice}"
@@ -90,83 +92,26 @@ class Study(NamedTuple):
 CONTROLS = {"FedAvg": "fedavg", "uniform": "uniform", "placebo": "permuted(fedvg)"}
 """Control -> method. The placebo gives FedVG's weights to other clients of the cohort."""
 
-_EQUAL = "partition dirichlet_equal"
-
-STUDIES = (
-    ("CIFAR-10, LeNet-5, 100 clients, 200 rounds", "controls_cifar10_lenet5_full", {"": "0.05"}),
-    (
-        "CIFAR-10, 12,000 images, LeNet-5",
-        "controls_cifar10_lenet5",
-        {"partition dirichlet": "0.05"},
-    ),
-    (
-        "CIFAR-10, 12,000 images, LeNet-5",
-        "controls_cifar10_lenet5_alpha_0.1",
-        {"partition dirichlet": "0.1"},
-    ),
-    (
-        "CIFAR-10, 12,000 images, LeNet-5",
-        "controls_cifar10_lenet5_alpha_0.5",
-        {"partition dirichlet": "0.5"},
-    ),
-    (
-        "CIFAR-10, 6,000 images, ResNet-18, BatchNorm",
-        "controls_cifar10_resnet18_batch",
-        {"norm batch": "0.05"},
-    ),
-    (
-        "CIFAR-10, 6,000 images, ResNet-18, GroupNorm",
-        "controls_cifar10_resnet18_group",
-        {"": "0.05"},
-    ),
-    ("digits, MLP", "controls_digits", {f"alpha {a}": a for a in ("0.05", "0.1", "0.5")}),
-    ("digits, tiny CNN", "controls_digits_tinycnn", {"": "0.05"}),
-    (
-        "digits, tiny CNN",
-        "controls_digits_tinycnn_milder",
-        {f"alpha {a}": a for a in ("0.1", "0.5")},
-    ),
-    ("breast cancer, MLP", "controls_breast_cancer", {"": "0.05"}),
-    ("texts, GRU", "controls_literature", {"": "by author"}),
-    ("equal sizes: CIFAR-10, 12,000 images, LeNet-5", "controls_cifar10_lenet5", {_EQUAL: "0.05"}),
-    *(
-        (
-            "equal sizes: CIFAR-10, 12,000 images, LeNet-5",
-            f"controls_cifar10_lenet5_alpha_{alpha}",
-            {_EQUAL: alpha},
-        )
-        for alpha in ("0.1", "0.5")
-    ),
-    *(
-        (
-            f"equal sizes: digits, {network}",
-            folder,
-            {f"alpha {a}": a for a in ("0.05", "0.1", "0.5")},
-        )
-        for network, folder in (
-            ("MLP", "controls_digits_equal"),
-            ("tiny CNN", "controls_digits_tinycnn_equal"),
-        )
-    ),
-)
-"""(data set and network, folder of results, its settings -> alpha). With clients of one size FedAvg's weights are
-uniform."""
+LISTED = tomllib.loads(Path(__file__).with_name("studies.toml").read_text(encoding="utf-8"))
+"""`study`: the comparisons; `scales`: of those that count for the paper's claims."""
 
 
 def studies() -> list[Study]:
     """Returns FedVG minus its controls in every study."""
     listed = []
-    for what, folder, settings in STUDIES:
+    for comparison in LISTED["study"]:
+        folder = comparison["folder"]
         rows = rows_of_results(folder)
-        for setting, alpha in settings.items():
+        for setting, alpha in comparison["settings"].items():
             of_setting = {row.method: row for row in rows if row.setting == setting}
-            differences = {
-                name: of_setting[m].difference for name, m in CONTROLS.items() if m in of_setting
-            }
+            ran = {name: of_setting.get(method) for name, method in CONTROLS.items()}
             gaps = {
-                name: of_fedvg(difference) for name, difference in differences.items() if difference
+                name: of_fedvg(row.difference)
+                for name, row in ran.items()
+                if row and row.difference
             }
-            listed.append(Study(what, folder, of_setting["fedvg"].n, alpha, gaps))
+            seeds = of_setting["fedvg"].n
+            listed.append(Study(comparison["what"], folder, seeds, alpha, gaps))
     return listed
 
 
@@ -241,56 +186,47 @@ def rows_of_report(folder: Path) -> list[Row]:
             mean, std, count = (row[f"{setting} {part}"] for part in ("mean", "std", "n"))
             method = name_of_today(row["method"])
             effect = against.get((method, setting))
-            difference = effect and tuple(
-                float(effect[key]) for key in ("difference", "t_low", "t_high", "t_p_holm")
-            )
+            difference = effect and tuple(float(effect[column]) for column in EFFECT)
             rows.append(
-                Row(
-                    label,
-                    method,
-                    float(mean),
-                    float(std or "nan"),
-                    int(count or 0),
-                    difference or None,
-                )
+                Row(label, method, float(mean), float(std or "nan"), int(count or 0), difference)
             )
     return rows
+
+
+EFFECT = ("difference", "t_low", "t_high", "t_p_holm")
+"""Columns of a report's effects.csv that make a `Row.difference`."""
 
 
 def rows_of_runs(runs: list[dict[str, str]], choice: str, baseline: str = "fedvg") -> list[Row]:
     """Returns the rows from the lines of runs.csv, by the statistics of a report; `baseline` is a method."""
     names = list(runs[0])
     settings = names[: names.index("method")]
-    cells: dict[tuple[str, str], dict[tuple[int, int], float]] = {}
+    values: dict[str, dict[str, dict[tuple[int, int], float]]] = {}
     largest: dict[str, list[float]] = {}
     for run in runs:
-        key = ", ".join(f"{name} {run[name]}" for name in settings), name_of_today(run["method"])
-        cells.setdefault(key, {})[int(run["seed"]), int(run["partition_seed"])] = float(run[choice])
-        largest.setdefault(key[0], []).extend([float(run["majority"])] if run["majority"] else [])
+        setting = ", ".join(f"{name} {run[name]}" for name in settings)
+        by_seed = values.setdefault(setting, {}).setdefault(name_of_today(run["method"]), {})
+        by_seed[int(run["seed"]), int(run["partition_seed"])] = float(run[choice])
+        if run["majority"]:
+            largest.setdefault(setting, []).append(float(run["majority"]))
     compared = {
-        (setting, method): statistics.compare(values, cells[setting, baseline])
-        for (setting, method), values in cells.items()
+        (setting, method): statistics.compare(by_seed, methods[baseline])
+        for setting, methods in values.items()
+        for method, by_seed in methods.items()
         if method != baseline
     }
-    corrected = dict(
-        zip(compared, statistics.holm([c.t_p for c in compared.values()]), strict=True)
-    )
+    corrected = iter(statistics.holm([effect.t_p for effect in compared.values()]))
+    differences = {
+        key: (effect.mean, *effect.t_interval, next(corrected)) for key, effect in compared.items()
+    }
     rows = []
-    for setting in dict.fromkeys(setting for setting, _ in cells):
-        for key, values in cells.items():
-            if key[0] == setting:
-                effect = compared.get(key)
-                difference = (effect.mean, *effect.t_interval, corrected[key]) if effect else None
-                rows.append(
-                    Row(
-                        *key,
-                        *statistics.mean_and_std(list(values.values())),
-                        len(values),
-                        difference,
-                    )
-                )
-        if shares := largest[setting]:
-            rows.append(Row(setting, LARGEST_CLASS, float(np.mean(shares))))
+    for setting, methods in values.items():
+        for method, by_seed in methods.items():
+            moments = statistics.mean_and_std(list(by_seed.values()))
+            difference = differences.get((setting, method))
+            rows.append(Row(setting, method, *moments, len(by_seed), difference))
+        if setting in largest:
+            rows.append(Row(setting, LARGEST_CLASS, float(np.mean(largest[setting]))))
     return rows
 
 

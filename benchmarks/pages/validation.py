@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -17,12 +16,9 @@ def outcomes(sets: Mapping[str, str]) -> str:
     """Returns the outcome of every hypothesis in folders of results, folder -> title."""
     rows = []
     for folder, title in sets.items():
-        found = uses.primary(uses.read(folder, "final"))
-        cells = (
-            [c for (name, _), c in found.items() if name == hypothesis]
-            for hypothesis in uses.CONTROLS
-        )
-        rows.append([title, *map(uses.verdict, cells)])
+        found = uses.primary(uses.read(folder)).items()
+        of_hypothesis = ([c for (name, _), c in found if name == h] for h in uses.CONTROLS)
+        rows.append([title, *map(uses.verdict, of_hypothesis)])
     return table(["data", *_hypotheses()], rows)
 
 
@@ -36,13 +32,15 @@ def contrasts(sets: Mapping[str, str], choice: str = "final", decides: bool = Tr
         found = uses.primary(uses.read(folder, choice))
         for alpha in uses.ALPHAS:
             of_alpha = [found.get((name, alpha)) for name in uses.CONTROLS]
-            shown = [interval(c[1:4]) + f", {c.outcome}" * decides if c else "–" for c in of_alpha]
-            rows += (
-                [[title, alpha, str(max(c.n for c in of_alpha if c)), *shown]]
-                if any(of_alpha)
-                else []
-            )
+            if any(of_alpha):
+                seeds = max(c.n for c in of_alpha if c)
+                shown = [_shown(c, decides) if c else "–" for c in of_alpha]
+                rows.append([title, alpha, str(seeds), *shown])
     return table(["data", "alpha", "seeds", *_hypotheses()], rows)
+
+
+def _shown(contrast: uses.Contrast, decides: bool) -> str:
+    return interval(contrast[1:4]) + (f", {contrast.outcome}" if decides else "")
 
 
 def pretraining() -> str:
@@ -79,19 +77,14 @@ def uses_of_validation(folder: str) -> str:
             if (alpha, method) not in values:
                 cells += ["–"] * 2
                 continue
+            shown = f"{_mean(values[alpha, method]):.1f}"
+            if method != uses.CHOSEN:
+                rate = _mean(rates[alpha, method])
+                shown += f" / {_mean(balanced[alpha, method]):.1f} ({rate:g})"
             gap = uses.against(values, alpha, method) if method != "fedavg" else None
-            mean, *others = (
-                np.mean(list(v.get((alpha, method), {0: math.nan}).values()))
-                for v in (values, balanced, rates)
-            )
-            shown = (
-                f"{mean:.1f}"
-                if method == uses.CHOSEN
-                else f"{mean:.1f} / {others[0]:.1f} ({others[1]:g})"
-            )
             cells += [shown, interval(gap[1:4]) if gap else ""]
         ratios = [
-            np.median(list(inequality[a, method].values()))
+            np.median([*inequality[a, method].values()])
             for a in alphas
             if (a, method) in inequality
         ]
@@ -102,6 +95,10 @@ def uses_of_validation(folder: str) -> str:
     return f"{table([*head, 'largest / smallest weight'], rows)}\n\n{source_of_folder(folder)}\n"
 
 
+def _mean(values: uses.Values) -> float:
+    return float(np.mean([*values.values()]))
+
+
 def methods_on_features(folder: str) -> str:
     """Returns accuracies of the paper's methods on one data set, what FedVG's weights add to each, and the source."""
     values, rates = (uses.read(folder, column) for column in ("final", "lr"))
@@ -110,7 +107,7 @@ def methods_on_features(folder: str) -> str:
         base = {uses.FEDVG: "fedavg"}.get(method, method.removesuffix("+fedvg"))
         cells = []
         for alpha in alphas:
-            mean, rate = (np.mean(list(v[alpha, method].values())) for v in (values, rates))
+            mean, rate = _mean(values[alpha, method]), _mean(rates[alpha, method])
             gap = uses.against(values, alpha, method, base) if method != base else None
             cells += [f"{mean:.1f} ({rate:g})", interval(gap[1:4]) if gap else ""]
         rows.append([method_title(method), *cells])

@@ -6,8 +6,8 @@
 ViT-S/16 at 224 pixels and EfficientNet-Lite0 at 64 with random weights; cohorts of 4 and 16 clients, each with one step
 on a minibatch of 8 rows, FedVG's weights on 8 rows of D_val. ViT-B/16 with adapters has a cohort of 64 and minibatches
 of 1 row. Each case compiles and runs in a process of its own, with a device for every core, as the command line has;
-the package chooses how many it uses. `seconds` is the least of the rounds after the first, of which as many as a minute
-holds are timed, up to nine. `temporaries` are those that XLA plans for a chunk of rounds on each device
+the package chooses how many it uses. `seconds` is the shortest round after the first. As many rounds
+as fit into a minute are timed, up to nine. `temporaries` is what XLA plans for a chunk of rounds on each device
 (`memory_analysis`); data, state and frozen tensors come in addition. `peak_bytes` is the most that the first device
 held, where it says so. Writes benchmarks/results/adapters.json.
 """
@@ -16,29 +16,28 @@ from __future__ import annotations
 
 import sys
 import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
 
-SIZES = {"vit_s16": 224, "efficientnet_lite0": 64, "vit_b16": 224, "tinycnn": 8}
-COHORTS = {"vit_s16": (4, 16), "efficientnet_lite0": (4, 16), "vit_b16": (64,), "tinycnn": (4,)}
-ROWS = {"vit_s16": 8, "efficientnet_lite0": 8, "vit_b16": 1, "tinycnn": 8}
+NETWORKS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""Network -> its sizes, cohorts and trained parts, explained in the file."""
 ROUNDS, SECONDS = 10, 60
 """Rounds of a case at most, and seconds after which no further one begins."""
-PARTS = {
-    "vit_s16": {
-        "full": {},
-        "LoRA 8": {"lora": 8},
-        "head and norms": {"train": "^classifier/|norm"},
-    },
-    "efficientnet_lite0": {
-        "full": {},
-        "LoRA 8": {"lora": 8},
-        "head and norms": {"train": "^classifier/|/bn"},
-    },
-    "vit_b16": {"LoRA 8": {"lora": 8}},
-    "tinycnn": {"head": {"train": "^classifier/"}},
-}
+
+
+def cases(models: Sequence[str], cohorts: Sequence[int] | None = None) -> list[tuple]:
+    """Returns (model, cohort, part) of these models, and of these cohorts if any are given."""
+    return [
+        (model, cohort, part)
+        for model in models
+        for cohort in NETWORKS[model]["cohorts"]
+        for part in NETWORKS[model]["parts"]
+        if cohorts is None or cohort in cohorts
+    ]
 
 
 def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
@@ -51,7 +50,8 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
     from fedvg_jax.engine import schedule as schedules
     from fedvg_jax.runs.assemble import tables
 
-    rng, size, rows = np.random.default_rng(0), SIZES[model], ROWS[model]
+    network, rng = NETWORKS[model], np.random.default_rng(0)
+    size, rows = network["size"], network["rows"]
     train, rest = np.split(np.arange((cohort + 2) * rows), [cohort * rows])
     val, test = (
         np.split(half, [len(half)] + [len(half)] * (cohort - 2)) for half in np.split(rest, 2)
@@ -71,7 +71,7 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
         normalise="half",
         weighting="fedvg",
         **settings,
-        **PARTS[model][part],
+        **network["parts"][part],
     )
     sim = fv.simulation(config, data=(images, np.arange(len(images)) % 10), partition=partition)
     plans = [schedules.stack([sim.schedule(r)], tables.MAX_ROUNDS) for r in range(config.rounds)]
@@ -99,31 +99,17 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> int:
     """Measures the cases that the command line chooses, by default all, and writes the results."""
     parser = machine.parser(__doc__, "adapters.json")
-    cohorts = sorted({cohort for of_model in COHORTS.values() for cohort in of_model})
     parser.add_argument(
-        "--models", nargs="+", choices=list(PARTS), default=["vit_s16", "efficientnet_lite0"]
+        "--models", nargs="+", choices=NETWORKS, default=["vit_s16", "efficientnet_lite0"]
     )
-    parser.add_argument("--cohorts", nargs="+", type=int, choices=cohorts, default=cohorts)
+    parser.add_argument("--cohorts", nargs="+", type=int, choices=(4, 16, 64), help="default: all")
     options = parser.parse_args(argv)
     results, points = machine.begin("speed.adapters", argv), []
     environment = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(len(machine.affinity()))}
-    cases = [
-        (model, cohort)
-        for model in options.models
-        for cohort in COHORTS[model]
-        if cohort in options.cohorts
-    ]
-    for model, cohort in cases:
-        for part in PARTS[model]:
-            points.append(
-                case := machine.in_process(measure, model, cohort, part, environment=environment)
-            )
-            mib = f"{case['temporaries'] / 2**20:.0f} MiB, {case['bytes_up'] / 2**20:.2f} MiB up"
-            print(
-                f"{model}, cohort {cohort}, {part}: {case['seconds']:.2f} s a round, {mib}",
-                flush=True,
-            )
-    machine.finish(options.out, results | {"rows": ROWS, "sizes": SIZES, "points": points})
+    for case in cases(options.models, options.cohorts):
+        points.append(machine.in_process(measure, *case, environment=environment))
+        print(points[-1], flush=True)
+    machine.finish(options.out, results | {"networks": NETWORKS, "points": points})
     return 0
 
 

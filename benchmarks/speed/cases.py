@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ class Case(NamedTuple):
     model: str
     """a model of the package; or logistic, mlp64, mlp200, pfl_cnn, which only the benchmarks define"""
     settings: dict[str, Any]
-    images: int
+    images: int = 0
     """size of the pool; 0 for the digits"""
     rounds: int = 1
     """rounds in one timing"""
@@ -33,70 +34,12 @@ class Case(NamedTuple):
     """times that each pixel of CIFAR-10 is repeated in both directions"""
 
 
-ALPHA = 0.05
-"""Dirichlet concentration of the paper's most skewed clients, used in all cases except pfl_cnn."""
+def _read() -> dict[str, Case]:
+    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+    return {name: Case(**fields) for name, fields in tomllib.loads(text).items()}
 
-_DIGITS = {
-    "clients": 100,
-    "join_ratio": 0.1,
-    "alpha": ALPHA,
-    "min_samples_rule": "top_up",
-    "local_epochs": 5,
-    "lr": 0.1,
-}
-_CIFAR = {"clients": 100, "join_ratio": 0.1, "alpha": ALPHA, "local_epochs": 5, "lr": 0.01}
 
-CASES = {
-    "lenet5": Case("lenet5", _CIFAR, 60_000, description="100 clients, 10 a round"),
-    "cnn": Case("cnn", _CIFAR, 24_000, description="100 clients, 10 a round"),
-    # The deep layers have one pixel, where BatchNorm of a last minibatch of two rows only keeps a sign: rounding grows
-    # to the size of the update within tens of steps, in float64 too.
-    "resnet18": Case(
-        "resnet18",
-        _CIFAR | {"clients": 20},
-        12_000,
-        description="20 clients, 2 a round",
-        checked_steps=3,
-    ),
-    "vit_s16": Case(
-        "vit_s16",
-        _CIFAR | {"clients": 8, "join_ratio": 0.5, "local_epochs": 1, "batch_size": 8},
-        200,
-        description="at 224 px, 4 clients of 8 a round, 1 epoch, batches of 8",
-    ),
-    "vit_s16_lora": Case(
-        "vit_s16",
-        _CIFAR | {"clients": 8, "join_ratio": 0.5, "local_epochs": 1, "batch_size": 8, "lora": 8},
-        120,
-        description="as vit_s16 with fewer rows, LoRA 8",
-        checked_steps=1,
-    ),
-    "efficientnet_lora": Case(
-        "efficientnet_lite0",
-        _CIFAR | {"clients": 8, "join_ratio": 0.5, "local_epochs": 1, "lora": 8},
-        1200,
-        description="at 64 px, 4 clients of 8 a round, 1 epoch, LoRA 8",
-        checked_steps=1,
-        enlarged=2,
-    ),
-    "logistic": Case("logistic", _DIGITS, 0, 30, "digits, 100 clients, 10 a round"),
-    "mlp64": Case("mlp64", _DIGITS, 0, 20, "digits, 100 clients, 10 a round"),
-    "mlp200": Case("mlp200", _DIGITS, 0, 10, "digits, 100 clients, 10 a round"),
-    "pfl_cnn": Case(
-        "pfl_cnn",
-        {
-            "clients": 1000,
-            "join_ratio": 0.05,
-            "local_epochs": 1,
-            "batch_size": 10,
-            "lr": 0.1,
-            "weighting": "uniform",
-        },
-        50_000,
-        each_core=True,
-        description="1,000 users of 50 images, 50 a round, 1 epoch, batches of 10, no scoring",
-    ),
-}
+CASES = _read()
 
 
 def config(case: Case) -> Config:

@@ -7,6 +7,7 @@ rounds once.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -51,10 +52,18 @@ def flatten_model(prefix: str, params: Mapping, stats: Mapping) -> dict[str, np.
 
 
 def select_prefix(arrays: Mapping[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:
-    """Returns the arrays whose name begins with "prefix/", by the rest of the name."""
+    """Returns the arrays with names that begin with "prefix/", by the rest of the name."""
     return {
         n.removeprefix(prefix + "/"): a for n, a in arrays.items() if n.startswith(prefix + "/")
     }
+
+
+def parser(doc: str | None) -> argparse.ArgumentParser:
+    """Returns a parser of a contestant's command line."""
+    made = machine.parser(doc)
+    made.add_argument("--folder", type=Path, required=True)
+    made.add_argument("--threads", type=int, required=True)
+    return made
 
 
 def serve(
@@ -101,8 +110,7 @@ class Contestant:
         environment = os.environ | {"PYTHONPATH": path} | dict(environment)
         with log.open("w") as errors:
             self.process = subprocess.Popen(command, env=environment, stderr=errors, **pipes)
-        if hasattr(os, "sched_setaffinity"):
-            os.sched_setaffinity(self.process.pid, cores)  # before it has imported XLA
+        os.sched_setaffinity(self.process.pid, cores)  # before it has imported XLA
         self.about = self._read_answer()
 
     def request(self, name: str) -> dict[str, Any]:

@@ -61,32 +61,24 @@ def main(argv: list[str] | None = None) -> int:
         "--only", nargs="+", choices=(*AXES, "planning"), default=(*AXES, "planning")
     )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--points", type=int, default=5, help="number of points on each axis")
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--picture", type=Path, metavar="FILE.png")
     args = parser.parse_args(argv)
-    results = machine.begin("speed.costs", argv) | {"reference": Round()._asdict(), "axes": {}}
-    earlier = (
-        json.loads(args.out.read_text(encoding="utf-8")) if args.out and args.out.exists() else {}
-    )
-    results["axes"] |= earlier.get("axes", {})
+    earlier: dict[str, Any] = {}
+    if args.out and args.out.exists():
+        earlier = json.loads(args.out.read_text(encoding="utf-8"))
+    results = machine.begin("speed.costs", argv) | {"reference": Round()._asdict()}
+    results["axes"] = earlier.get("axes", {})
     for axis in (axis for axis in AXES if axis in args.only):
-        points = [
-            {**measure(axis, value, args.repeats), axis: value}
-            for value in AXES[axis][: args.points]
-        ]
-        results["axes"][axis] = {
-            "points": points,
-            "growth": growth("parameters" if axis == "width" else axis, points),
-        }
+        points = [measure(axis, value, args.repeats) | {axis: value} for value in AXES[axis]]
+        exponent = growth("parameters" if axis == "width" else axis, points)
+        results["axes"][axis] = {"points": points, "growth": exponent}
         show(TITLES[axis], points)
     if "planning" in args.only:
-        points = [plan(*population, args.repeats) for population in POPULATIONS[: args.points]]
+        points = [plan(*population, args.repeats) for population in POPULATIONS]
         show("planning", points)
-        results["planning"] = {
-            "machine": machine.add_final_load(results["machine"]),
-            "points": points,
-        }
+        of_machine = machine.add_final_load(results["machine"])
+        results["planning"] = {"machine": of_machine, "points": points}
     if "machine" in earlier and not set(AXES) & set(args.only):
         results["machine"] = earlier["machine"]
     machine.finish(args.out, earlier | results)
@@ -155,10 +147,8 @@ def measure(axis: str, value: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def growth(key: str, points: list[dict[str, Any]]) -> float | None:
+def growth(key: str, points: list[dict[str, Any]]) -> float:
     """Returns the exponent of time against a size between the last two points: 1 if time is proportional."""
-    if len(points) < 2:
-        return None
     (a, p), (b, q) = ((point[key], point["seconds"]["median"]) for point in points[-2:])
     return round(math.log(q / p) / math.log(b / a), 3)
 
@@ -171,29 +161,28 @@ def plot(results: dict[str, Any], picture: Path) -> None:
     from matplotlib import pyplot
 
     measured = results["axes"]
-    figure, panels = pyplot.subplots(
-        1, len(measured), figsize=(3.1 * len(measured), 3.2), sharey=True, squeeze=False
-    )
-    for panel, (axis, of_axis) in zip(panels[0], measured.items(), strict=True):
-        x = np.array(
-            [p["parameters" if axis == "width" else axis] for p in of_axis["points"]], float
-        )
-        y, low, high = (
-            1e3 * np.array([p["seconds"][k] for p in of_axis["points"]])
-            for k in ("median", "min", "max")
-        )
+    pyplot.rcParams.update({"font.size": 9})
+    figure, panels = pyplot.subplots(2, 3, figsize=(8, 5.2), sharey=True, layout="constrained")
+    for panel in panels.flat[len(measured) :]:
+        panel.axis("off")
+    for panel, (axis, of_axis) in zip(panels.flat, measured.items(), strict=False):
+        key = "parameters" if axis == "width" else axis
+        x = np.array([point[key] for point in of_axis["points"]], float)
+        seconds = [point["seconds"] for point in of_axis["points"]]
+        y, low, high = (1e3 * np.array([s[k] for s in seconds]) for k in ("median", "min", "max"))
         panel.fill_between(x, low, high, alpha=0.25, linewidth=0)
         panel.plot(x, y, "o-", markersize=4, label="median, with range")
         panel.plot(x, y[-1] * x / x[-1], ":", color="0.5", label="proportional")
         panel.set(xscale="log", yscale="log", xlabel=TITLES[axis])
+        panel.xaxis.set_major_formatter("{x:,.0f}")
+        panel.yaxis.set_major_formatter("{x:,.0f}")
         panel.grid(alpha=0.3)
-    panels[0, 0].set_ylabel("milliseconds a round")
-    panels[0, 0].legend(fontsize=8, frameon=False)
-    figure.suptitle(
-        f"{results['machine']['processor']}, {results['machine']['cores']} cores", fontsize=9
-    )
-    figure.tight_layout()
-    figure.savefig(picture, dpi=120)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    panels[-1, -1].legend(handles, labels, loc="center", frameon=False)
+    figure.supylabel("milliseconds a round", fontsize=9)
+    machine_name = f"{results['machine']['processor']}, {results['machine']['cores']} cores"
+    figure.suptitle(machine_name, fontsize=9)
+    figure.savefig(picture, dpi=160)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ client_app = ClientApp()
 
 @client_app.train()
 def train(message: Message, context: Context) -> Message:
-    """Trains and scores the client of a node, whose number is its position in the cohort."""
+    """Trains and scores the client of a node. The node's number is the client's position in the cohort."""
     config, client = message.content["config"], int(context.node_config["partition-id"])
     peer = contestant(config["folder"], config["exact"])
     rounds = peer.workload.rounds
@@ -40,7 +40,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 @functools.cache
 def contestant(folder: str, exact: bool) -> peers.Lean:
-    """Returns the functions of a client, of which each actor has one core."""
+    """Returns the functions of a client, for an actor on one core."""
     torch.set_num_threads(1)
     workload = peers.read(Path(folder))
     return peers.Lean(peers.to_float64(workload) if exact else workload)

@@ -26,7 +26,6 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
 
-from benchmarks import machine
 from benchmarks.speed import contest, torch_nets
 from benchmarks.speed.flower_client import as_array, client_app, contestant
 
@@ -57,8 +56,8 @@ class Recorded(FedAvg):
 
 def simulate(
     folder: Path, threads: int, rounds: int, exact: bool = False, steps: int = 0
-) -> tuple[Recorded, dict]:
-    """Runs rounds from the initial model; returns the strategy and the global model, name -> array.
+) -> tuple[Recorded, ArrayRecord]:
+    """Runs rounds from the initial model; returns the strategy and the global model.
 
     Args:
         folder: with the workload.
@@ -77,12 +76,10 @@ def simulate(
         config = ConfigRecord({"folder": str(folder), "exact": exact, "steps": steps})
         result.append(strategy.start(grid, start, num_rounds=rounds, train_config=config))
 
-    resources = {
-        "client_resources": {"num_cpus": 1, "num_gpus": 0.0},
-        "init_args": {"num_cpus": threads},
-    }
+    of_client = {"num_cpus": 1, "num_gpus": 0.0}
+    resources = {"client_resources": of_client, "init_args": {"num_cpus": threads}}
     run_simulation(server_app, client_app, nodes, backend_config=resources)
-    return strategy, {name: array.numpy() for name, array in result[0].arrays.items()}
+    return strategy, result[0].arrays
 
 
 def check(folder: Path, threads: int) -> dict[str, np.ndarray]:
@@ -90,38 +87,28 @@ def check(folder: Path, threads: int) -> dict[str, np.ndarray]:
     settings = contestant(str(folder), False).workload.settings
     name, steps = settings["model"], settings["checked_steps"] or 0
     first, _ = simulate(folder, threads, 1, exact=True, steps=1)
-    clients = [
-        {n: torch.from_numpy(a.numpy()) for n, a in reply["arrays"].items()}
-        for reply in first.replies
-    ]
-    arrays = {
-        f"step/params/{n}": np.stack([torch_nets.from_torch(name, n, c[n]) for c in clients])
-        for n in clients[0]
-    }
+    clients = [_as_arrays(name, "step", reply["arrays"]) for reply in first.replies]
+    arrays = torch_nets.stacked(clients)
     for kind, exact in (("round", False), ("exact", True)):
         strategy, model = simulate(folder, threads, 1, exact, steps)
-        arrays |= {
-            f"{kind}/params/{n}": torch_nets.from_torch(name, n, torch.from_numpy(a))
-            for n, a in model.items()
-        }
+        arrays |= _as_arrays(name, kind, model)
         weights = np.array([reply["metrics"]["weight"] for reply in strategy.replies])
         arrays.setdefault("weights", weights / weights.sum())
     return arrays
 
 
+def _as_arrays(name: str, kind: str, model: ArrayRecord) -> dict[str, np.ndarray]:
+    """Returns Flower's arrays of a model as `torch_nets.as_arrays`."""
+    tensors = {n: torch.from_numpy(array.numpy()) for n, array in model.items()}
+    return torch_nets.as_arrays(name, kind, tensors)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Answers requests."""
-    parser = machine.parser(__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    args = parser.parse_args(argv)
+    args = contest.parser(__doc__).parse_args(argv)
     rounds = len(contestant(str(args.folder), False).workload.rounds)
-    about = {
-        "threads": args.threads,
-        "torch": torch.__version__,
-        "flwr": importlib.metadata.version("flwr"),
-    }
-    about["ray"] = importlib.metadata.version("ray")
+    versions = {name: importlib.metadata.version(name) for name in ("flwr", "ray")}
+    about = {"threads": args.threads, "torch": torch.__version__, **versions}
 
     def time_rounds() -> dict[str, float]:
         strategy, _ = simulate(args.folder, args.threads, rounds + 1)

@@ -3,10 +3,10 @@
     python -m benchmarks.speed.limits [--sections NAME ...] [--repeats 5] [--data-dir DIR] [--out FILE.json]
 
 help          seconds of a `--help` process
-start         seconds of a process of one round and its evaluation, whose programs are in the compilation cache
+start         seconds of a process that computes and evaluates one round, with its programs in the compilation cache
 sweep         seconds of the command of `SWEEP`, with its report; from an empty compilation cache and from a full one
-plan          seconds and memory that `--dry-run` predicts, divided by those of the run; each in its own process with an
-              empty cache
+plan          seconds and memory that `--dry-run` predicts, divided by what the run takes; each in its own process with
+              an empty cache
 
 Prints each section and writes it to FILE.json, where the other sections stay unchanged. `plan` and `start` use CIFAR-10
 from --data-dir, by default noise of its shape.

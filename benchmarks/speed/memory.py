@@ -7,7 +7,7 @@ cohort          a round of 10 or 100 clients on 32 x 32 images with FedVG's weig
 hypergradient   the hypergradient of the digits demonstration through k rounds, with and without rematerialisation: an
                 MLP of 55,210 parameters, 10 clients a round, 5 local epochs, FedVG's weights
 
-Compiles the programs without running them. Prints and writes the bytes of their temporaries by `memory_analysis()`;
+Compiles the programs without running them. Writes the bytes of their temporaries by `memory_analysis()`;
 data and state need memory in addition. Writes benchmarks/results/NAME_memory.json.
 """
 
@@ -55,10 +55,6 @@ def cohorts(model: str = "resnet18") -> dict[str, Any]:
         points.append(
             {"cohort": cohort, "client_chunk": client_chunk, "bytes": size, "model_bytes": of_model}
         )
-        print(
-            f"cohort {cohort}, client chunk {client_chunk}: {size / 2**20:.0f} MiB, {size / of_model:.1f} models",
-            flush=True,
-        )
     return {"model": model, "clients": CLIENTS, "points": points}
 
 
@@ -102,7 +98,6 @@ def hypergradients() -> dict[str, Any]:
             )
             size = compiled.memory_analysis().temp_size_in_bytes
             sizes.setdefault(name, {})[count] = size
-            print(f"{count} rounds, {name}: {size / 2**20:.1f} MiB", flush=True)
     return {"parameters": 55210, "cohort": 10, "most_steps": max_steps, "bytes": sizes}
 
 

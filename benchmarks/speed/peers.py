@@ -13,13 +13,13 @@ loader  a loop as in most frameworks: a Dataset, a DataLoader, torch.optim, a mo
 
 from __future__ import annotations
 
-import contextlib
 import copy
+import functools
 import itertools
 import json
+import statistics
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,29 +59,30 @@ def read(folder: Path) -> Workload:
     """Returns the workload in `folder`."""
     settings = json.loads((folder / "workload.json").read_text(encoding="utf-8"))
     with np.load(folder / "workload.npz") as file:
-        arrays = {name: file[name] for name in file.files}
-    x = torch.tensor(arrays["x"]).permute(0, 3, 1, 2).contiguous().float() / 255
+        arrays = dict(file)
 
     def tensors(kind: str) -> Tensors:
         model = contest.select_prefix(arrays, kind)
-        return {
-            name: torch_nets.to_torch(settings["model"], name, array)
-            for name, array in model.items()
-        }
+        return {n: torch_nets.to_torch(settings["model"], n, array) for n, array in model.items()}
 
     def batches(table: np.ndarray) -> list[Tensor]:
         return [torch.tensor(row[row >= 0]).long() for row in table if (row >= 0).any()]
 
     def clients(r: int) -> list[list[Tensor]]:
         starts, steps, rows = (arrays[f"r{r}/{name}"] for name in ("start", "num_steps", "rows"))
-        return [
-            batches(rows[begin : begin + count]) for begin, count in zip(starts, steps, strict=True)
-        ]
+        stops = zip(starts, starts + steps, strict=True)
+        return [batches(rows[start:stop]) for start, stop in stops]
 
-    rounds = [clients(r) for r in range(settings["rounds"])]
-    y = torch.tensor(arrays["y"]).long()
-    model, base = (tensors("init/params"), tensors("init/stats")), tensors("base/params")
-    return Workload(settings, x, y, *model, rounds, batches(arrays["scoring"]), base)
+    return Workload(
+        settings,
+        x=torch.tensor(arrays["x"]).permute(0, 3, 1, 2).contiguous().float() / 255,
+        y=torch.tensor(arrays["y"]).long(),
+        params=tensors("init/params"),
+        stats=tensors("init/stats"),
+        rounds=[clients(r) for r in range(settings["rounds"])],
+        scoring=batches(arrays["scoring"]),
+        base=tensors("base/params"),
+    )
 
 
 class Variant(NamedTuple):
@@ -121,39 +122,37 @@ class Lean:
         fastest variant with one process and the fastest with several are compared on a whole round.
         """
         seconds = {variant: self._seconds(variant, 1) for variant in self.variants(threads)}
-        close = [variant for variant in seconds if seconds[variant] < CLOSE * min(seconds.values())]
-        seconds |= {variant: self._seconds(variant, 3) for variant in close}
-        best = min(seconds, key=lambda variant: seconds[variant])
-        compiled, reason = best._replace(compiled=True), None
+        limit = CLOSE * min(seconds.values())
+        for variant in [variant for variant, value in seconds.items() if value < limit]:
+            seconds[variant] = self._seconds(variant, 3)
+        compiled, about = min(seconds, key=seconds.__getitem__)._replace(compiled=True), {}
         try:
             seconds[compiled] = self._seconds(compiled, 3)
         except Exception as error:
-            reason = str(error).splitlines()[0]
-        groups = ([v for v in seconds if (v.processes > 1) == several] for several in (False, True))
-        finalists = [min(group, key=lambda variant: seconds[variant]) for group in groups if group]
-        rounds = {variant: self._seconds_of_round(variant) for variant in finalists}
-        best = min(rounds, key=lambda variant: rounds[variant])
+            about["not compiled"] = str(error).splitlines()[0]
+        rounds = {}
+        for is_of_several in (False, True):
+            group = [variant for variant in seconds if (variant.processes > 1) == is_of_several]
+            if group:
+                fastest = min(group, key=seconds.__getitem__)
+                rounds[fastest] = self._seconds_of_round(fastest)
+        best = min(rounds, key=rounds.__getitem__)
         self.set_up(best)
-        measured = [
-            variant._asdict() | {"seconds": round(value, 4)} for variant, value in seconds.items()
-        ]
-        return best._asdict() | {"ways": measured} | ({"not compiled": reason} if reason else {})
+        measured = [v._asdict() | {"seconds": round(value, 4)} for v, value in seconds.items()]
+        return best._asdict() | {"ways": measured} | about
 
     def variants(self, threads: int) -> list[Variant]:
         """Returns the variants to compare; a network with fewer than two convolutions has one memory format."""
-        is_convolutional = (
-            sum(p.ndim == 4 for p in (self.workload.params | self.workload.base).values()) > 1
-        )
+        parameters = self.workload.params | self.workload.base
+        is_convolutional = sum(p.ndim == 4 for p in parameters.values()) > 1
         processes = {Variant(threads), Variant(1), Variant(1, processes=threads)}
         formats = (False, True) if is_convolutional else (False,)
         widths = WIDTHS if self.workload.settings["scored"] else (1,)
-        return [
-            variant._replace(channels_last=last, width=width)
-            for variant, last, width in itertools.product(sorted(processes), formats, widths)
-        ]
+        choices = itertools.product(sorted(processes), formats, widths)
+        return [v._replace(channels_last=last, width=width) for v, last, width in choices]
 
     def set_up(self, variant: Variant) -> None:
-        """Lays out the data for a variant, ends the processes of the last one, and starts those of this one."""
+        """Lays out the data for a variant, ends the last variant's processes, and starts this one's."""
         self.close()
         self.variant = variant
         torch.set_num_threads(variant.threads)
@@ -174,13 +173,11 @@ class Lean:
         """Returns the median seconds of a sample: the first minibatches of the largest clients and of D_val."""
         self.set_up(variant)
         count = max(self.variant.processes, self.variant.threads, 2)
-        clients = [
-            batches[:SAMPLED] for batches in sorted(self.workload.rounds[0], key=len)[-count:]
-        ]
+        largest = sorted(self.workload.rounds[0], key=len)[-count:]
+        clients = [batches[:SAMPLED] for batches in largest]
         start = (self.workload.params, self.workload.stats)
-        return machine.median_seconds(
-            lambda: self.cohort(clients, start, SAMPLED * max(WIDTHS)), repeats
-        )
+        sample = functools.partial(self.cohort, clients, start, SAMPLED * max(WIDTHS))
+        return machine.median_seconds(sample, repeats)
 
     def _seconds_of_round(self, variant: Variant) -> float:
         """Returns the seconds of the first round."""
@@ -253,12 +250,8 @@ class Lean:
         is_scored = self.workload.settings["scored"]
         scores = [self.score(params, max_batches) if is_scored else 1.0 for params, _ in models]
         clock.append(time.perf_counter())
-        return (
-            models,
-            scores,
-            dict(zip(("train", "score"), np.diff(clock).tolist(), strict=True)),
-            0.0,
-        )
+        seconds = dict(zip(("train", "score"), np.diff(clock).tolist(), strict=True))
+        return models, scores, seconds, 0.0
 
     def round(
         self, r: int, start: tuple[Tensors, Tensors]
@@ -291,11 +284,10 @@ def _group_minibatches(scoring: list[Tensor], width: int) -> list[list[Tensor]]:
     """Returns full minibatches in groups of `width`; remaining and smaller ones in groups of one."""
     size = max(map(len, scoring), default=0)
     full = [rows for rows in scoring if len(rows) == size]
+    smaller = [rows for rows in scoring if len(rows) != size]
     num_grouped = len(full) - len(full) % width
     groups = [full[i : i + width] for i in range(0, num_grouped, width)]
-    return groups + [
-        [rows] for rows in [*full[num_grouped:], *(rows for rows in scoring if len(rows) != size)]
-    ]
+    return groups + [[rows] for rows in (*full[num_grouped:], *smaller)]
 
 
 def _make_pass(workload: Workload, group: list[Tensor], variant: Variant) -> Pass:
@@ -344,14 +336,8 @@ class Loader(Lean):
         super().__init__(workload)
 
     def choose(self, threads):
-        seconds = {}
-        for variant in sorted({Variant(threads), Variant(1)}):
-            self.set_up(variant)
-            batches = max(self.workload.rounds[0], key=len)[:4]
-            seconds[variant] = machine.median_seconds(
-                lambda batches=batches: self.train(batches), 3
-            )
-        self.set_up(min(seconds, key=lambda variant: seconds[variant]))
+        variants = sorted({Variant(threads), Variant(1)})
+        self.set_up(min(variants, key=lambda variant: self._seconds(variant, 3)))
         return {"threads": self.variant.threads}
 
     def batches(self, rows: list[Tensor]):
@@ -415,39 +401,30 @@ def to_float64(workload: Workload) -> Workload:
 
 
 def check(peer: Lean) -> dict[str, np.ndarray]:
-    """Returns the arrays of `ours.Ours.check`, and those of the round in float64."""
-    name, params = peer.workload.settings["model"], peer.workload.params
+    """Returns the arrays of `ours.Ours.check`, and the round in float64."""
+    name = peer.workload.settings["model"]
     reference = type(peer)(to_float64(peer.workload))
     if peer.pixels is not None:
         reference.pixels = peer.pixels
     else:
         reference.set_up(peer.variant._replace(processes=1, compiled=False))
-    clients = [params for params, _ in reference.first_steps()]
-    arrays = {
-        f"step/params/{n}": np.stack([torch_nets.from_torch(name, n, c[n]) for c in clients])
-        for n in params
-    }
+    clients = reference.first_steps()
+    steps = [torch_nets.as_arrays(name, "step", params) for params, _ in clients]
+    arrays = torch_nets.stacked(steps)
     for kind, computed_by in (("round", peer), ("exact", reference)):
-        with checked_steps(computed_by):
-            start = (computed_by.workload.params, computed_by.workload.stats)
-            (model, _), weights, _ = computed_by.round(0, start)
-        arrays |= {
-            f"{kind}/params/{n}": torch_nets.from_torch(name, n, t) for n, t in model.items()
-        }
+        whole = computed_by.workload
+        computed_by.workload = first_steps_only(whole)
+        (model, _), weights, _ = computed_by.round(0, (whole.params, whole.stats))
+        computed_by.workload = whole
+        arrays |= torch_nets.as_arrays(name, kind, model)
         arrays.setdefault("weights", np.array(weights))
     return arrays
 
 
-@contextlib.contextmanager
-def checked_steps(peer: Lean) -> Iterator[None]:
-    """Limits the clients of a contestant's first round to the local steps that the case checks."""
-    whole = peer.workload
-    first = [batches[: whole.settings["checked_steps"]] for batches in whole.rounds[0]]
-    peer.workload = whole._replace(rounds=[first, *whole.rounds[1:]])
-    try:
-        yield
-    finally:
-        peer.workload = whole
+def first_steps_only(workload: Workload) -> Workload:
+    """Returns a workload with only the local steps of the first round that the case checks."""
+    steps = workload.settings["checked_steps"]
+    return workload._replace(rounds=[[batches[:steps] for batches in workload.rounds[0]]])
 
 
 def time_rounds(peer: Lean) -> dict[str, float]:
@@ -458,9 +435,9 @@ def time_rounds(peer: Lean) -> dict[str, float]:
         model, _, seconds = peer.round(r, model)
         phases.append(seconds)
     wall_seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-    count = len(phases)
-    means = {name: sum(phase[name] for phase in phases) / count for name in phases[0]}
-    return means | {"round": wall_seconds / count, "cpu": cpu_seconds / count + means["cpu"]}
+    means = {name: statistics.fmean(phase[name] for phase in phases) for name in phases[0]}
+    means["cpu"] += cpu_seconds / len(phases)
+    return means | {"round": wall_seconds / len(phases)}
 
 
 PEERS = {"lean": Lean, "loader": Loader}
@@ -468,10 +445,8 @@ PEERS = {"lean": Lean, "loader": Loader}
 
 def main(argv: list[str] | None = None) -> int:
     """Reads the workload, then answers requests."""
-    parser = machine.parser(__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
+    parser = contest.parser(__doc__)
     parser.add_argument("--peer", choices=PEERS, required=True)
-    parser.add_argument("--threads", type=int, required=True)
     args = parser.parse_args(argv)
     peer = PEERS[args.peer](read(args.folder))
     about = peer.choose(args.threads) | {"torch": torch.__version__}

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pfl
@@ -91,13 +90,10 @@ class Simulator:
             plan, backend, self.model, train, NNEvalHyperParams(local_batch_size=size)
         )
 
-    def global_model(self) -> dict[str, np.ndarray]:
-        """Returns the global model in our layout."""
-        model = self.workload.settings["model"]
-        tensors = zip(self.net.names, self.net.tensors, strict=True)
-        return {
-            f"params/{name}": torch_nets.from_torch(model, name, tensor) for name, tensor in tensors
-        }
+    def global_model(self, kind: str) -> dict[str, np.ndarray]:
+        """Returns a copy of the global model as `torch_nets.as_arrays`."""
+        tensors = {n: x.clone() for n, x in zip(self.net.names, self.net.tensors, strict=True)}
+        return torch_nets.as_arrays(self.workload.settings["model"], kind, tensors)
 
     def check(self) -> dict[str, np.ndarray]:
         """Returns the arrays of `peers.check`; single steps of the first users only.
@@ -107,21 +103,17 @@ class Simulator:
         exact, steps = Simulator(peers.to_float64(self.workload)), []
         for batches in self.workload.rounds[0][:CHECKED_USERS]:
             exact.run([batches[:1]])
-            steps.append({name: x.copy() for name, x in exact.global_model().items()})
-        count = len(self.workload.rounds[0])
-        arrays = {f"step/{name}": np.stack([s[name] for s in steps]) for name in steps[0]}
+            steps.append(exact.global_model("step"))
+        count, arrays = len(self.workload.rounds[0]), torch_nets.stacked(steps)
         for kind, simulator in (("round", self), ("exact", exact)):
             simulator.run(self.workload.rounds[0])
-            arrays |= {f"{kind}/{name}": x.copy() for name, x in simulator.global_model().items()}
+            arrays |= simulator.global_model(kind)
         return arrays | {"weights": np.full(count, 1 / count, np.float32)}
 
 
 def main(argv: list[str] | None = None) -> int:
     """Reads the workload, then answers requests."""
-    parser = machine.parser(__doc__)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--threads", type=int, required=True)
-    args = parser.parse_args(argv)
+    args = contest.parser(__doc__).parse_args(argv)
     torch.set_num_threads(args.threads)
     simulator = Simulator(peers.read(args.folder))
     users = simulator.workload.rounds[0]

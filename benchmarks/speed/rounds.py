@@ -18,13 +18,12 @@ import argparse
 import contextlib
 import json
 import math
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -37,15 +36,8 @@ PEERS = ("lean", "loader", "pfl", "flower")
 """The contestants besides "ours"."""
 
 
-class Engine(NamedTuple):
-    """A simulator of others."""
-
-    package: str
-    cases: Collection[str]
-    """that it is compared on"""
-
-
-ENGINES = {"pfl": Engine("pfl", ("pfl_cnn",)), "flower": Engine("flwr", ("mlp64", "pfl_cnn"))}
+ENGINES = {"pfl": ("pfl_cnn",), "flower": ("mlp64", "pfl_cnn")}
+"""Simulator of others -> the cases that it is compared on."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -65,18 +57,18 @@ def main(argv: list[str] | None = None) -> int:
             continue
         print(f"{name}: {cases.CASES[name].description}", flush=True)
         load_before = machine.other_load()
-        case = measure(name, args)
-        results["cases"][name] = case | {
+        case = measure(name, args) | {
             "others_before": load_before,
             "others_after": machine.other_load(),
             "command": results["machine"]["command"],
         }
+        results["cases"][name] = case
         print(format_case(case), flush=True)
         machine.finish(args.out, results)
-    return (
-        0
-        if all(all_agree(case) for name, case in results["cases"].items() if name in args.cases)
-        else 1
+    return int(
+        not all(
+            all_agree(results["cases"][name]) for name in args.cases if name in results["cases"]
+        )
     )
 
 
@@ -140,10 +132,11 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         times: dict[str, list[dict]] = {peer: [] for peer in running}
         for contestant in running.values():
             contestant.request("time")  # warm-up
-        for turn in range(args.repeats):
-            order = list(running) if turn % 2 == 0 else list(running)[::-1]
+        order = list(running)
+        for _ in range(args.repeats):
             for peer in order:
                 times[peer].append(running[peer].request("time"))
+            order.reverse()
         about = {peer: contestant.about for peer, contestant in running.items()}
     return summarise(name, workload, about, times, agreement, skipped)
 
@@ -190,69 +183,34 @@ def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.E
     Returns:
         contestant -> its running process; contestant -> why it does not run.
     """
-    environment = {"OMP_NUM_THREADS": str(args.threads), "MKL_NUM_THREADS": str(args.threads)}
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.speed.ours",
-        "--folder",
-        str(folder),
-        "--case",
-        name,
-    ]
-    for option in ("rounds", "data_dir"):
-        if (value := getattr(args, option)) is not None:
-            command += [f"--{option.replace('_', '-')}", str(value)]
-    jax_environment = environment | {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": str(args.threads),
-    }
-    running = {
-        "ours": contest.Contestant(command, jax_environment, folder / "ours.log", args.threads)
-    }
+    threads = str(args.threads)
+    environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    of_jax = environment | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": threads}
+    ours = [sys.executable, "-m", "benchmarks.speed.ours", "--folder", str(folder), "--case", name]
+    if args.rounds:
+        ours += ["--rounds", str(args.rounds)]
+    if args.data_dir:
+        ours += ["--data-dir", str(args.data_dir)]
+    running = {"ours": contest.Contestant(ours, of_jax, folder / "ours.log", args.threads)}
     stack.callback(running["ours"].close)
     skipped = {}
+    pythons = {"pfl": args.pfl_python, "flower": args.flower_python}
     for peer in args.peers:
-        python = {"pfl": args.pfl_python, "flower": args.flower_python}.get(peer, args.torch_python)
-        if reason := unavailable_reason(peer, name, python):
-            skipped[peer] = reason
+        if name not in ENGINES.get(peer, [name]):
+            skipped[peer] = f"it is compared on {' and '.join(ENGINES[peer])} only"
             continue
-        module = (
-            [f"benchmarks.speed.{peer}_peer"]
-            if peer in ENGINES
-            else ["benchmarks.speed.peers", "--peer", peer]
-        )
-        command = [
-            str(python),
-            "-m",
-            *module,
-            "--folder",
-            str(folder),
-            "--threads",
-            str(args.threads),
-        ]
+        module = [f"benchmarks.speed.{peer}_peer"]
+        if peer not in ENGINES:
+            module = ["benchmarks.speed.peers", "--peer", peer]
+        python = str(pythons.get(peer, args.torch_python))
+        command = [python, "-m", *module, "--folder", str(folder), "--threads", threads]
+        log = folder / f"{peer}.log"
         try:
-            running[peer] = contest.Contestant(
-                command, environment, folder / f"{peer}.log", args.threads
-            )
+            running[peer] = contest.Contestant(command, environment, log, args.threads)
             stack.callback(running[peer].close)
         except RuntimeError as error:
             skipped[peer] = str(error)
     return running, skipped
-
-
-def unavailable_reason(peer: str, case: str, python: Path) -> str | None:
-    """Returns why a contestant cannot run a case; None if it can."""
-    engine = ENGINES.get(peer)
-    if engine and case not in engine.cases:
-        return f"it is compared on {' and '.join(engine.cases)} only"
-    for package in ("torch", engine.package) if engine else ("torch",):
-        code = (
-            f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
-        )
-        if subprocess.run([python, "-c", code], check=False).returncode:
-            return f"{package} is not installed for {python.name}"
-    return None
 
 
 def summarise(
@@ -264,20 +222,19 @@ def summarise(
     skipped,
 ) -> dict[str, Any]:
     """Returns the results of a case: medians with range, throughput and ratios to ours."""
-    medians = {peer: {part: machine.spread([t[part] for t in ts if part in t]) for part in PARTS if part in ts[0]}
-               for peer, ts in times.items()}  # fmt: skip
+    medians = {}
+    for peer, timings in times.items():
+        parts = [part for part in PARTS if part in timings[0]]
+        medians[peer] = {part: machine.spread([t[part] for t in timings]) for part in parts}
     gradients = sum(workload["work"].values()) / workload["rounds"]
-    ours = medians["ours"]["round"]["median"]
+    rounds = {peer: parts["round"]["median"] for peer, parts in medians.items()}
+    ours = rounds.pop("ours")
     return {
         "world": workload,
         "about": about,
         "seconds": medians,
         "image_gradients_per_second": round(gradients / ours, 1),
-        "ratio": {
-            peer: round(m["round"]["median"] / ours, 3)
-            for peer, m in medians.items()
-            if peer != "ours"
-        },
+        "ratio": {peer: round(seconds / ours, 3) for peer, seconds in rounds.items()},
         "alpha": cases.CASES[name].settings.get("alpha"),
         "agreement": agreement,
         "skipped": skipped,
@@ -297,21 +254,10 @@ def format_case(case: Mapping[str, Any]) -> str:
     """Returns the results of a case as text, one line per contestant."""
     lines = []
     for peer, parts in case["seconds"].items():
-        spread = parts["round"]
-        detail = ", ".join(
-            f"{part} {parts[part]['median']:.3g}" for part in PARTS[1:] if part in parts
-        )
-        ratio = f" {case['ratio'][peer]:.2f} x ours" if peer in case["ratio"] else ""
-        lines.append(
-            f"  {peer:7}{spread['median']:9.4g} s a round ({spread['min']:.4g} to {spread['max']:.4g}){ratio}; {detail}"
-        )
-    lines += [f"  {peer:7}{reason}" for peer, reason in case["skipped"].items()]
-    lines += [
-        f"  {peer:7}differs from ours by {gaps['exact']:.1e} of a round's update in float64;"
-        f" float32 rounding: {gaps['their rounding']:.1e}, ours {gaps['our rounding']:.1e}"
-        for peer, gaps in case["agreement"].items()
-    ]
-    return "\n".join(lines)
+        shown = ", ".join(f"{part} {spread['median']:.3g} s" for part, spread in parts.items())
+        ratio = f"; {case['ratio'][peer]:.2f} x ours" if peer in case["ratio"] else ""
+        lines.append(f"  {peer:7}{shown}{ratio}")
+    return "\n".join(lines + [f"  {peer:7}{why}" for peer, why in case["skipped"].items()])
 
 
 if __name__ == "__main__":

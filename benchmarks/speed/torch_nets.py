@@ -5,7 +5,7 @@ Names are our paths, e.g. "conv1/kernel"; convolution kernels are OIHW and dense
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -54,6 +54,16 @@ def from_torch(model: str, name: str, tensor: Tensor) -> np.ndarray:
     return x.reshape(-1, x.shape[-1]) if name == "patch_embed/kernel" else x
 
 
+def as_arrays(model: str, kind: str, params: Tensors) -> dict[str, np.ndarray]:
+    """Returns a model's parameters in our layout, as "kind/params/NAME"."""
+    return {f"{kind}/params/{name}": from_torch(model, name, p) for name, p in params.items()}
+
+
+def stacked(models: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Returns arrays of several clients' models by name, with an axis for the clients in front."""
+    return {name: np.stack([arrays[name] for arrays in models]) for name in models[0]}
+
+
 def _channels(model: str, name: str) -> int | None:
     return FLATTENED.get(model) if name == "fc1/kernel" else None
 
@@ -62,27 +72,27 @@ def lenet5(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -
     """5x5 convolutions with BatchNorm, ReLU and max-pool; dense 120, 84."""
     for i in (1, 2):
         x = F.relu(F.max_pool2d(norm(t, stats, f"bn{i}", conv(t, f"conv{i}", x), groups), 2))
-    return dense(t, "classifier", F.relu(dense(t, "fc2", F.relu(dense(t, "fc1", x.flatten(1))))))
+    return mlp(t, stats, x)
 
 
 def cnn(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
     """Two 5x5 convolutions with ReLU and max-pool; dense 512."""
     for i in (1, 2):
         x = F.relu(F.max_pool2d(conv(t, f"conv{i}", x), 2))
-    return dense(t, "classifier", F.relu(dense(t, "fc1", x.flatten(1))))
+    return mlp(t, stats, x)
 
 
 def pfl_cnn(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
     """Two 3x3 convolutions with ReLU, max-pool; dense 128."""
-    x = F.relu(F.max_pool2d(conv(t, "conv2", F.relu(conv(t, "conv1", x))), 2))
-    return dense(t, "classifier", F.relu(dense(t, "fc1", x.flatten(1))))
+    x = conv(t, "conv2", F.relu(conv(t, "conv1", x)))
+    return mlp(t, stats, F.relu(F.max_pool2d(x, 2)))
 
 
 def mlp(t: Tensors, stats: Tensors | None, x: Tensor, groups: Groups = ONE) -> Tensor:
-    """Dense layers with ReLU between."""
-    x = x.flatten(1)
-    for i in range(1, len(t) // 2):
-        x = F.relu(dense(t, f"fc{i}", x))
+    """Dense layers fc1, fc2, ... with ReLU between, on the flattened input."""
+    x, i = x.flatten(1), 1
+    while f"fc{i}/kernel" in t:
+        x, i = F.relu(dense(t, f"fc{i}", x)), i + 1
     return dense(t, "classifier", x)
 
 

@@ -10,15 +10,17 @@ commit, the machine and the date.
 
 from __future__ import annotations
 
-import csv
-import functools
-import operator
+import io
+import itertools
+import re
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from benchmarks import machine
 from fedvg_jax.study import statistics, tables
@@ -27,81 +29,19 @@ from fedvg_jax.study.markup import comma_separated
 
 ROOT, RESULTS = machine.ROOT, machine.RESULTS
 
-SETS = {
-    "features_cifar10": "CIFAR-10",
-    "features_dermamnist": "DermaMNIST, rebuilt",
-    "features_covid": "chest X-rays",
-    "features_tinyimagenet": "Tiny ImageNet, ten classes",
-}
-"""Folder of results -> data set."""
+LISTED = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+"""Folders of results, methods and contrasts, explained in the file."""
 
-WHOLE = {"whole_network": "CIFAR-10, 12,000 images"}
-"""Folder of results of clients that train all layers -> data set."""
-
-ADAPTERS = {
-    "adapters_study": "CIFAR-10, 4,000 images",
-    "adapters_study_dermamnist": "DermaMNIST, rebuilt, 4,000 images",
-}
-"""Folder of results of clients that train adapters and a head -> data set."""
-
-HIDDEN = {
-    "hidden_cifar10": "CIFAR-10",
-    "hidden_dermamnist": "DermaMNIST, rebuilt",
-    "hidden_covid": "chest X-rays",
-    "hidden_tinyimagenet": "Tiny ImageNet, ten classes",
-}
-"""Folder of results of heads with two hidden layers -> data set."""
-
-RANDOM = {
-    "random_covid": "chest X-rays",
-    "random_dermamnist": "DermaMNIST, rebuilt",
-    "random_tinyimagenet": "Tiny ImageNet, ten classes",
-    "random_whole_network": "all layers, CIFAR-10, 12,000 images",
-}
-"""Folder of results of the same network with random weights, its features or all its layers -> data set."""
-
-PRETRAINED = {folder: folder.replace("random", "features") for folder in RANDOM} | {
-    "random_whole_network": "whole_network"
-}
-"""Folder of results with random weights -> that of the same runs with pretrained ones."""
-
-METHODS = (
-    "methods_cifar10",
-    "methods_cifar10_mild",
-    "methods_dermamnist",
-    "methods_covid",
-    "methods_tinyimagenet",
-)
-"""Folders of results with the paper's 13 methods."""
+SETS, WHOLE, ADAPTERS = LISTED["sets"], LISTED["whole"], LISTED["adapters"]
+HIDDEN, RANDOM, PRETRAINED = LISTED["hidden"], LISTED["random"], LISTED["pretrained"]
+METHODS, USES, CONTROLS = LISTED["methods"], LISTED["uses"], LISTED["controls"]
 
 ALPHAS = ("0.05", "0.1", "0.5")
 
 FEDVG = "fedvg"
-STEPS = "fedavg, tuning.steps 10"
 CHOSEN = "fedavg, round best on D_val"
-EXTRA = "fedavg, D_val as one more client"
 DEFAULTS = (", norm l1", ", granularity modelwise")
 """Settings of FedVG that a method's name has only where they vary."""
-
-USES = {
-    FEDVG: "FedVG",
-    "fedvg, norm l2": "FedVG, L2 norm",
-    "fedvg, granularity layerwise": "FedVG, layerwise",
-    "permuted(fedvg)": "placebo of FedVG",
-    "val_loss": "inverse validation loss",
-    "val_accuracy": "validation accuracy",
-    "fltrust": "FLTrust",
-    "fitted": "weights fitted on D_val",
-    "uniform": "uniform weights (no use)",
-    CHOSEN: "FedAvg in the round best on D_val",
-    STEPS: "FedAvg, server steps on D_val",
-    "uniform, tuning.steps 10": "uniform weights, server steps on D_val",
-    EXTRA: "FedAvg, D_val as one more client",
-}
-"""Method -> what it does with D_val, in the order of the picture."""
-
-CONTROLS = {"H1": "fedavg", "H2": "uniform", "H3": "permuted(fedvg)", "H4": STEPS}
-"""Hypothesis -> method that FedVG is compared with."""
 
 SMALLEST = 0.5
 """Points: the smallest difference worth naming."""
@@ -147,19 +87,14 @@ def read(folder: str, choice: str = "final") -> dict[tuple[str, str], Values]:
     """
     values: dict[tuple[str, str], Values] = {}
     for path in sorted((RESULTS / folder).glob("*.csv")):
-        with path.open(encoding="utf-8", newline="") as file:
-            for run in filter(
-                operator.itemgetter(choice), csv.DictReader(file)
-            ):  # without those that diverged
-                replicate = int(run["seed"]), int(run["partition_seed"])
-                method = functools.reduce(
-                    lambda name, default: name.replace(default, ""), DEFAULTS, run["method"]
-                )
-                values.setdefault((run["alpha"], method), {})[replicate] = float(run[choice])
-                if method == "fedavg" and choice == "final":
-                    values.setdefault((run["alpha"], CHOSEN), {})[replicate] = float(
-                        run["at_best_val"]
-                    )
+        runs = pd.read_csv(path, dtype={"alpha": str})
+        runs = runs[runs[choice].notna()]  # without those that diverged
+        for run in runs.to_dict("records"):
+            seeds = run["seed"], run["partition_seed"]
+            method = re.sub("|".join(DEFAULTS), "", run["method"])
+            values.setdefault((run["alpha"], method), {})[seeds] = run[choice]
+            if method == "fedavg" and choice == "final":
+                values.setdefault((run["alpha"], CHOSEN), {})[seeds] = run["at_best_val"]
     return values
 
 
@@ -186,19 +121,19 @@ def effects_of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
     Args:
         folder: one of `RANDOM`; the pretrained runs have the same seeds, partitions and cohorts.
     """
-    pretrained, random = (
-        {
-            key: {
-                seeds: value - control[seeds] for seeds, value in ours.items() if seeds in control
-            }
-            for key, (ours, control) in pairs(read(name)).items()
-        }
-        for name in (PRETRAINED[folder], folder)
-    )
+    pretrained, random = (_differences(name) for name in (PRETRAINED[folder], folder))
     compared = {
         key: statistics.compare(pretrained[key], random[key]) for key in random if key in pretrained
     }
     return {key: contrast_of(c, c.t_p) for key, c in compared.items()}
+
+
+def _differences(folder: str) -> dict[tuple[str, str], Values]:
+    """Returns (hypothesis, alpha) -> FedVG minus its control by seeds."""
+    return {
+        key: {seeds: ours[seeds] - control[seeds] for seeds in ours if seeds in control}
+        for key, (ours, control) in pairs(read(folder)).items()
+    }
 
 
 def verdict(contrasts: Sequence[Contrast]) -> str:
@@ -230,41 +165,37 @@ def against(
 def collect(source: Path, folder: Path, command: str, commit: str) -> None:
     """Writes runs.csv and run.json of the finished runs in a sweep's folder."""
     study = study_of([source], partial=True)
-    rows = list(csv.reader(comma_separated(tables.runs(study)).splitlines()))
-    cells = [
-        study.cell(method, scenario) for scenario in study.scenarios for method in study.methods
-    ]
-    runs = [
-        run for cell in cells for _, run in sorted(cell.runs.items())
-    ]  # in the order of the table
-    if "alpha" not in rows[0]:  # the runs have one
-        rows = [["alpha", *rows[0]], *([f"{runs[0].config.alpha:g}", *row] for row in rows[1:])]
+    table = pd.read_csv(io.StringIO(comma_separated(tables.runs(study))), dtype=str)
+    runs = []  # in the order of the table
+    for scenario, method in itertools.product(study.scenarios, study.methods):
+        runs += [run for _, run in sorted(study.cell(method, scenario).runs.items())]
+    if "alpha" not in table:
+        table.insert(0, "alpha", f"{runs[0].config.alpha:g}")
+    table[[*MORE]] = [more(run.records, run.config.lr) for run in runs]
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "runs.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow([*rows[0], *MORE])
-        pairs = zip(rows[1:], runs, strict=True)
-        writer.writerows([*row, *more(run.records, run.config.lr)] for row, run in pairs)
+    table.to_csv(folder / "runs.csv", index=False, lineterminator="\n")
     about = machine.describe([])
     written = {
         "command": command,
         "commit": commit,
         "machine": f"{about['processor']}, {about['cores']} cores",
+        "date": about["date"][:10],
+        "runs": len(table),
     }
-    machine.write(
-        folder / "run.json", written | {"date": about["date"][:10], "runs": len(rows) - 1}
-    )
+    machine.write(folder / "run.json", written)
 
 
 def more(records: Sequence[Mapping[str, Any]], lr: float) -> list[str]:
     """Returns the values of `MORE`: learning rate, balanced accuracy in percent, and the weights' inequality."""
-    final = next(r for r in reversed(records) if r.get("test_balanced_accuracy") is not None)
+    evaluated = [r for r in records if r.get("test_balanced_accuracy") is not None]
     ratios = []
     for record in records:
         weights = np.array(record["weights"], float).reshape(len(record["clients"]), -1).mean(1)
         positive = weights[weights > 0]
-        ratios += [positive.max() / positive.min()] if positive.size else []
-    return [f"{lr:g}", f"{100 * final['test_balanced_accuracy']:.7f}", f"{np.median(ratios):.4g}"]
+        if positive.size:
+            ratios.append(positive.max() / positive.min())
+    balanced = 100 * evaluated[-1]["test_balanced_accuracy"]
+    return [f"{lr:g}", f"{balanced:.7f}", f"{np.median(ratios):.4g}"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

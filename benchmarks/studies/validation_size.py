@@ -2,9 +2,9 @@
 
     python -m benchmarks.studies.validation_size DIR FEATURES.npz size reliability
 
-DIR/all is the sweep of configs/sweeps/validation_size.toml, whose tuned rates all parts take. Runs the parts that the
-command names in DIR, where they continue, and writes runs.csv, reliability.csv and contrasts.csv of all finished runs
-to the folder of benchmarks/results that has DIR's name. More parts are `placebo`, `chosen`, `fitted`, `labels`,
+DIR/all is the sweep of configs/sweeps/validation_size.toml. All parts take the rates that it tuned. Runs the named
+parts in DIR, where they continue, and writes runs.csv, reliability.csv and contrasts.csv of all finished runs to the
+folder of benchmarks/results that has DIR's name. More parts are `placebo`, `chosen`, `fitted`, `labels`,
 `origin`, `classes` and `external`.
 """
 
@@ -58,7 +58,7 @@ SETTINGS = ("alpha", "weighting", "seed", "partition_seed", "lr")
 
 
 def paired(task: fv.Task, sizes: Sequence[int] = PAIR) -> fv.Weighting:
-    """Returns FedVG, whose history also has every client's score by two disjoint random sets of every size, [K, 2]."""
+    """Returns FedVG. Its history also has every client's score by two disjoint random sets of every size, [K, 2]."""
     base = fv.weightings.fedvg(task)
 
     def signal(hyper, client, data):
@@ -115,34 +115,18 @@ def runs(folder: Path) -> pd.DataFrame:
     lines = []
     for part, run in finished(folder, "all", *(part for part in PARTS if part != "reliability")):
         settings, of_set = effective(run.config), run.partition["validation"]
-        varied = (
-            [str(settings[name]) for name in np.atleast_1d(PARTS[part][1])]
-            if part in PARTS
-            else ["all"]
-        )
-        which = " ".join(value.rpartition("/")[2].removesuffix(".npz") for value in varied)
-        clients, weights = (
-            np.array([record[name] for record in run.records]) for name in ("clients", "weights")
-        )
+        names = np.atleast_1d(PARTS[part][1]) if part in PARTS else []
+        varied = [Path(str(settings[name])).name.removesuffix(".npz") for name in names]
+        clients = np.array([record["clients"] for record in run.records])
+        weights = np.array([record["weights"] for record in run.records])
         is_own = np.isin(clients, of_set.get("clients", []))
         own = round(weights[is_own].mean() / weights[~is_own].mean(), 4) if is_own.any() else None
-        accuracies = (
-            round(100 * run.history.summary[f"test_accuracy_{of}"], 7)
-            for of in ("final", "at_best_val")
-        )
-        lines.append(
-            (
-                part,
-                which,
-                of_set["samples"],
-                *(settings[name] for name in SETTINGS),
-                *accuracies,
-                own,
-            )
-        )
-    return pd.DataFrame(
-        lines, columns=["part", "set", "rows", *SETTINGS, "final", "at_best_val", "own_weight"]
-    )
+        line = {"part": part, "set": " ".join(varied) or "all", "rows": of_set["samples"]}
+        line |= {name: settings[name] for name in SETTINGS}
+        for choice in ("final", "at_best_val"):
+            line[choice] = round(100 * run.history.summary[f"test_accuracy_{choice}"], 7)
+        lines.append(line | {"own_weight": own})
+    return pd.DataFrame(lines)
 
 
 def reliability(folder: Path) -> pd.DataFrame:
@@ -152,10 +136,9 @@ def reliability(folder: Path) -> pd.DataFrame:
         inverse = 1 / np.array([record[f"pair_{n}"] for record in run.records])
         first, second = np.moveaxis(inverse / inverse.sum(1, keepdims=True), 2, 0)
         values = (round(value, 6) for value in agreement(first, second))
-        lines.append((run.config.alpha, run.config.seed, n, *values))
-    return pd.DataFrame(
-        lines, columns=["alpha", "seed", "rows", "rank_correlation", "total_variation", "signal"]
-    )
+        names = zip(("rank_correlation", "total_variation", "signal"), values, strict=True)
+        lines.append({"alpha": run.config.alpha, "seed": run.config.seed, "rows": n, **dict(names)})
+    return pd.DataFrame(lines)
 
 
 def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
@@ -165,28 +148,22 @@ def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
         "accuracy", ["seed", "partition_seed"], ["weighting", "set", "alpha"]
     )
     lines = []
-    for part, which, alpha in (
-        runs[runs.weighting == "fedvg"][["part", "set", "alpha"]].drop_duplicates().values
-    ):
+    settings = runs[runs.weighting == "fedvg"][["part", "set", "alpha"]].drop_duplicates()
+    for part, which, alpha in settings.values:
         ours, full = ("fedvg", which, alpha), ("fedvg", "all", alpha)
-        pairs = {"V1" if part == "size" else part: (full, ours)} if part != "all" else {}
-        controls = {
-            "V2": ("permuted(fedvg)", which),
-            "V3": ("uniform", "all"),
-            "V4": ("samples", which),
-        }
-        pairs |= {
-            name: (ours, (*control, alpha))
-            for name, control in controls.items()
-            if part in ("all", "size")
-        }
+        pairs = {}
+        if part != "all":
+            pairs["V1" if part == "size" else part] = full, ours
+        if part in ("all", "size"):
+            pairs["V2"] = ours, ("permuted(fedvg)", which, alpha)
+            pairs["V3"] = ours, ("uniform", "all", alpha)
+            pairs["V4"] = ours, ("samples", which, alpha)
         for name, pair in pairs.items():
             if {*pair} <= {*cells}:
                 compared = statistics.compare(*(cells[key].dropna().to_dict() for key in pair))
                 lines.append((name, which, alpha, *uses.contrast_of(compared, compared.t_p)))
-    table = pd.DataFrame(
-        lines, columns=["contrast", "set", "alpha", *uses.Contrast._fields]
-    ).sort_values("contrast", kind="stable")
+    columns = ["contrast", "set", "alpha", *uses.Contrast._fields]
+    table = pd.DataFrame(lines, columns=columns).sort_values("contrast", kind="stable")
     family = table.contrast.map(FAMILIES)
     table["p"] = table.groupby(family).p.transform(lambda p: statistics.holm([*p])).fillna(table.p)
     outcomes = [uses.Contrast(*line[3:]).outcome for line in table.itertuples(index=False)]
@@ -194,7 +171,7 @@ def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def origins(num_clients: int, num_rows: int) -> list[tuple[str, str, float]]:
-    """Returns holdout, source and share of validation rows: those of 1, 5 and 20 clients, and some held out before."""
+    """Returns holdout, source and share of validation rows: of 1, 5 and 20 clients, or held out first."""
     of_clients = [("client", f"clients:{number / num_clients}", 0.1) for number in (1, 5, 20)]
     held_out = [
         (kind, "clients", rows / num_rows)

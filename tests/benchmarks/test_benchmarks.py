@@ -3,16 +3,20 @@
 import importlib
 import importlib.util
 import json
-import tarfile
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
+pytest.importorskip("scipy", reason="pictures need the report extra")
+
+import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
 from benchmarks import machine, parity
-from benchmarks.gpu import process, session, study
-from benchmarks.pages import cpu
+from benchmarks.gpu import process, session
+from benchmarks.pages import cpu, pictures
 from benchmarks.speed import cases, contest, ours, rounds
 
 
@@ -134,29 +138,6 @@ def test_pytorch_s_round_on_a_gpu_is_ours():
             )
 
 
-def test_a_study_joins_its_data_and_packs_finished_runs_without_models(tmp_path):
-    for name, content in (("part-ab", b"cd"), ("part-aa", b"ab")):
-        (tmp_path / name).write_bytes(content)
-    assert study.assemble(tmp_path).read_bytes() == b"abcd"
-    for file in (
-        "done/summary.json",
-        "done/history.jsonl",
-        "done/checkpoints/1/x",
-        "begun/history.jsonl",
-    ):
-        path = tmp_path / "study" / "cell" / "points" / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch()
-    study.pack(tmp_path / "study", tmp_path / "study.tar.xz")
-    with tarfile.open(tmp_path / "study.tar.xz") as packed:
-        files = {
-            Path(info.name).relative_to("study/cell/points").as_posix()
-            for info in packed
-            if info.isfile()
-        }
-    assert files == {"done/summary.json", "done/history.jsonl"}
-
-
 @pytest.mark.slow
 def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
     out, smoke = (
@@ -168,7 +149,22 @@ def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
     failed = [name for name, s in measured["sections"].items() if "failed" in s or "error" in s]
     assert failed == ([] if importlib.util.find_spec("torch") else ["torch"])
     assert session.main(["study", *smoke, "--out", str(tmp_path / "study")]) == 0
-    assert (tmp_path / "study.tar.xz").stat().st_size > 0
+    assert list((tmp_path / "study").glob("*/points/*/summary.json"))
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_no_text_of_a_picture_is_under_nine_pixels_on_a_page(monkeypatch, name):
+    """The site shows pictures 640 pixels wide, in a window of 1,280."""
+    figures = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    pictures.main([name])
+    for figure in figures:
+        figure.draw_without_rendering()
+        scale = 640 / (72 * figure.get_figwidth())
+        texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text()]
+        assert texts and min(text.get_fontsize() for text in texts) * scale >= 9
+        assert not any("^{" in text.get_text() for text in texts), "exponents are smaller"
+    plt.close("all")
 
 
 # --- recorded rounds

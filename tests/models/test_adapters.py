@@ -96,20 +96,6 @@ def test_a_layer_of_a_user_has_its_adapter_beside_its_kernel():
     worlds.assert_close(actual, expected, 1e-6)
 
 
-def test_a_rank_of_the_full_width_reaches_every_kernel(x64):
-    """With A invertible, B = A^-1 (W' - W) r / s gives W'."""
-    _, _, start, _ = make(rank=2, include="pointwise")
-    layer = dict(start.params["pointwise"])
-    a = np.random.default_rng(1).normal(size=(3, 3))
-    change = np.random.default_rng(2).normal(size=(1, 1, 3, 6))
-    layer |= {
-        "lora_a": jnp.asarray(a),
-        "lora_b": jnp.linalg.solve(a, change[0, 0]) * 3 / adapters.SCALE,
-    }
-    merged = adapters.merged(fv.Variables({"pointwise": layer}, {})).params["pointwise"]["kernel"]
-    worlds.assert_close(merged, layer["kernel"] + change, 1e-12)
-
-
 def test_a_merged_kernel_of_half_precision_is_rounded_once():
     rng = np.random.default_rng(0)
     kernel, a, b = (

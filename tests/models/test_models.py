@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,14 +104,14 @@ def test_dense_and_convolution_have_torch_s_initialisation():
 def test_padded_rows_change_neither_loss_nor_gradients(trained):
     batch, mask, run, _ = trained
     other = fv.Batch(batch.x.at[4:].set(255), batch.y.at[4:].set(2))
-    jax.tree.map(np.testing.assert_array_equal, run(other, mask), run(batch, mask))
+    chex.assert_trees_all_equal(run(other, mask), run(batch, mask))
 
 
 def test_batch_without_real_rows_has_loss_zero_and_gradient_zero(trained):
     batch, mask, run, stats = trained
     (loss, new), grads = run(batch, np.zeros_like(mask))
     assert loss == 0 and not any(leaf.any() for leaf in jax.tree.leaves(grads))
-    jax.tree.map(np.testing.assert_array_equal, new, stats)
+    chex.assert_trees_all_equal(new, stats)
 
 
 def test_every_tensor_has_a_gradient(trained):
@@ -246,8 +247,6 @@ def test_run_starts_from_pretrained_weights_with_a_new_head(tmp_path):
     params, stats = run.state.variables
     head = jax.jit(lambda key: run.task.init(key).params["classifier"])(jax.random.key(3))
     worlds.assert_close(params["classifier"], head, 1e-6)
-    jax.tree.map(
-        np.testing.assert_array_equal, params, {**saved.params, "classifier": params["classifier"]}
-    )
-    jax.tree.map(np.testing.assert_array_equal, stats, saved.stats)
+    chex.assert_trees_all_equal(params, {**saved.params, "classifier": params["classifier"]})
+    chex.assert_trees_all_equal(stats, saved.stats)
     assert np.abs(head["kernel"] - saved.params["classifier"]["kernel"]).max() > 0

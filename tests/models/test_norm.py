@@ -1,6 +1,6 @@
 """BatchNorm: torch's update rule, and statistics without padded rows; `test_models.py` has its gradients."""
 
-import jax
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -44,7 +44,7 @@ def test_running_statistics_normalise_in_evaluation_and_always_in_a_frozen_layer
     arrays = {"params": {"scale": scale, "bias": bias}, "batch_stats": {"mean": mean, "var": var}}
     y, new = layer.apply(arrays, jnp.asarray(x), jnp.ones(5, bool), train, mutable=["batch_stats"])
     np.testing.assert_allclose(y, (x - mean) / np.sqrt(var + 1e-5) * scale + bias, rtol=1e-12)
-    jax.tree.map(np.testing.assert_array_equal, new["batch_stats"], arrays["batch_stats"])
+    chex.assert_trees_all_equal(new["batch_stats"], arrays["batch_stats"])
 
 
 @pytest.mark.parametrize(("layer", "expected"), [(NORM, True), (FROZEN, False)])

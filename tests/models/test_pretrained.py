@@ -1,8 +1,11 @@
 """Weights from a file: the logits recorded from torch, and an error of one line for every other file."""
 
 import functools
+import json
 import math
+from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,73 +33,14 @@ SAVED = {"resnet": "resnet18", "timm": "vit_s16", "torchvision": "vit_b16"}
 every_case = pytest.mark.parametrize("case", CASES)
 
 
-# --- the networks as torchvision and timm name their tensors
-
-
-def resnet_shapes(depths, bottleneck, width, stem, norm):
-    """Names and shapes of torchvision's ResNet."""
-    shapes, inputs = {}, width
-
-    def add(conv, bn, out, inner, kernel):
-        shapes[f"{conv}.weight"] = (out, inner, kernel, kernel)
-        for leaf in (
-            "weight",
-            "bias",
-            *(("running_mean", "running_var") if norm == "batch" else ()),
-        ):
-            shapes[f"{bn}.{leaf}"] = (out,)
-        if norm == "batch":
-            shapes[f"{bn}.num_batches_tracked"] = ()
-
-    add("conv1", "bn1", width, 3, 7 if stem == "imagenet" else 3)
-    for stage, depth in enumerate(depths):
-        planes = width * 2**stage
-        out = 4 * planes if bottleneck else planes
-        for i in range(depth):
-            at, convs = (
-                f"layer{stage + 1}.{i}",
-                [(planes, 1), (planes, 3), (out, 1)] if bottleneck else 2 * [(out, 3)],
-            )
-            inner = inputs
-            for j, (features, kernel) in enumerate(convs, 1):
-                add(f"{at}.conv{j}", f"{at}.bn{j}", features, inner, kernel)
-                inner = features
-            if i == 0 and (stage or inputs != out):
-                add(f"{at}.downsample.0", f"{at}.downsample.1", out, inputs, 1)
-            inputs = out
-    return shapes | {"fc.weight": (CLASSES, inputs), "fc.bias": (CLASSES,)}
-
-
-def vit_shapes(library, patch, width, depth, image_size, heads):
-    """Names and shapes of timm's or torchvision's ViT."""
-    timm, tokens, shapes = library == "timm", (image_size // patch) ** 2 + 1, {}
-
-    def add(name, *shape, suffix="."):
-        shapes[f"{name}{suffix}weight"], shapes[f"{name}{suffix}bias"] = shape, shape[:1]
-
-    shapes["cls_token" if timm else "class_token"] = (1, 1, width)
-    shapes["pos_embed" if timm else "encoder.pos_embedding"] = (1, tokens, width)
-    add("patch_embed.proj" if timm else "conv_proj", width, 3, patch, patch)
-    for i in range(depth):
-        at = f"blocks.{i}" if timm else f"encoder.layers.encoder_layer_{i}"
-        add(f"{at}.norm1" if timm else f"{at}.ln_1", width)
-        add(*((f"{at}.attn.qkv", 3 * width, width) if timm else (f"{at}.self_attention.in_proj", 3 * width, width)),
-            suffix="." if timm else "_")  # fmt: skip
-        add(f"{at}.attn.proj" if timm else f"{at}.self_attention.out_proj", width, width)
-        add(f"{at}.norm2" if timm else f"{at}.ln_2", width)
-        add(f"{at}.mlp.fc1" if timm else f"{at}.mlp.0", 4 * width, width)
-        add(f"{at}.mlp.fc2" if timm else f"{at}.mlp.3", width, 4 * width)
-    add("norm" if timm else "encoder.ln", width)
-    add("head" if timm else "heads.head", CLASSES, width)
-    return shapes
+SHAPES = json.loads(Path(__file__).with_name("torch_shapes.json").read_text(encoding="utf-8"))
+"""Case -> names and shapes of the tensors of these networks in torchvision and timm, in their order."""
 
 
 def tensors(case) -> dict[str, np.ndarray]:
     """Returns fixed values: NumPy guarantees that a RandomState's stream never changes."""
-    library, options = CASES[case]
-    shapes = resnet_shapes(**options) if library == "resnet" else vit_shapes(library, **options)
     rng, values = np.random.RandomState(0), {}
-    for name, shape in shapes.items():
+    for name, shape in SHAPES[case].items():
         normal = rng.standard_normal(shape).astype(np.float32)
         one = "var" in name or (len(shape) == 1 and name.endswith("weight"))
         values[name] = (
@@ -218,7 +162,7 @@ def test_torchvisions_published_vit_names_are_read_also_behind_the_prefixes_of_w
         for v in ({f"{prefix}{name}": value for name, value in older.items()}, values)
     )
     del result["classifier"], expected["classifier"]
-    jax.tree.map(np.testing.assert_array_equal, result, expected)
+    chex.assert_trees_all_equal(result, expected)
 
 
 @pytest.mark.parametrize("layer", ["module", "model"])
@@ -226,7 +170,7 @@ def test_a_layer_with_the_name_of_a_wrapper_is_read_as_it_was_written(tmp_path, 
     variables = Variables({layer: {"kernel": jnp.ones((2, 3))}}, {})
     pretrained.save(tmp_path / "own.safetensors", variables, "own")
     result = pretrained.load(tmp_path / "own.safetensors", variables, "own", head=True)
-    jax.tree.map(np.testing.assert_array_equal, result, variables)
+    chex.assert_trees_all_equal(result, variables)
 
 
 OTHER = {
@@ -266,7 +210,7 @@ def test_saved_weights_have_torchs_names_and_load_bit_for_bit(tmp_path, case):
         assert result[name].shape == np.shape(value)
     again = pretrained.load(path, abstract(case), architecture, head=True)
     assert jax.tree.structure(again) == jax.tree.structure(variables)
-    jax.tree.map(np.testing.assert_array_equal, again, variables)
+    chex.assert_trees_all_equal(again, variables)
     fresh = pretrained.load(path, abstract(case), architecture).params["classifier"]
     assert fresh == abstract(case).params["classifier"], "the head is not read for another task"
 
@@ -282,7 +226,7 @@ def test_any_model_loads_bit_for_bit(tmp_path, dtype):
     path = tmp_path / "own.safetensors"
     pretrained.save(path, variables, "own")
     result = pretrained.load(path, jax.tree.map(jnp.zeros_like, variables), "own", head=True)
-    jax.tree.map(np.testing.assert_array_equal, result, variables)
+    chex.assert_trees_all_equal(result, variables)
     assert pretrained.read(path)["a.weight"].shape == (3, 2) and [
         p.name for p in tmp_path.iterdir()
     ] == [path.name]

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -40,9 +41,7 @@ def test_loss_and_gradient_equal_those_of_the_whole_minibatch(model, max_rows, r
     actual, expected = (
         value_and_grad(task)(*model, BATCH, mask) for task in (by_microbatches(max_rows), WHOLE)
     )
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-15), actual, expected
-    )
+    chex.assert_trees_all_close(actual, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_the_rule_closes_over_no_frozen_tensor(model):
@@ -106,9 +105,7 @@ def test_derivatives_equal_those_of_the_whole_minibatch(model, name):
     actual, expected = worlds.jit(
         lambda params: [of(task, params) for task in (by_microbatches(2), WHOLE)]
     )(model.params)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12), actual, expected
-    )
+    chex.assert_trees_all_close(actual, expected, rtol=1e-9, atol=1e-12)
 
 
 def test_groups_that_are_scored_as_one_batch_pass_through_microbatches(model):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
+import chex
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -628,21 +629,9 @@ def rounds_of_oracle(
 
 def by_path(variables_part) -> dict[str, np.ndarray]:
     """Returns a tree as the oracle takes it, path -> float64."""
-    return dict(
-        zip(
-            tree.paths(variables_part),
-            (np.asarray(x, float) for x in jax.tree.leaves(variables_part)),
-            strict=True,
-        )
-    )
+    return {path: np.asarray(x, float) for path, x in tree.by_path(variables_part).items()}
 
 
 def assert_close(actual, expected, tolerance: float) -> None:
     """Asserts equality up to `tolerance` of max(1, |expected|), entry by entry; failures name the leaf."""
-    jax.tree.map_with_path(
-        lambda path, a, e: np.testing.assert_allclose(
-            a, e, rtol=tolerance, atol=tolerance, err_msg=jax.tree_util.keystr(path)
-        ),
-        actual,
-        expected,
-    )
+    chex.assert_trees_all_close(actual, expected, rtol=tolerance, atol=tolerance)

@@ -3,6 +3,7 @@
 import functools
 from dataclasses import replace
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,9 +83,7 @@ def test_an_average_with_factor_0_is_fedvg_to_the_bit():
         WORLD, PLAN, fedavg(), FEDVG, values=worlds.hyper(**{"generalised.mix": 0.0})
     )
     for (mine, of_mine), (its, of_its) in zip(play(FORGETFUL, PLAN), plain, strict=True):
-        jax.tree.map(
-            np.testing.assert_array_equal, (mine.variables, of_mine), (its.variables, of_its)
-        )
+        chex.assert_trees_all_equal((mine.variables, of_mine), (its.variables, of_its))
     changed = play(FORGETFUL, PLAN, factor=0.5)[-1][1].weights
     assert np.abs(changed - plain[-1][1].weights).max() > 1e-3
 

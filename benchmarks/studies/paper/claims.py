@@ -6,12 +6,13 @@ reached" where no study has what the claim is about.
 
 from __future__ import annotations
 
-import csv
 import io
 import tomllib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pandas as pd
 
 from benchmarks.studies.paper import measures
 from benchmarks.studies.paper.measures import Finding, Values
@@ -79,30 +80,23 @@ def claims() -> list[Claim]:
 def results_of_study(study: Study) -> list[Result]:
     """Returns what a study shows of the claims that it measures."""
     scale = scale_of(study)
-    findings = (
-        (claim, measures.OF_STUDY[claim.measure](study))
-        for claim in claims()
-        if not is_of_values(claim)
-    )
-    of_runs = [
-        Result(claim.id, scale, finding) for claim, finding in findings if finding is not None
-    ]
+    of_runs = _results(scale, measures.OF_STUDY, study)
     return results_of_values(scale, measures.our_values(study)) + of_runs
 
 
 def results_of_values(scale: Scale, values: Values) -> list[Result]:
     """Returns what mean accuracies show of the claims that they decide."""
-    findings = (
-        (claim, measures.OF_VALUES[claim.measure](values))
-        for claim in claims()
-        if is_of_values(claim)
-    )
-    return [Result(claim.id, scale, finding) for claim, finding in findings if finding is not None]
+    return _results(scale, measures.OF_VALUES, values)
 
 
-def is_of_values(claim: Claim) -> bool:
-    """Returns whether mean accuracies decide a claim, and not the records of runs."""
-    return claim.measure in measures.OF_VALUES
+def _results(scale: Scale, functions: Mapping[str, Callable], measured: Any) -> list[Result]:
+    """Returns what these functions find for the claims that name them as measures."""
+    results = []
+    for claim in claims():
+        measure = functions.get(claim.measure)
+        if measure and (finding := measure(measured)):
+            results.append(Result(claim.id, scale, finding))
+    return results
 
 
 def scale_of(study: Study) -> Scale:
@@ -110,12 +104,10 @@ def scale_of(study: Study) -> Scale:
     configs = [run.config for run in study.runs]
     parts = ("samples", "val_samples", "test_samples")
     images = max(sum(sum(run.partition.get(part) or ()) for part in parts) for run in study.runs)
-    dataset, model = (
-        " and ".join(sorted({getattr(c, name) for c in configs})) for name in ("dataset", "model")
-    )
-    rounds, clients = (
-        _range({getattr(config, name) for config in configs}) for name in ("rounds", "clients")
-    )
+    dataset = " and ".join(sorted({config.dataset for config in configs}))
+    model = " and ".join(sorted({config.model for config in configs}))
+    rounds = _range({config.rounds for config in configs})
+    clients = _range({config.clients for config in configs})
     seeds = _range({len(cell.runs) for cell in study.cells.values() if cell.runs})
     return Scale(images, dataset, model, rounds, clients, seeds, len(configs))
 
@@ -126,7 +118,11 @@ def _range(values: set[int]) -> str:
 
 def largest(results: Iterable[Result]) -> Result | None:
     """Returns the result of the study with the most images, and of equal ones with the most runs."""
-    return max(results, key=lambda result: (result.scale.images, result.scale.runs), default=None)
+    return max(results, key=_size, default=None)
+
+
+def _size(result: Result) -> tuple[int, int]:
+    return result.scale.images, result.scale.runs
 
 
 def verdict(results: Sequence[Result]) -> str:
@@ -139,28 +135,26 @@ def by_claim(results: Sequence[Result]) -> dict[Claim, list[Result]]:
     """Returns the results of every claim, one for each data set: that of its largest study, the smallest set first."""
     grouped = {}
     for claim in claims():
-        mine = [result for result in results if result.claim == claim.id]
-        sets = sorted({(result.scale.images, result.scale.data) for result in mine})
-        of_sets = [
-            largest(result for result in mine if result.scale.data == data) for _, data in sets
-        ]
-        grouped[claim] = [result for result in of_sets if result]
+        by_set: dict[str, list[Result]] = {}
+        for result in _from_smallest_set(results):
+            if result.claim == claim.id:
+                by_set.setdefault(result.scale.data, []).append(result)
+        grouped[claim] = [max(of_set, key=_size) for of_set in by_set.values()]
     return grouped
+
+
+def _from_smallest_set(results: Sequence[Result]) -> list[Result]:
+    return sorted(results, key=lambda result: (result.scale.images, result.scale.data))
 
 
 def table(results: Sequence[Result]) -> Table:
     """Returns a row for every claim with a column for every data set, the smallest first."""
-    sets = [
-        data for _, data in sorted({(result.scale.images, result.scale.data) for result in results})
-    ]
+    sets = dict.fromkeys(result.scale.data for result in _from_smallest_set(results))
     rows = []
     for claim, mine in by_claim(results).items():
-        shown = {result.scale.data: VERDICTS[result.finding.holds] for result in mine}
-        texts = (
-            {"claim": claim.statement}
-            | {data: shown.get(data, "–") for data in sets}
-            | {"verdict": verdict(mine)}
-        )
+        verdicts = dict.fromkeys(sets, "–")
+        verdicts |= {result.scale.data: VERDICTS[result.finding.holds] for result in mine}
+        texts = {"claim": claim.statement, **verdicts, "verdict": verdict(mine)}
         rows.append({name: label(name, text) for name, text in texts.items()})
     return Table("claims", "The paper's claims", rows)
 
@@ -169,13 +163,9 @@ def details(results: Sequence[Result]) -> list[tuple[str, list[str]]]:
     """Returns the statement of every claim with lines: what decides it, the paper's numbers, ours, and the sweep."""
     listed = []
     for claim, mine in by_claim(results).items():
-        lines = [f"{result.scale}: {result.finding.text}" for result in mine]
-        listed.append(
-            (
-                claim.statement,
-                [rule(claim), f"The paper: {papers_numbers(claim)}", *lines, command(claim)],
-            )
-        )
+        ours = [f"{result.scale}: {result.finding.text}" for result in mine]
+        lines = [rule(claim), f"The paper: {papers_numbers(claim)}", *ours, command(claim)]
+        listed.append((claim.statement, lines))
     return listed
 
 
@@ -192,33 +182,31 @@ def papers_numbers(claim: Claim) -> str:
 
 
 def command(claim: Claim) -> str:
-    """Returns the command whose runs decide a claim."""
+    """Returns the command that makes the runs for a claim."""
     return f"{COMMAND.format(claim.sweep)} {claim.options}".strip()
 
 
 # --- files
 
-COLUMNS = ("claim", *Scale._fields, "verdict", "text")
-
 
 def as_csv(results: Sequence[Result]) -> str:
     """Returns a line for every result."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(COLUMNS)
-    writer.writerows(
-        (r.claim, *r.scale, VERDICTS[r.finding.holds], r.finding.text) for r in results
-    )
-    return text.getvalue()
+    lines = [
+        {"claim": result.claim}
+        | result.scale._asdict()
+        | {"verdict": VERDICTS[result.finding.holds], "text": result.finding.text}
+        for result in results
+    ]
+    columns = ["claim", *Scale._fields, "verdict", "text"]
+    return pd.DataFrame(lines, columns=columns).to_csv(index=False, lineterminator="\n")
 
 
 def from_csv(text: str) -> list[Result]:
     """Returns the results in the text of `as_csv`."""
     results = []
-    for row in csv.DictReader(io.StringIO(text)):
-        texts = (row[name] for name in ("dataset", "model", "rounds", "clients", "seeds"))
-        scale = Scale(int(row["images"]), *texts, runs=int(row["runs"]))
-        results.append(
-            Result(row["claim"], scale, Finding(row["verdict"] == VERDICTS[True], row["text"]))
-        )
+    for line in pd.read_csv(io.StringIO(text), dtype=str).to_dict("records"):
+        fields = {name: line[name] for name in Scale._fields}
+        fields |= {name: int(line[name]) for name in ("images", "runs")}
+        finding = Finding(line["verdict"] == VERDICTS[True], line["text"])
+        results.append(Result(line["claim"], Scale(**fields), finding))
     return results

@@ -58,7 +58,7 @@ def of_present(run: Run, record: Record, values: Sequence[Any]) -> list[Any]:
     step are present only by the departure untrained.
 
     Args:
-        run: whose settings count.
+        run: gives the settings.
         record: of the round.
         values: one per client, in the order of `clients`.
     """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from benchmarks.studies.paper import clients
 from benchmarks.studies.paper.clients import (
@@ -77,36 +77,34 @@ def _values_by_key(study: Study) -> dict[tuple[str, str, str, float], list[Value
     return by_key
 
 
-def _by_method(values: Values) -> dict[tuple[str, str, float], dict[str, Value]]:
-    """Returns the values by (data set, model, alpha) and method."""
-    grouped: dict[tuple[str, str, float], dict[str, Value]] = {}
-    for value in values:
-        grouped.setdefault((value.dataset, value.model, value.alpha), {}).setdefault(
-            value.method, value
-        )
-    return grouped
+def _by_method(values: Values, field: str = "mean") -> pd.DataFrame:
+    """Returns the means or deviations, a row for each (data set, model, alpha) and a column for each method."""
+    frame = pd.DataFrame(values, columns=[*Value._fields])
+    return frame.groupby([*SETTING, "method"], sort=False)[field].first().unstack(sort=False)
 
 
-class Rank(NamedTuple):
-    """FedVG's place among the methods that ran; 1 is the best."""
-
-    place: int
-    of: int
-
-    def __str__(self) -> str:
-        return f"{self.place} of {self.of}"
+SETTING = ["dataset", "model", "alpha"]
 
 
-def _ranks(values: Values) -> dict[tuple[str, str, float], Rank]:
-    """Returns FedVG's rank among the seven methods, where at least two others ran."""
-    ranks = {}
-    for key, methods in _by_method(values).items():
-        rivals = [methods[name].mean for name in BASES if name in methods]
-        if "FedVG" in methods and len(rivals) >= 2:
-            ranks[key] = Rank(
-                1 + sum(mean > methods["FedVG"].mean for mean in rivals), 1 + len(rivals)
-            )
-    return ranks
+def _at_smallest(by_method: pd.DataFrame) -> pd.DataFrame:
+    """Returns the rows at alpha 0.05."""
+    return by_method[by_method.index.get_level_values("alpha") == 0.05]
+
+
+def _gaps(by_method: pd.DataFrame, method: str, other: str) -> pd.Series:
+    """Returns a method minus another one, where both ran."""
+    if not {method, other} <= {*by_method}:
+        return pd.Series(dtype=float)
+    return (by_method[method] - by_method[other]).dropna()
+
+
+def _ranks(values: Values) -> pd.DataFrame:
+    """Returns FedVG's place among the methods that ran, 1 for the best, and their number, where two others ran."""
+    by_method = _by_method(values).reindex(columns=["FedVG", *BASES])
+    rivals = by_method[[*BASES]]
+    place = 1 + rivals.gt(by_method.FedVG, axis=0).sum(axis=1)
+    of = 1 + rivals.notna().sum(axis=1)
+    return pd.DataFrame({"place": place, "of": of})[by_method.FedVG.notna() & (of > 2)]
 
 
 def _pair_text(pair: Sequence[str], pairs: Collection[tuple[str, str]]) -> str:
@@ -119,84 +117,55 @@ def _pair_text(pair: Sequence[str], pairs: Collection[tuple[str, str]]) -> str:
 
 def rank_at_smallest_alpha(values: Values) -> Finding | None:
     """Holds if FedVG is first or second at alpha 0.05 for every pair of data set and model."""
-    ranks = sorted(rank for (_, _, alpha), rank in _ranks(values).items() if alpha == 0.05)
-    if not ranks:
+    ranks = _at_smallest(_ranks(values)).sort_values(["place", "of"])
+    if ranks.empty:
         return None
-    return Finding(max(ranks)[0] <= 2, f"rank {', '.join(map(str, ranks))} at alpha 0.05")
+    shown = ", ".join(f"{rank.place} of {rank.of}" for rank in ranks.itertuples())
+    return Finding(bool(ranks.place.max() <= 2), f"rank {shown} at alpha 0.05")
 
 
 def best_on_organamnist(values: Values) -> Finding | None:
     """Holds if FedVG is first at every alpha on OrganAMNIST."""
-    ranks = {key: rank for key, rank in sorted(_ranks(values).items()) if key[0] == "organamnist"}
-    if not ranks:
+    ranks = _ranks([value for value in values if value.dataset == "organamnist"]).sort_index()
+    if ranks.empty:
         return None
-    pairs = {key[:2] for key in ranks}
-    text = ", ".join(
-        f"{rank} at {key[2]:g}{_pair_text(key[:2], pairs)}" for key, rank in ranks.items()
+    pairs = {(dataset, model) for dataset, model, _ in ranks.index}
+    shown = ", ".join(
+        f"{rank.place} of {rank.of} at {alpha:g}{_pair_text(pair, pairs)}"
+        for ((*pair, alpha), rank) in ranks.iterrows()
     )
-    return Finding(all(rank.place == 1 for rank in ranks.values()), f"rank {text}")
+    return Finding(bool((ranks.place == 1).all()), f"rank {shown}")
 
 
 def low_variance(values: Values) -> Finding | None:
-    """Holds if FedVG's deviation is at most the median of the other methods' in more than half of the cells."""
-    below, count = 0, 0
-    for methods in _by_method(values).values():
-        others = [
-            methods[name].std
-            for name in BASES
-            if name in methods and math.isfinite(methods[name].std)
-        ]
-        if "FedVG" in methods and math.isfinite(methods["FedVG"].std) and len(others) >= 2:
-            count += 1
-            below += methods["FedVG"].std <= float(np.median(others))
-    return (
-        Finding(below > count / 2, f"deviation at most the median in {below} of {count} cells")
-        if count
-        else None
-    )
+    """Holds if FedVG's deviation is at most the median of the other methods' in more than half of the settings."""
+    deviations = _by_method(values, "std").reindex(columns=["FedVG", *BASES])
+    others = deviations[[*BASES]]
+    deviations = deviations[deviations.FedVG.notna() & (others.notna().sum(axis=1) > 1)]
+    if deviations.empty:
+        return None
+    below = (deviations.FedVG <= deviations[[*BASES]].median(axis=1)).sum()
+    text = f"deviation at most the median in {below} of {len(deviations)} cells"
+    return Finding(bool(below > len(deviations) / 2), text)
 
 
 def gain_over_fedavg(values: Values) -> Finding | None:
     """Holds if FedVG is above FedAvg at alpha 0.05 with every data set and network except transformers."""
-    return _gain(values, lambda model: not model.startswith("vit"))
+    return _gain([value for value in values if not value.model.startswith("vit")])
 
 
 def gain_with_transformers(values: Values) -> Finding | None:
     """Holds if FedVG is above FedAvg with every vision transformer at alpha 0.05."""
-    return _gain(values, lambda model: model.startswith("vit"))
+    return _gain([value for value in values if value.model.startswith("vit")])
 
 
-def _gain(values: Values, is_meant: Callable[[str], bool]) -> Finding | None:
-    """Returns whether FedVG minus FedAvg is above 0 at alpha 0.05 for every model that is meant."""
-    gains = [
-        methods["FedVG"].mean - methods["FedAvg"].mean
-        for (_, model, alpha), methods in _by_method(values).items()
-        if is_meant(model) and alpha == 0.05 and {"FedVG", "FedAvg"} <= methods.keys()
-    ]
-    if not gains:
+def _gain(values: Values) -> Finding | None:
+    """Returns whether FedVG minus FedAvg is above 0 at alpha 0.05 everywhere."""
+    gains = _at_smallest(_by_method(values)).pipe(_gaps, "FedVG", "FedAvg").sort_values()
+    if gains.empty:
         return None
-    return Finding(
-        min(gains) > 0,
-        f"FedVG minus FedAvg {', '.join(f'{gain:+.2f}' for gain in sorted(gains))} points",
-    )
-
-
-def pair_differences(
-    cells: Mapping[tuple[str, str, float], Mapping[str, Value]], method: str, alpha: float
-) -> np.ndarray:
-    """Returns FedVG minus a method, one per pair of data set and model, [n] float.
-
-    Args:
-        cells: values by (data set, model, alpha) and method.
-        method: the other one.
-        alpha: of the cells that are compared.
-    """
-    gaps = [
-        m["FedVG"].mean - m[method].mean
-        for k, m in cells.items()
-        if k[2] == alpha and {"FedVG", method} <= m.keys()
-    ]
-    return np.array(gaps).round(9)
+    shown = ", ".join(f"{gain:+.2f}" for gain in gains)
+    return Finding(bool(gains.min() > 0), f"FedVG minus FedAvg {shown} points")
 
 
 def significance_over_pairs(values: Values) -> Finding | None:
@@ -205,72 +174,76 @@ def significance_over_pairs(values: Values) -> Finding | None:
     That is the test which gives the paper's statements. The text also counts what two-sided tests and Holm's correction
     over all tests leave.
     """
-    cells, alphas = _by_method(values), sorted({value.alpha for value in values})
-    gaps = {(m, a): pair_differences(cells, m, a) for m, a in itertools.product(BASES, alphas)}
-    gaps = {key: gap for key, gap in gaps.items() if len(gap) >= MIN_PAIRS}
-    one_sided = {key: statistics.wilcoxon(gap, "greater") for key, gap in gaps.items()}
-    at_smallest = [p for (_, alpha), p in one_sided.items() if alpha == 0.05]
-    if not at_smallest:
+    tested = {}
+    for alpha, at_alpha in _by_method(values).groupby(level="alpha"):
+        for method in BASES:
+            gaps = _gaps(at_alpha, "FedVG", method).to_numpy().round(9)
+            if len(gaps) >= MIN_PAIRS:
+                tested[method, alpha] = gaps
+    one_sided = pd.Series(
+        {key: statistics.wilcoxon(gaps, "greater") for key, gaps in tested.items()}
+    )
+    two_sided = [statistics.wilcoxon(gaps) for gaps in tested.values()]
+    corrected = statistics.holm([*one_sided])
+    at_smallest = one_sided[[alpha == 0.05 for _, alpha in tested]]
+    if at_smallest.empty:
         return None
-    counts = {
-        "one-sided": sum(p < statistics.LEVEL for p in one_sided.values()),
-        "two-sided": sum(statistics.wilcoxon(gap) < statistics.LEVEL for gap in gaps.values()),
-        "with Holm": sum(p < statistics.LEVEL for p in statistics.holm(list(one_sided.values()))),
-    }
-    significant = sum(p < statistics.LEVEL for p in at_smallest)
-    listed = ", ".join(f"{count} {name}" for name, count in counts.items())
-    text = f"{significant} of {len(at_smallest)} methods at alpha 0.05; of all {len(one_sided)} tests {listed}"
-    return Finding(significant > len(at_smallest) / 2, text)
+    counts = {"one-sided": one_sided, "two-sided": two_sided, "with Holm": corrected}
+    listed = ", ".join(f"{_significant(p)} {name}" for name, p in counts.items())
+    significant, count = _significant(at_smallest), len(at_smallest)
+    text = f"{significant} of {count} methods at alpha 0.05; of all {len(one_sided)} tests {listed}"
+    return Finding(significant > count / 2, text)
+
+
+def _significant(p_values: Iterable[float]) -> int:
+    return sum(p < statistics.LEVEL for p in p_values)
 
 
 def improved_cells(values: Values) -> Finding | None:
-    """Holds if X + FedVG is above X in more than half of the cells, for every base method X that ran both ways."""
-    counts = {}
-    for base in BASES:
-        both = [m for m in _by_method(values).values() if {base, f"{base} + FedVG"} <= m.keys()]
-        if both:
-            counts[base] = sum(m[f"{base} + FedVG"].mean > m[base].mean for m in both), len(both)
-    if not counts:
+    """Holds if X + FedVG is above X in more than half of the settings, for every base method X that ran both ways."""
+    by_method = _by_method(values)
+    gaps = {base: _gaps(by_method, f"{base} + FedVG", base) for base in BASES}
+    gaps = {base: gap for base, gap in gaps.items() if len(gap)}
+    if not gaps:
         return None
-    text = ", ".join(f"{base} {better} of {count}" for base, (better, count) in counts.items())
-    return Finding(all(better > count / 2 for better, count in counts.values()), text)
+    text = ", ".join(f"{base} {(gap > 0).sum()} of {len(gap)}" for base, gap in gaps.items())
+    return Finding(all((gap > 0).mean() > 0.5 for gap in gaps.values()), text)
 
 
 def external_within(values: Values) -> Finding | None:
     """Holds if FedVG with an external validation set is within 2.3 points of FedVG with the clients' own."""
-    gaps = {
-        (name, key): methods[name].mean - methods["FedVG"].mean
-        for key, methods in _by_method(values).items()
-        for name in EXTERNAL.values()
-        if {name, "FedVG"} <= methods.keys()
-    }
-    if not gaps:
+    by_method = _by_method(values)
+    gaps = pd.DataFrame({name: _gaps(by_method, name, "FedVG") for name in EXTERNAL.values()})
+    gaps = gaps.reindex(by_method.index).stack().dropna()
+    if gaps.empty:
         return None
-    pairs = {key[:2] for _, key in gaps}
+    pairs = {(dataset, model) for dataset, model, *_ in gaps.index}
     texts = [
         f"{name.split('=')[1]} {gap:+.2f} at {alpha:g}{_pair_text(pair, pairs)}"
-        for (name, (*pair, alpha)), gap in gaps.items()
+        for (*pair, alpha, name), gap in gaps.items()
     ]
-    return Finding(max(map(abs, gaps.values())) <= WITHIN + 1e-9, ", ".join(texts))
+    return Finding(bool(gaps.abs().max() <= WITHIN + 1e-9), ", ".join(texts))
 
 
 def best_granularities(values: Values) -> Finding | None:
     """Holds if no granularity is the best everywhere; one that ties with the best is the best, too."""
-    names = {"FedVG": "modelwise"} | {
-        f"FedVG ({n})": n.lower() for n in ("Modelwise", "Layerwise", "Blockwise")
-    }
-    counts: dict[str, int] = {}
-    num_cells = 0
-    for methods in _by_method(values).values():
-        ran = {names[name]: value.mean for name, value in methods.items() if name in names}
-        if len(ran) > 1:
-            num_cells += 1
-            for name, mean in ran.items():
-                counts[name] = counts.get(name, 0) + (mean == max(ran.values()))
-    if not counts:
+    by_method = _by_method(values)
+    ran = by_method[[name for name in by_method if name in GRANULARITIES]]
+    means = ran.T.groupby(GRANULARITIES).first().T.dropna(thresh=2)
+    if means.empty:
         return None
-    listed = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()) if count)
-    return Finding(max(counts.values()) < num_cells, f"best: {listed}")
+    counts = means.eq(means.max(axis=1), axis=0).sum()
+    listed = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
+    return Finding(bool(counts.max() < len(means)), f"best: {listed}")
+
+
+GRANULARITIES = {
+    "FedVG": "modelwise",
+    "FedVG (Modelwise)": "modelwise",
+    "FedVG (Layerwise)": "layerwise",
+    "FedVG (Blockwise)": "blockwise",
+}
+"""The paper's name of a method -> granularity."""
 
 
 # --- measures of studies

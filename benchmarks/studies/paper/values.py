@@ -1,4 +1,4 @@
-"""The paper's values beside those of runs with its data set, model, method and alpha."""
+"""The paper's values beside ours, from runs with its data set, model, method and alpha."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def paper_name(config: Config, given: Collection[str] = ()) -> str | None:
 
 
 def _has_papers_method(config: Config, method: str) -> bool:
-    """Returns whether the settings of method, data and clients besides those of the preset are the paper's.
+    """Returns whether the settings of method, data and clients that no preset names are the paper's.
 
     A setting that the run does not use is of no account.
     """

@@ -242,7 +242,7 @@ def numbers(largest: int) -> list[str]:
     return [str(c) for c in range(min(largest + 1, MAX_CLASSES))]
 
 
-def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, source: str) -> list[Path]:
+def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, name: str) -> list[Path]:
     """Returns the files of a published data set.
 
     Args:
@@ -250,7 +250,7 @@ def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, source:
         folder: name of the folder in which the set is published.
         names: of the files.
         layout: what `data_dir` may hold, for errors.
-        source: where to download it, for errors.
+        name: of the data set, for errors.
 
     Raises:
         UsageError: a file is missing.
@@ -259,7 +259,18 @@ def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, source:
         paths = [place / name for name in names]
         if all(map(Path.is_file, paths)):
             return paths
-    raise UsageError(f"{data_dir}: must hold {layout}; put {source} there{how_to_unpack(data_dir)}")
+    remedy = how_to_unpack(data_dir) or f"; or run {download_command(name, data_dir)}"
+    raise UsageError(f"{data_dir}: must hold {layout}{remedy}")
+
+
+def download_command(name: str, data_dir: Path | None = None) -> str:
+    """Returns the command that downloads a data set.
+
+    >>> download_command("cifar10", Path("data"))
+    'python -m fedvg_jax.prepare cifar10 --download --data-dir data'
+    """
+    place = f" --data-dir {data_dir}" if data_dir else ""
+    return f"python -m fedvg_jax.prepare {name} --download{place}"
 
 
 def how_to_unpack(place: Path) -> str:

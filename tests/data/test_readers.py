@@ -173,7 +173,7 @@ def test_damaged_file_or_one_that_contradicts_the_lists_is_named(
 def test_missing_or_wrong_data_are_refused_and_nothing_is_cached(tmp_path, name):
     if name.startswith("tfds:"):
         pytest.importorskip("tensorflow_datasets", reason="prepared sets need the tfds extra")
-    with usage_error(f"dataset {name} needs --data-dir DIR"):
+    with usage_error(f"dataset {name} needs", "--data-dir DIR"):
         data.load(name)
     file = write(tmp_path / "a file", b"not a data set")
     for path in (tmp_path / "none", tmp_path, file):

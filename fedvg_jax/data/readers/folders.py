@@ -12,7 +12,7 @@ import numpy as np
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
 from fedvg_jax.data.arrays import Arrays, check, find, how_to_unpack, reading
-from fedvg_jax.data.readers import prepared
+from fedvg_jax.data.readers.splits import SPLITS, pooled_splits
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/), or train/, val/ and test/ with these"
 
@@ -79,7 +79,7 @@ def decode(
 
 
 def _split_folders(data_dir: Path, wanted: str) -> list[Path]:
-    """Returns the folders of official splits in the order of `prepared.SPLITS`; the folder itself where it has none.
+    """Returns the folders of official splits in the order of `SPLITS`; the folder itself where it has none.
 
     Raises:
         UsageError: no such folder, or a split that is wanted and not there.
@@ -88,10 +88,10 @@ def _split_folders(data_dir: Path, wanted: str) -> list[Path]:
         raise UsageError(
             f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}{how_to_unpack(data_dir)}"
         )
-    known = {name for names in prepared.SPLITS for name in names}
+    known = {name for names in SPLITS for name in names}
     splits = {folder.name: folder for folder in _folders(data_dir)}
     has_splits = bool(splits) and all(name.lower() in known for name in splits)
-    return prepared.pooled_splits(splits if has_splits else {"": data_dir}, wanted, data_dir)
+    return pooled_splits(splits if has_splits else {"": data_dir}, wanted, data_dir)
 
 
 def classes(data_dir: Path, least: int = 2) -> dict[str, list[Path]]:
@@ -174,7 +174,6 @@ def _folders(place: Path) -> list[Path]:
 
 TINY_FOLDER = "tiny-imagenet-200"
 TINY_LAYOUT = f"wnids.txt, train/ and val/ with val_annotations.txt (there or in {TINY_FOLDER}/)"
-TINY_SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
 def load_tinyimagenet(
@@ -195,12 +194,12 @@ def load_tinyimagenet(
 
     Source: Y. Le, X. Yang, Tiny ImageNet Visual Recognition Challenge, 2015 (ImageNet's terms: non-commercial).
     """
-    root = find(data_dir, TINY_FOLDER, ["wnids.txt"], TINY_LAYOUT, TINY_SOURCE)[0].parent
+    root = find(data_dir, TINY_FOLDER, ["wnids.txt"], TINY_LAYOUT, "tinyimagenet")[0].parent
     wnids = _lines(root / "wnids.txt")
     members = [images_in(root / "train" / wnid) for wnid in wnids]
     if len({len(files) for files in members}) > 1:
         raise UsageError(
-            f"{root}: classes have different numbers of images in train/; fetch {TINY_SOURCE} again"
+            f"{root}: classes have different numbers of images in train/; fetch it again"
         )
     train = [(file, label) for label, files in enumerate(members) for file in files]
     val = _val(root / "val", wnids)
@@ -228,7 +227,7 @@ def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     with reading(
         annotations,
         "a table of the images and of classes in wnids.txt",
-        f"fetch {TINY_SOURCE} again",
+        "fetch it again",
     ):
         class_of = dict(line.split("\t")[:2] for line in _lines(annotations))
         files = images_in(val)
@@ -238,7 +237,7 @@ def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
 
 
 def _lines(file: Path) -> list[str]:
-    with reading(file, "a text file", f"fetch {TINY_SOURCE} again"):
+    with reading(file, "a text file", "fetch it again"):
         lines = [
             line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
         ]

@@ -11,7 +11,7 @@ import numpy as np
 from fedvg_jax import data as datasets
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.fidelity import departs
-from fedvg_jax.config.options import choice, columns, partition_seed
+from fedvg_jax.config.options import choice, columns_by_role, partition_seed
 from fedvg_jax.core.types import Batch, UsageError
 from fedvg_jax.data import corrupt, scaling, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features, limited
@@ -19,7 +19,6 @@ from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
-from fedvg_jax.data.readers.prepared import HF
 from fedvg_jax.data.scaling import Columns
 from fedvg_jax.data.validation import Shared
 from fedvg_jax.host.files import user_path
@@ -182,11 +181,10 @@ def make_shared(
     if source == "clients":
         shared = validation.from_clients(arrays, parts, share, config.val_ratio, seed)
     else:
-        assert options.data_dir is not None, "config.check requires it"
         cache_dir = config.cache_dir / "data" if config.cache_dir else None
         all_classes = not departs(config, "truck")
         images = validation.outside_images(source, options.data_dir, arrays, all_classes, cache_dir)
-        if is_features(arrays.x) and config.data_dir:
+        if is_features(arrays.x) and config.data_dir and options.data_dir:
             validation.refuse_other_network(options.data_dir, config.data_dir)
         shared = validation.from_outside(arrays, *images, departs(config, "external-copies"), seed)
     if options.size:
@@ -303,7 +301,7 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         config.cache_dir and config.cache_dir / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
-        columns=columns(config) if config.dataset.startswith(HF) else {},
+        columns=columns_by_role(config),
         progress=reading,
     )
     return limited(whole, config.max_rows, config.max_rows_seed)

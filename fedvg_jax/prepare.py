@@ -61,6 +61,7 @@ OF_DATA = (
     "input",
     "label",
     "group",
+    "group_pattern",
     "image_size",
     "cache_dir",
     "out",

@@ -102,6 +102,7 @@ def _check_texts(config: Config) -> None:
         "train": config.train,
         "local": local,
         "lora": layers,
+        "group_pattern": config.group_pattern,
     }
     for name, pattern in patterns.items():
         compiled(pattern, name)

@@ -81,6 +81,17 @@ _RUNNING_STATISTICS = Condition(
     "models with BatchNorm: lenet5, ResNets and EfficientNets of norm_layers batch",
 )
 _HUB_SET = Condition("dataset", lambda config: config.dataset.startswith("hf:"), "sets hf:FOLDER")
+_NAMES_COLUMNS = Condition(
+    "dataset",
+    lambda config: config.dataset == "csv" or _HUB_SET.holds(config),
+    "csv or hf:FOLDER",
+)
+_FOLDER = is_one("dataset", "folder")
+_GROUPED = Condition(
+    "partition",
+    lambda config: "group" in (config.partition, config.holdout),
+    "group, and by --holdout group",
+)
 _SPLIT = Condition(
     "dataset",
     lambda config: config.dataset in ("dermamnist", "folder") or _HUB_SET.holds(config),
@@ -223,9 +234,9 @@ class Config(Shorthands):
     dataset: str = setting(
         "digits", kind="data", form=as_name, topic="Data set", word="NAME", is_common=True
     )
-    """Name of the data set. digits is built in; npz reads arrays; folder reads one sub-folder per class; tfds:NAME is a
-    set of tensorflow-datasets; hf:FOLDER is a set of Hugging Face datasets, from save_to_disk or parquet files, and
-    hf:OWNER/NAME one of its hub that prepare has downloaded."""
+    """Name of the data set. digits is built in; npz reads arrays; folder reads one sub-folder per class; csv reads a
+    table; tfds:NAME is a set of tensorflow-datasets; hf:FOLDER is a set of Hugging Face datasets, from save_to_disk or
+    parquet files, and hf:OWNER/NAME one of its hub that prepare has downloaded."""
     data_dir: Path | None = setting(
         None, kind="data", used=(_FROM_FILES,), word="DIR", is_common=True
     )
@@ -243,11 +254,15 @@ class Config(Shorthands):
     group would be lost, as in a set of alternating labels."""
     input: str = setting("", kind="data", used=(_HUB_SET,), word="NAME")
     """Column of images or texts of a set hf:FOLDER. Default: the only such column, or one with a usual name."""
-    label: str = setting("", kind="data", used=(_HUB_SET,), word="NAME")
-    """Column of the labels of a set hf:FOLDER. Default: the only column of class labels, or one with a usual name."""
-    group: str = setting("", kind="data", used=(_HUB_SET,), word="NAME")
-    """Column of a set hf:FOLDER that names the group of every row, such as its writer or hospital, for --partition
-    group."""
+    label: str = setting("", kind="data", used=(_NAMES_COLUMNS,), word="NAME")
+    """Column of the labels of a csv, or of a set hf:FOLDER. Default for hf:FOLDER: the only column of class labels, or
+    one with a usual name."""
+    group: str = setting("", kind="data", used=(_NAMES_COLUMNS, _GROUPED), word="NAME")
+    """Column of a csv or a set hf:FOLDER that names the group of every row, such as its writer or hospital, for
+    --partition group."""
+    group_pattern: str = setting("", kind="data", used=(_FOLDER, _GROUPED), word="REGEX")
+    """Group of every image of a folder: what matches at the beginning of its file name, or the first group of the
+    expression, such as ([^_]+) for patient7 of patient7_3.png."""
     normalise: str = setting("none", ("none", "imagenet", "half", "columns"))
     """Normalisation of pixels after division by 255. none is published; imagenet: mean and deviation of ImageNet; half:
     mean and deviation 1/2; columns, for tables and float images: mean and deviation of each column, or channel, over

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,21 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.host.files import reason
 
 MAX_CLASSES = 2**16
+
+
+class Table(NamedTuple):
+    """The columns of a table whose rows are not encoded yet: x float64 [T, D], with NaN for missing values."""
+
+    names: tuple[str, ...]
+    """Names of the D columns."""
+    categories: tuple[tuple[str, ...] | None, ...]
+    """Names of each column's categories, which x numbers; None for numbers."""
+    label: str
+    """Name of the column of labels."""
+    class_names: tuple[str, ...]
+    """Names of the classes; empty for targets."""
+    transformer: Any = None
+    """The user's transformer of scikit-learn, not fitted; None for the default."""
 
 
 class Arrays(NamedTuple):
@@ -29,6 +44,8 @@ class Arrays(NamedTuple):
     """Rows of the official training set, which are the first."""
     groups: np.ndarray | None = None
     """int32 [T], the group (user, patient, lesion) of each row, numbered in sorted order; None if unknown."""
+    table: Table | None = None
+    """The columns of a table that is not encoded yet."""
 
 
 def check(arrays: Arrays, source: object) -> Arrays:
@@ -68,7 +85,8 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
         UsageError: no value, different numbers of rows, values that no device dtype can hold, or labels of named
             classes outside 0..C-1.
     """
-    x, y = _device_values(arrays.x, f"{source}: x"), _device_values(arrays.y, f"{source}: y")
+    x = arrays.x if arrays.table else _device_values(arrays.x, f"{source}: x")
+    y = _device_values(arrays.y, f"{source}: y")
     if len(x) != len(y) or not len(x):
         raise UsageError(
             f"{source}: x has {len(x)} rows and y {len(y)}; both need the same number, 1 or more"

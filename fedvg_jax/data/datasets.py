@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.data import downloads
+from fedvg_jax.data import downloads, table
 from fedvg_jax.data.arrays import Arrays, download_command
 from fedvg_jax.data.images import Progress, Size
 from fedvg_jax.data.readers import cifar_stl10, folders, hugging_face, npz, text, tfds
@@ -24,7 +24,7 @@ class Source(NamedTuple):
     holds: str
     """What `--data-dir` must hold."""
     takes: tuple[str, ...] = ()
-    """Its options, a subset of size, splits, columns and progress."""
+    """Its options, a subset of size, splits, columns, group_pattern and progress."""
 
 
 _IMAGES = ("size", "progress")
@@ -48,7 +48,8 @@ SOURCES = {
         folders.load_covid19, f"{folders.XRAY_LAYOUT} ({folders.XRAY_SOURCE})", _IMAGES
     ),
     "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}"),
-    "folder": Source(folders.load, folders.LAYOUT, (*_IMAGES, "splits")),
+    "folder": Source(folders.load, folders.LAYOUT, (*_IMAGES, "splits", "group_pattern")),
+    "csv": Source(table.load, table.LAYOUT, ("columns",)),
     "text": Source(text.load, text.LAYOUT),
 }
 
@@ -69,6 +70,7 @@ def load(
     *,
     size: Size | None = None,
     splits: str = "all",
+    group_pattern: str = "",
     columns: hugging_face.Columns = {},  # noqa: B006  never changed
     progress: Progress | None = None,
 ) -> Arrays:
@@ -81,7 +83,8 @@ def load(
         cache_dir: folder of the decoded and the downloaded data sets; None keeps nothing.
         size: (H, W) of the images, for data sets that exist in several sizes or are resized.
         splits: "all"; "official": the published code's; or names of a folder's or a set hf:FOLDER's.
-        columns: of images, labels and groups, for "hf:FOLDER".
+        group_pattern: regular expression of the group in the file names of a folder.
+        columns: of inputs, labels and groups, for "hf:FOLDER" and "csv".
         progress: called with (decoded images, all images) if there are files to decode.
 
     Raises:
@@ -91,9 +94,8 @@ def load(
     >>> digits.x.shape, digits.x.dtype.name, digits.num_train
     ((1797, 8, 8, 1), 'uint8', 1797)
     """
-    source, place, options = check(
-        name, data_dir, cache_dir, size=size, splits=splits, columns=columns
-    )
+    options = {"size": size, "splits": splits, "columns": columns, "group_pattern": group_pattern}
+    source, place, options = check(name, data_dir, cache_dir, **options)
     if name in BUILT_IN:
         return BUILT_IN[name]()
     if "progress" in source.takes:
@@ -121,16 +123,20 @@ def check(
 
     Args:
         name, data_dir, cache_dir: as in `load`.
-        options: size, splits and columns, as in `load`.
+        options: size, splits, columns and group_pattern, as in `load`.
 
     Raises:
         UsageError: unknown name, missing folder, or an option the data set does not have.
     """
     source = _source(name)
-    options = {option: value for option, value in options.items() if value not in (None, "all", {})}
+    options = {
+        option: value for option, value in options.items() if value not in (None, "all", {}, "")
+    }
     if unknown := [option for option in options if option not in source.takes]:
-        flag = {"size": "--image-size", "splits": "--splits", "columns": "--label"}[unknown[0]]
-        raise UsageError(f"dataset {name} does not take {flag}; leave it out")
+        flag = {"size": "image-size", "columns": "label", "group_pattern": "group-pattern"}
+        raise UsageError(
+            f"dataset {name} does not take --{flag.get(unknown[0], unknown[0])}; leave it out"
+        )
     if name in BUILT_IN:
         return source, None, options
     return source, _place(name, source, data_dir and user_path(data_dir), cache_dir), options

@@ -14,7 +14,7 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.images import Progress, Size
@@ -224,9 +224,10 @@ def _retrieve(published: Published, file: str, draft: Path, progress: Progress |
         urls={file: published.url},
         retry_if_failed=RETRIES,
     )
-    bar = _Bar(progress) if progress else False
+    bar: Any = _Bar(progress) if progress else False
+    downloader: Any = pooch.HTTPDownloader(progressbar=bar, timeout=TIMEOUT)
     try:
-        fetcher.fetch(file, downloader=pooch.HTTPDownloader(progressbar=bar, timeout=TIMEOUT))
+        fetcher.fetch(file, downloader=downloader)
     except (requests.RequestException, ValueError) as error:
         is_checksum = isinstance(error, ValueError) and "hash" in str(error)
         reason = "another checksum than published" if is_checksum else files.reason(error)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import table
 from fedvg_jax.data.arrays import MAX_CLASSES, Arrays, check_values, shape, with_groups
 
 
@@ -35,6 +36,32 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
         data = Arrays("data", x, y, _class_names(y), len(x) if x.ndim else 0)
     data = check_values(data._replace(x=as_array(data.x, "x"), y=as_array(data.y, "y")), "data")
     return data if data.groups is None else with_groups(data, np.asarray(data.groups), "data")
+
+
+def of_call(
+    data: Any, label: str | None = None, group: str | None = None, transformer: Any = None
+) -> Arrays | tuple | None:
+    """Returns the data of a call; a DataFrame becomes a table that is not encoded yet.
+
+    Args:
+        data: as in `as_arrays`, or a DataFrame of pandas or polars, or None.
+        label, group, transformer: as in `table.from_frame`, for a DataFrame.
+
+    Raises:
+        UsageError: a DataFrame without a label, or an argument of a table without a DataFrame.
+    """
+    if data is not None and table.is_frame(data):
+        if label is None:
+            raise UsageError(
+                f"data is a DataFrame: name its labels, label=, one of {', '.join(map(str, data.columns))}"
+            )
+        return table.from_frame(data, label, group, transformer, "data")
+    for name, value in {"label": label, "group": group, "transformer": transformer}.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} is for data that are one DataFrame; got {type(data).__name__}"
+            )
+    return data
 
 
 def class_labels(arrays: Arrays, consumer: str, instead: str, of_rows: bool = True) -> np.ndarray:

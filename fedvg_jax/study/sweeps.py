@@ -236,6 +236,7 @@ def data_key(config: Config) -> tuple:
         config.input,
         config.label,
         config.group,
+        config.group_pattern,
     )
     return *of_set, config.max_rows, config.max_rows_seed
 

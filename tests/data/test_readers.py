@@ -11,6 +11,7 @@ from support.files import (
     assert_rows,
     load_twice,
     pixels,
+    png,
     usage_error,
     write,
     write_folder,
@@ -137,6 +138,17 @@ def test_x_rays_in_four_folders_are_resized_to_the_published_size(tmp_path, inne
         and got.y.tolist() == y.tolist()
     )
     assert data.load("covid19", tmp_path / "in", size=(8, 8)).x.shape == (6, 8, 8, 3)
+
+
+@pytest.mark.parametrize("pattern", ["[^_]+", "(p.)_", "p[12]"])
+def test_beginnings_of_file_names_are_the_groups_of_a_folder(tmp_path, pattern):
+    for name in ("ant/p2_1.png", "ant/p1_1.png", "bee/p2_2.png"):
+        write(tmp_path / "in" / name, png(pixels(4, 4, 3)))
+    for _ in range(2):  # from the files, and from the cache
+        got = data.load("folder", tmp_path / "in", tmp_path / "cache", group_pattern=pattern)
+        assert got.groups.tolist() == [0, 1, 1]  # p1 and p2 of ant, p2 of bee
+    with usage_error("p1_1.png", "--group-pattern"):
+        data.load("folder", tmp_path / "in", group_pattern="p2")
 
 
 def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path):

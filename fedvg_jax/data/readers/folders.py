@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
@@ -11,7 +12,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
-from fedvg_jax.data.arrays import Arrays, check, find, how_to_unpack, reading
+from fedvg_jax.data.arrays import Arrays, check, find, how_to_unpack, reading, with_groups
 from fedvg_jax.data.readers.splits import SPLITS, pooled_splits
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/), or train/, val/ and test/ with these"
@@ -21,6 +22,7 @@ def load(
     data_dir: Path,
     cache_dir: Path | None = None,
     splits: str = "all",
+    group_pattern: str = "",
     **how: Unpack[images.Decoding],
 ) -> Arrays:
     """Reads the images of `data_dir`, x uint8 [T, H, W, 3], with classes and images sorted by name.
@@ -31,14 +33,15 @@ def load(
         data_dir: a folder with `LAYOUT`.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         splits: "all", or names of the splits to pool.
+        group_pattern: regular expression of the beginning of a file name. Its first group, or else all that it
+            matches, names the group of the image, such as a patient. "" for none.
         how: see `images.Decoding`; a size is needed if images have several.
 
     Raises:
         UsageError: no such folder, a class without images, or a file among them that is not an image.
     """
-    return decode(
-        data_dir.resolve().name, data_dir, _split_folders(data_dir, splits), cache_dir, **how
-    )
+    name, folders = data_dir.resolve().name, _split_folders(data_dir, splits)
+    return decode(name, data_dir, folders, cache_dir, group_pattern, **how)
 
 
 def decode(
@@ -46,6 +49,7 @@ def decode(
     root: Path,
     splits: Sequence[Path],
     cache_dir: Path | None,
+    group_pattern: str = "",
     **how: Unpack[images.Decoding],
 ) -> Arrays:
     """Decodes the images of each split and class, class after class.
@@ -55,6 +59,7 @@ def decode(
         root: the folder of all files.
         splits: folders of classes, the training set first.
         cache_dir: folder of the decoded data sets; None keeps nothing.
+        group_pattern: as in `load`.
         how: see `images.Decoding`.
     """
     of_splits = [classes(split, 2 if split == root else 1) for split in splits]
@@ -74,8 +79,21 @@ def decode(
         )
 
     sources = [*map(cache.Status, files), f"{how.get('size')}"]
-    arrays = cache.cached("folder", sources, read, cache_dir)
-    return arrays._replace(name=name)
+    arrays = cache.cached("folder", sources, read, cache_dir)._replace(name=name)
+    return with_groups(arrays, _groups(files, group_pattern), root) if group_pattern else arrays
+
+
+def _groups(files: Sequence[Path], pattern: str) -> np.ndarray:
+    """Returns the group of every file, [T] texts; a UsageError for a file name without one."""
+    groups = []
+    for file in files:
+        match = re.match(pattern, file.name)
+        if not match:
+            raise UsageError(
+                f"{file}: --group-pattern {pattern} does not match its beginning; correct it"
+            )
+        groups.append(match[1] if match.re.groups else match[0])
+    return np.array(groups, str)
 
 
 def _split_folders(data_dir: Path, wanted: str) -> list[Path]:

@@ -149,7 +149,7 @@ def _column(rows: Any, role: str, name: str | None, candidates: Sequence[str], f
         name = next((usual for usual in USUAL[role] if usual in allowed), None)
     elif name is None:
         name = candidates[0]
-    if name in rows.features:
+    if name is not None and name in rows.features:
         return name
     flag = "--label" if role == "label" else "--input"
     raise UsageError(
@@ -194,7 +194,7 @@ def _texts(rows: Any, column: str) -> np.ndarray:
     """Returns float16 [T, `HASHES`], the hashed counts of the words of each text, of Euclidean length 1."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    vectorizer = HashingVectorizer(n_features=HASHES, dtype=np.float32)
+    vectorizer: Any = HashingVectorizer(n_features=HASHES)
     texts = [text or "" for text in rows.with_format("arrow")[:][column].to_pylist()]
     passes = [
         vectorizer.transform(texts[first : first + _TEXTS_PER_PASS]).toarray().astype(np.float16)

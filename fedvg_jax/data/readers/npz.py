@@ -32,9 +32,7 @@ LAYOUT = (
     "or x_train, y_train[, x_val, y_val][, x_test, y_test], or x, y"
 )
 
-_AS_ARRAYS = (
-    "; a table of text is read by pandas.read_csv, and given as fedvg_jax.run(config, data=(x, y))"
-)
+_AS_ARRAYS = "; a .csv table is --dataset csv"
 
 
 def load(path: Path, cache_dir: Path | None = None) -> Arrays:

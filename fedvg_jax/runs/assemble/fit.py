@@ -52,6 +52,10 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
 
 def check_pixel_settings(arrays: Arrays, config: Config) -> None:
     """Raises a UsageError if the config augments or normalises rows that are of another kind."""
+    if config.normalise == "columns" and arrays.table is not None:
+        raise UsageError(
+            "normalise columns has no effect on a table, whose transformer scales it; use none"
+        )
     if config.normalise == "columns" and (
         user_data.is_images(arrays) or user_data.is_sequences(arrays) or arrays.x.ndim < 2
     ):

@@ -20,6 +20,7 @@ from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.data.scaling import Columns
+from fedvg_jax.data.table import rows as rows_of
 from fedvg_jax.data.validation import Shared
 from fedvg_jax.host.files import user_path
 from fedvg_jax.models import pretrained
@@ -40,7 +41,12 @@ class Population(NamedTuple):
     partition: Partition
     shared: Shared
     scaled_by: Columns | None = None
-    """means and deviations of the columns of `shared`; None for rows as they are"""
+    """what the rows of `shared` are scaled or encoded by; None for rows as they are"""
+
+    @property
+    def inputs(self) -> Arrays:
+        """The data set with the rows that a model takes."""
+        return self.arrays._replace(x=self.shared.x[: len(self.arrays.y)], table=None)
 
     @property
     def pool(self) -> Batch:
@@ -119,33 +125,43 @@ def take_partition(
 
 
 def make_columns(
-    config: Config, x: np.ndarray, training_rows: np.ndarray | None = None
+    config: Config, arrays: Arrays, training_rows: np.ndarray | None = None
 ) -> Columns | None:
-    """Returns the means and deviations that scale columns: the stored model's, or else the training rows'.
+    """Returns what encodes a table or scales columns: the stored model's, or else fitted to the training rows.
 
     Args:
         config: checked settings.
-        x: [T, ...], rows of the data set.
+        arrays: the data set.
         training_rows: int [n], of all clients; None where there are none.
 
     Raises:
         UsageError: the stored model takes scaled columns, and the config does not scale; it takes other columns; or
             there are no rows to measure.
     """
-    stored, is_wanted = columns_of_model(config.init), config.normalise == "columns"
+    stored = columns_of_model(config.init)
+    is_wanted = config.normalise == "columns" or arrays.table is not None
+    if arrays.table is not None and config.dp.clip:
+        raise UsageError(
+            "dp does not account for what a table's encoding tells of the rows; give arrays"
+        )
     if stored and not is_wanted:
         raise UsageError(
             f"init {config.init} was trained on scaled columns; use --normalise columns"
         )
     if stored:
-        stored.scaled(x[:1])  # refuses other columns
+        stored.scaled(rows_of(arrays)[:1])  # refuses other columns
     if stored or not is_wanted:
         return stored
     if training_rows is None:
         raise UsageError(
             "normalise columns needs training rows, or init of a run that has scaled columns; use none"
         )
-    return scaling.measure(x, training_rows)
+    return scaling.fit(arrays, training_rows)
+
+
+def encoded(arrays: Arrays, scaled_by: Columns) -> Arrays:
+    """Returns a data set with rows as the model takes them."""
+    return arrays._replace(x=scaled_by.scaled(rows_of(arrays)), table=None)
 
 
 def columns_of_model(init: Path | None) -> Columns | None:
@@ -176,7 +192,7 @@ def make_shared(
     options, seed, classes = config.validation, partition_seed(config), len(arrays.class_names)
     _check_kinds_of_rows(config, arrays)
     if scaled_by:
-        arrays = arrays._replace(x=scaled_by.scaled(arrays.x))
+        arrays = encoded(arrays, scaled_by)
     source, share = choice(config, "validation.source")
     if source == "clients":
         shared = validation.from_clients(arrays, parts, share, config.val_ratio, seed)
@@ -217,6 +233,10 @@ def make_shared(
 def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
     """Raises UsageError for a validation set or corrupt rows that need images, or a label for each row."""
     options, (kind, _) = config.validation, choice(config, "corrupt.kind")
+    if arrays.table is not None and options.source.partition(":")[0] != "clients":
+        raise UsageError(
+            f"validation.source {options.source} is not encoded as a table; use clients"
+        )
     if choice(config, "validation.source")[0] != "clients" and not is_features(arrays.x):
         user_data.check_rows_are_images(
             arrays, f"validation.source {options.source}", "use --validation.source clients"
@@ -301,6 +321,7 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         config.cache_dir and config.cache_dir / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
+        group_pattern=config.group_pattern,
         columns=columns_by_role(config),
         progress=reading,
     )

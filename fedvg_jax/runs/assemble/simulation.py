@@ -117,7 +117,7 @@ class Simulation(NamedTuple):
     traffic: communication.Traffic = communication.Traffic()
     """bytes that a client of a cohort receives and sends in a round"""
     scaled_by: Columns | None = None
-    """means and deviations of the columns of `data`, of `normalise` columns; None for rows as they are"""
+    """what scaled the columns of `data`, or encoded its table; None for rows as they are"""
     account: privacy.Account | None = None
     """what the rounds cost in privacy; None without it, and if the cost of the first model is not known"""
     code: Mapping[str, str] = {}
@@ -196,7 +196,10 @@ def simulation(
     *,
     progress: Progress | None = None,
     reading: Progress | None = None,
-    data: Arrays | tuple | None = None,
+    data: Any = None,
+    label: str | None = None,
+    group: str | None = None,
+    transformer: Any = None,
     partition: tuple | Sequence | None = None,
     task: Task | None = None,
     algorithm: Algorithm | None = None,
@@ -211,7 +214,8 @@ def simulation(
         config: settings; they are checked.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
-        data, partition, task, algorithm, weighting, selection, hyper, initial: as in `fedvg_jax.run`.
+        data, label, group, transformer, partition, task, algorithm, weighting, selection, hyper, initial: as in
+            `fedvg_jax.run`.
 
     Raises:
         UsageError: a setting or a file cannot work, or a task or weighting breaks its contract.
@@ -220,6 +224,7 @@ def simulation(
     >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
     ('digits', 4, (2,))
     """
+    data = user_data.of_call(data, label, group, transformer)
     given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
     return of_call(check(config), given, progress, reading)
 
@@ -315,7 +320,7 @@ def _make_population(
         if partition is None
         else take_partition(config, arrays, partition)
     )
-    scaled_by = make_columns(config, arrays.x, joined(parts.train))
+    scaled_by = make_columns(config, arrays, joined(parts.train))
     return Population(arrays, parts, make_shared(config, arrays, parts, scaled_by), scaled_by)
 
 
@@ -323,7 +328,7 @@ def _make_program(
     config: Config, population: Population, given: Given, keep: reuse.Keep
 ) -> programs.Program:
     """Returns the program of a run, after checking that the data fit the given task, or the config's model."""
-    arrays, model = population.arrays, given.task
+    arrays, model = population.inputs, given.task
     if model is None:
         registry.check_images(config, arrays)
         model = programs.Images(arrays.x.shape[1:], len(arrays.class_names))

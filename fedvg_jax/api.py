@@ -471,11 +471,11 @@ def evaluate(
         }
     kind = type(data).__name__
     scaled_by = model.scaled_by if isinstance(model, Simulation) else None
-    if scaled_by and scaled_by.table:
+    if scaled_by and scaled_by.label:
         data = scaled_by.batch(data)
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
         data = Batch(*(_as_leaf(part, name) for part, name in zip(data, ("x", "y"), strict=True)))
-    if scaled_by and not scaled_by.table and isinstance(data, Batch):
+    if scaled_by and not scaled_by.label and isinstance(data, Batch):
         data = data._replace(x=scaled_by.scaled(data.x))
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UsageError(f"batch_size must be a whole number >= 1; got {batch_size!r}")

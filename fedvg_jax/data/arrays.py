@@ -16,12 +16,10 @@ MAX_CLASSES = 2**16
 
 
 class Table(NamedTuple):
-    """The columns of a table whose rows are not encoded yet: x float64 [T, D], with NaN for missing values."""
+    """A table whose rows are not encoded yet."""
 
-    names: tuple[str, ...]
-    """Names of the D columns."""
-    categories: tuple[tuple[str, ...] | None, ...]
-    """Names of each column's categories, which x numbers; None for numbers."""
+    inputs: Any
+    """DataFrame of T rows: columns of floats, and of texts as objects, with NaN for missing values."""
     label: str
     """Name of the column of labels."""
     class_names: tuple[str, ...]
@@ -196,7 +194,9 @@ def _with_rows(arrays: Arrays, rows: np.ndarray) -> Arrays:
         else np.unique(arrays.groups[rows], return_inverse=True)[1].astype(np.int32)
     )
     num_train = int((rows < arrays.num_train).sum())
-    return arrays._replace(x=arrays.x[rows], y=arrays.y[rows], num_train=num_train, groups=groups)
+    table = arrays.table and arrays.table._replace(inputs=arrays.table.inputs.iloc[rows])
+    some = arrays._replace(x=arrays.x[rows], y=arrays.y[rows], num_train=num_train)
+    return some._replace(groups=groups, table=table)
 
 
 def _refuse_other_shares(

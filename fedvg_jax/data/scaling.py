@@ -7,14 +7,15 @@ A fitted transformer is stored as JSON, so that reading a run folder or a model 
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import table as tables
-from fedvg_jax.data.arrays import Arrays, Table, reading
+from fedvg_jax.data import table
+from fedvg_jax.data.arrays import Arrays, reading
 
 FILE = "columns.json"
 """Name in a run folder."""
@@ -24,9 +25,11 @@ class Columns(NamedTuple):
     """A fitted transformer of rows."""
 
     transformer: Any
-    """of scikit-learn; takes float64 [n, D], or a DataFrame of the inputs of `table`"""
-    table: Table | None = None
-    """the columns of a table; None for arrays"""
+    """of scikit-learn; takes float64 [n, D], or a DataFrame of the inputs of a table"""
+    label: str | None = None
+    """Name of a table's column of labels; None for arrays."""
+    class_names: tuple[str, ...] = ()
+    """Names of a table's classes."""
 
     def scaled(self, x: Any) -> np.ndarray:
         """Returns rows as the model takes them, float32.
@@ -37,10 +40,11 @@ class Columns(NamedTuple):
         Raises:
             UsageError: x has other columns.
         """
-        if self.table is not None:
-            if not tables.is_frame(x):
+        if self.label is not None:
+            if not table.is_frame(x):
                 raise UsageError("x must be a DataFrame, as the data that the model was trained on")
-            return _transformed(self.transformer, tables.inputs(self.table, x))
+            names = self.transformer.feature_names_in_
+            return _transformed(self.transformer, table.inputs_of(x, names))
         width, shape = self.transformer.n_features_in_, np.shape(x)
         if shape[-1:] != (width,):
             raise UsageError(
@@ -51,20 +55,23 @@ class Columns(NamedTuple):
 
     def batch(self, data: Any) -> tuple[np.ndarray, Any]:
         """Returns x as `scaled`, and y, of a table: a DataFrame with its inputs and labels, or a pair (inputs, y)."""
-        assert self.table is not None, "arrays are scaled by `scaled`"
-        if tables.is_frame(data):
-            return self.scaled(data), tables.labels(self.table, data)
+        assert self.label is not None, "arrays are scaled by `scaled`"
+        if table.is_frame(data):
+            return self.scaled(data), table.labels_of(data, self.label, self.class_names)
         inputs, y = data
         return self.scaled(inputs), y
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the values as JSON has them, which is exact."""
-        table = None if self.table is None else self.table._replace(transformer=None)._asdict()
-        return {"transformer": _to_json(self.transformer), "table": table}
+        """Returns the values as JSON has them, which is exact.
+
+        Raises:
+            UsageError: the transformer holds an object that is not of scikit-learn, such as a function of its user.
+        """
+        return json.loads(json.dumps(self._asdict(), default=_to_json))
 
 
-def default_transformer(table: Table) -> Any:
-    """Returns what encodes a table, not fitted.
+def default_transformer(inputs: Any) -> Any:
+    """Returns what encodes the inputs of a table, not fitted.
 
     Missing numbers become the median, and columns get mean 0 and deviation 1. Missing categories become the most
     frequent one, and each category gets a column of 0 and 1.
@@ -74,9 +81,8 @@ def default_transformer(table: Table) -> Any:
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-    kinds = [*zip(table.names, table.categories, strict=True)]
-    numbers = [name for name, found in kinds if found is None]
-    others = [name for name, found in kinds if found is not None]
+    numbers = [name for name, column in inputs.items() if column.dtype.kind == "f"]
+    others = [name for name in inputs if name not in numbers]
     scale = make_pipeline(
         SimpleImputer(strategy="median", keep_empty_features=True), StandardScaler()
     )
@@ -114,10 +120,11 @@ def fit(arrays: Arrays, rows: np.ndarray) -> Columns:
         is_constant = np.sqrt(scaler.var_) <= np.finfo(dtype).eps * np.abs(scaler.mean_)
         scaler.scale_[is_constant] = 1
         return Columns(scaler)
-    table, frame = arrays.table, tables.rows(arrays).iloc[rows]
-    transformer = _fitted(table.transformer or default_transformer(table), frame)
-    columns = Columns(transformer, table)
-    _transformed(transformer, frame)
+    inputs, label, class_names, custom = arrays.table
+    training = inputs.iloc[rows]
+    transformer = _fitted(custom or default_transformer(inputs), training)
+    columns = Columns(transformer, label, class_names)
+    columns.scaled(training)
     columns.as_json()
     return columns
 
@@ -156,80 +163,67 @@ def from_json(stored: Mapping[str, Any], source: object) -> Columns:
         UsageError: it is something else, or needs another version of scikit-learn.
     """
     with reading(source, "a transformer of columns", "give another model"):
-        transformer, table = _from_json(stored["transformer"]), stored["table"]
-        transformer.transform  # noqa: B018  every transformer has it
-        if table is None:
-            return Columns(transformer)
-        categories = [found if found is None else tuple(found) for found in table["categories"]]
-        names, classes = tuple(table["names"]), tuple(table["class_names"])
-        return Columns(transformer, Table(names, tuple(categories), table["label"], classes))
+        fields = json.loads(json.dumps(stored), object_hook=_from_json)
+        fields["transformer"].transform  # noqa: B018  every transformer has it
+        return Columns(**fields | {"class_names": tuple(fields["class_names"])})
 
 
 def _to_json(value: Any) -> Any:
-    """Returns a fitted estimator, or what it holds, as JSON has it.
-
-    Raises:
-        UsageError: it holds another object, such as a function of its user.
-    """
+    """Returns a fitted estimator, or a value that it holds, as a dict or a number for JSON."""
     from sklearn.base import BaseEstimator
 
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if isinstance(value, list | tuple):
-        return [_to_json(item) for item in value]
-    if isinstance(value, dict):
-        return {"items": [[_to_json(key), _to_json(item)] for key, item in value.items()]}
-    if isinstance(value, slice):
-        return {"slice": [value.start, value.stop, value.step]}
+    kind = type(value)
     if isinstance(value, np.generic):
         return value.item()
     if isinstance(value, np.ndarray):
         return {"array": value.tolist(), "dtype": value.dtype.str}
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return {"dtype": np.dtype(value).str}
+    if isinstance(value, slice):
+        return {"slice": [value.start, value.stop, value.step]}
     if isinstance(value, np.ufunc):
         return {"ufunc": value.__name__}
-    kind = type(value)
     if isinstance(value, BaseEstimator) and kind.__module__.startswith("sklearn."):
         state = dict(vars(value))
         if (
             "transformers_" in state
         ):  # which are fitted; the others may hold functions that choose columns
             state["transformers"] = []
-        return {"class": [kind.__module__, kind.__name__], "state": _to_json(state)}
+        return {"class": [kind.__module__, kind.__name__], "state": state}
     raise UsageError(
         f"transformer holds a {kind.__name__}, which no run folder can store; use classes of scikit-learn"
         " and functions of NumPy, such as np.log1p"
     )
 
 
-def _from_json(value: Any) -> Any:
-    """Returns what `_to_json` wrote; tuples have become lists."""
+def _from_json(value: dict[str, Any]) -> Any:
+    """Returns what `_to_json` made a dict of. Nothing but classes and functions of these kinds is made or called."""
     from sklearn.base import BaseEstimator
 
-    if isinstance(value, list):
-        return [_from_json(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if "items" in value:
-        return {_from_json(key): _from_json(item) for key, item in value["items"]}
-    if "slice" in value:
-        return slice(*value["slice"])
     if "array" in value:
         return np.array(value["array"], value["dtype"])
-    if "dtype" in value:
+    if "dtype" in value and len(value) == 1:
         return np.dtype(value["dtype"])
+    if "slice" in value:
+        return slice(*value["slice"])
     if "ufunc" in value:
-        found = getattr(np, value["ufunc"])
-        if not isinstance(found, np.ufunc):
-            raise ValueError(f"{value['ufunc']} is no ufunc")
-        return found
+        return _member("numpy", value["ufunc"], np.ufunc)
+    if "class" not in value:
+        return value
     module, name = value["class"]
     if not module.startswith("sklearn."):
         raise ValueError(f"{module} is not of scikit-learn")
-    kind = getattr(importlib.import_module(module), name)
-    if not (isinstance(kind, type) and issubclass(kind, BaseEstimator)):
+    kind = _member(module, name, type)
+    if not issubclass(kind, BaseEstimator):
         raise ValueError(f"{name} is no estimator")
     estimator = kind.__new__(kind)
-    vars(estimator).update(_from_json(value["state"]))
+    vars(estimator).update(value["state"])
     return estimator
+
+
+def _member(module: str, name: str, kind: type) -> Any:
+    """Returns a member of a module; a ValueError if it is of another kind."""
+    found = getattr(importlib.import_module(module), name)
+    if not isinstance(found, kind):
+        raise ValueError(f"{name} is no {kind.__name__}")
+    return found

@@ -1,13 +1,13 @@
 """Tables: DataFrames and .csv files with labels, perhaps groups, and columns of numbers or categories.
 
-A table is kept as floats, x float64 [T, D], until the training rows are known: numbers as they are, categories as their
-places in `Table.categories`, and missing values as NaN. `scaling` then encodes it.
+The inputs are kept as a DataFrame until the training rows are known; `scaling` then encodes it. Meanwhile x, float64
+[T, D], has numbers as they are and categories as numbers, so that digests tell tables apart.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -68,84 +68,92 @@ def from_frame(
     Raises:
         UsageError: a column is not there, twice there, or of dates and the like; or a label or a group is missing.
     """
-    frame = frame.to_pandas() if hasattr(frame, "to_pandas") else frame
-    frame = frame.rename(columns=str)
+    frame = _pandas_frame(frame)
     if not frame.columns.is_unique:
         twice = frame.columns[frame.columns.duplicated()][0]
         raise UsageError(f"{name}: column {twice!r} is there twice; rename one")
-    for role, column in {"label": label, "group": group}.items():
-        if column is not None:
-            _check_column(frame, role, column, name)
-    inputs = [column for column in frame.columns if column not in (label, group)]
-    if not inputs or group == label:
-        raise UsageError(
-            f"{name}: has no column beside label {label!r} and group {group!r}; add one"
-        )
-    columns = [_column(frame[column], f"{name}: column {column!r}") for column in inputs]
+    roles = {"label": label} if group is None else {"label": label, "group": group}
+    for role, column in roles.items():
+        _check_column(frame, role, column, name)
+    inputs = frame.drop(columns=[*{*roles.values()}])
+    if not inputs.shape[1] or label == group:
+        raise UsageError(f"{name}: needs a label and a column beside {', '.join(roles.values())}")
+    inputs = _normalised(inputs, name)
     y, class_names = _labels(frame[label])
-    table = Table(
-        tuple(inputs), tuple(found for _, found in columns), label, class_names, transformer
-    )
-    x = np.stack([values for values, _ in columns], 1)
-    arrays = check_values(Arrays(name, x, y, class_names, len(y), None, table), name)
+    table = Table(inputs, label, class_names, transformer)
+    arrays = check_values(Arrays(name, _codes(inputs), y, class_names, len(y), table=table), name)
     if group is None:
         return arrays
-    groups = np.array([str(value) for value in frame[group]])
-    return with_groups(arrays, groups, f"{name}, column {group}")
+    return with_groups(arrays, frame[group].astype(str).to_numpy(str), f"{name}, column {group}")
 
 
 def rows(arrays: Arrays) -> Any:
     """Returns x [T, ...] of a data set, or the DataFrame of a table's inputs."""
-    return arrays.x if arrays.table is None else _frame(arrays.table, arrays.x)
+    return arrays.x if arrays.table is None else arrays.table.inputs
 
 
-def inputs(table: Table, frame: Any) -> Any:
-    """Returns the inputs of a table from another DataFrame with its columns.
+def inputs_of(frame: Any, names: Sequence[str]) -> Any:
+    """Returns the columns of these names of another DataFrame.
 
     Raises:
-        UsageError: a column is not there, or holds other values than the table's.
+        UsageError: a column is not there, or of dates and the like.
     """
-    frame = frame.to_pandas() if hasattr(frame, "to_pandas") else frame
-    frame = frame.rename(columns=str)
-    for name in table.names:
+    frame = _pandas_frame(frame)
+    for name in names:
         _check_name(frame, "column", name, "data")
-    columns = [_column(frame[name], f"data: column {name!r}") for name in table.names]
-    for name, (_, found), known in zip(table.names, columns, table.categories, strict=True):
-        if (found is None) != (known is None):
-            kind = "numbers" if known is None else "categories"
-            raise UsageError(f"data: column {name!r} must hold {kind}, as in the training data")
-    own = table._replace(categories=tuple(found for _, found in columns))
-    return _frame(own, np.stack([values for values, _ in columns], 1))
+    return _normalised(frame[[*names]], "data")
 
 
-def labels(table: Table, frame: Any) -> np.ndarray:
-    """Returns the labels of a DataFrame with a table's columns, [T].
+def labels_of(frame: Any, label: str, class_names: Sequence[str]) -> np.ndarray:
+    """Returns the numbers of a DataFrame's labels, int32 [T], or targets, float32 [T], where there are no classes.
 
     Raises:
-        UsageError: there is no such column, or a label that the table does not have.
+        UsageError: there is no such column, or a label that is no class.
     """
+    frame = _pandas_frame(frame)
+    _check_column(frame, "label", label, "data")
+    if not class_names:
+        return frame[label].to_numpy(np.float32)
+    numbers = frame[label].astype(str).map({name: c for c, name in enumerate(class_names)})
+    if numbers.isna().any():
+        unknown = frame[label][numbers.isna()].iloc[0]
+        raise UsageError(f"data: label {unknown!r} must be one of {', '.join(class_names)}")
+    return numbers.to_numpy(np.int32)
+
+
+def _pandas_frame(frame: Any) -> Any:
+    """Returns a DataFrame of pandas with texts as names of its columns."""
     frame = frame.to_pandas() if hasattr(frame, "to_pandas") else frame
-    _check_column(frame, "label", table.label, "data")
-    values = frame[table.label]
-    if not table.class_names:
-        return np.asarray(values, np.float32)
-    number = {name: c for c, name in enumerate(table.class_names)}
-    if unknown := {str(value) for value in values} - number.keys():
-        raise UsageError(
-            f"data: label {min(unknown)!r} is no class of the training data: {', '.join(number)}"
-        )
-    return np.array([number[str(value)] for value in values], np.int32)
+    return frame.rename(columns=str)
 
 
-def _frame(table: Table, x: np.ndarray) -> Any:
-    pandas = extras.load("pandas", "pandas", "a table")
+def _normalised(frame: Any, source: str) -> Any:
+    """Returns columns of floats and of texts, as objects, with NaN for missing values.
+
+    Raises:
+        UsageError: a column holds dates, durations or complex numbers.
+    """
     columns = {}
-    for name, names, values in zip(table.names, table.categories, x.T, strict=True):
-        if names is not None:
-            texts = np.array([*names, np.nan], object)  # the last one is missing
-            values = texts[np.where(np.isnan(values), len(names), values).astype(int)]  # noqa: PLW2901
-        columns[name] = pandas.Series(values, dtype=object if names is not None else float)
-    return pandas.DataFrame(columns)
+    for name, column in frame.items():
+        kind = getattr(column.dtype, "kind", "O")
+        if kind in "mMc":
+            raise UsageError(
+                f"{source}: column {name!r} holds {column.dtype}; make numbers of it, such as .dt.total_seconds()"
+            )
+        if kind in "biuf" and column.dtype.name != "category":
+            columns[name] = column.to_numpy(np.float64, na_value=np.nan)
+        else:
+            columns[name] = column.astype(str).astype(object).where(column.notna(), np.nan)
+    return type(frame)(columns, index=frame.index)
+
+
+def _codes(frame: Any) -> np.ndarray:
+    """Returns float64 [T, D], the numbers and the numbers of the categories of a normalised DataFrame."""
+    codes = [
+        column if column.dtype.kind == "f" else column.astype("category").cat.codes
+        for _, column in frame.items()
+    ]
+    return np.stack([np.asarray(column, np.float64) for column in codes], 1)
 
 
 def _check_name(frame: Any, role: str, column: str, source: str) -> None:
@@ -168,30 +176,11 @@ def _check_column(frame: Any, role: str, column: str, source: str) -> None:
         )
 
 
-def _column(series: Any, what: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Returns float64 [T] and the categories, which are None for numbers.
-
-    Raises:
-        UsageError: the values are dates, durations or complex numbers.
-    """
-    dtype = series.dtype
-    if getattr(dtype, "kind", "") in "mMc":
-        raise UsageError(f"{what} holds {dtype}; make numbers of it, such as .dt.total_seconds()")
-    is_missing = np.asarray(series.isna())
-    if getattr(dtype, "kind", "") in "biuf" and dtype.name != "category":
-        return series.to_numpy(np.float64, na_value=np.nan), None
-    texts = series.astype(str).to_numpy(object)
-    names, places = np.unique(texts[~is_missing].astype(str), return_inverse=True)
-    values = np.full(len(texts), np.nan)
-    values[~is_missing] = places
-    return values, tuple(map(str, names))
-
-
-def _labels(series: Any) -> tuple[np.ndarray, tuple[str, ...]]:
+def _labels(column: Any) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns classes int32 [T] and their names, or targets float32 [T] and none."""
-    if getattr(series.dtype, "kind", "") == "f":
-        return series.to_numpy(np.float32), ()
-    is_number = getattr(series.dtype, "kind", "") in "iu"
-    values = series.to_numpy() if is_number else series.astype(str).to_numpy(object).astype(str)
+    kind = getattr(column.dtype, "kind", "O")
+    if kind == "f":
+        return column.to_numpy(np.float32), ()
+    values = column.to_numpy() if kind in "iu" else column.astype(str).to_numpy(str)
     names, y = np.unique(values, return_inverse=True)
     return y.astype(np.int32), tuple(map(str, names))

@@ -104,10 +104,10 @@ def test_features_of_scaled_columns_need_a_model_that_has_them(finished, tmp_pat
 
 DAMAGED = {
     "nothing": "{}",
-    "another module": '{"transformer": {"class": ["os", "system"], "state": {"items": []}}, "table": null}',
-    "a function": '{"transformer": {"class": ["sklearn", "show_versions"], "state": {}}, "table": null}',
-    "no state": '{"transformer": {"class": ["sklearn.preprocessing._data", "StandardScaler"]}, "table": null}',
-    "an array": '{"transformer": {"array": [1], "dtype": "O"}, "table": null}',
+    "another module": '{"transformer": {"class": ["os", "system"], "state": {}}}',
+    "a function": '{"transformer": {"class": ["sklearn", "show_versions"], "state": {}}}',
+    "no state": '{"transformer": {"class": ["sklearn.preprocessing._data", "StandardScaler"]}}',
+    "an array": '{"transformer": {"array": [1], "dtype": "O"}}',
 }
 
 

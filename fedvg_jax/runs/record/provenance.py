@@ -51,7 +51,7 @@ def sources(
         base: NumPy arrays, the frozen tensors of the model; None where it is trained as a whole.
     """
     rows = (rows_of_client for part in partition for rows_of_client in part)
-    encoding = () if arrays.table is None else (identify(arrays.table).digest,)
+    encoding = () if arrays.table is None else (identify(arrays.table._asdict()).digest,)
     data = cache.digest(arrays.x, arrays.y, *encoding)
     digests = {"data": data, "partition": cache.digest(*rows)}
     if len(partition.val) == len(partition.test) == len(partition.train):

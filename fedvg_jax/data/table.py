@@ -47,7 +47,7 @@ def load(path: Path, cache_dir: Path | None = None, *, columns: Mapping[str, str
 
 def is_frame(data: Any) -> bool:
     """Returns whether data are a DataFrame of pandas, or one that becomes such, as that of polars."""
-    return hasattr(data, "to_pandas") or (hasattr(data, "columns") and hasattr(data, "iloc"))
+    return hasattr(data, "columns") and (hasattr(data, "iloc") or hasattr(data, "to_pandas"))
 
 
 def from_frame(
@@ -87,6 +87,21 @@ def from_frame(
     return with_groups(arrays, frame[group].astype(str).to_numpy(str), f"{name}, column {group}")
 
 
+def numbers(frame: Any, name: str) -> np.ndarray:
+    """Returns a DataFrame of numbers and booleans as float64 [T, D].
+
+    Raises:
+        UsageError: a column holds other values.
+    """
+    columns = _normalised(_pandas_frame(frame), f"data: {name}")
+    for column in columns:
+        if columns[column].dtype.kind != "f":
+            raise UsageError(
+                f"data: {name}, column {column!r} must be numbers; data=frame, label=NAME encodes texts and categories"
+            )
+    return columns.to_numpy(np.float64)
+
+
 def rows(arrays: Arrays) -> Any:
     """Returns x [T, ...] of a data set, or the DataFrame of a table's inputs."""
     return arrays.x if arrays.table is None else arrays.table.inputs
@@ -124,7 +139,7 @@ def labels_of(frame: Any, label: str, class_names: Sequence[str]) -> np.ndarray:
 def _pandas_frame(frame: Any) -> Any:
     """Returns a DataFrame of pandas with texts as names of its columns."""
     frame = frame.to_pandas() if hasattr(frame, "to_pandas") else frame
-    return frame.rename(columns=str)
+    return frame.rename(columns=str).infer_objects()
 
 
 def _normalised(frame: Any, source: str) -> Any:

@@ -218,7 +218,7 @@ GIVEN = [
     ("labels that are texts", given_data(FLOATS, LABELS_6.astype("U1")), "np.unique"),
     ("more classes than names", given_data(Arrays("mine", FLOATS, LABELS_6, ("a", "b"), 6)), "class_names"),
     ("a row of x that is not finite", given_data(with_value(FLOATS, np.nan), TARGETS), "row 4"),
-    ("masked rows", given_data(np.ma.masked_array(FLOATS, FLOATS > 0), LABELS_6), "x.filled"),
+    ("masked rows", given_data(np.ma.masked_array(FLOATS, FLOATS > 0), LABELS_6), ".filled"),
     ("pixels of a table", fits(FLOATS, LABELS_6, normalise="half"), "normalise half"),
     ("channels first", fits(CHANNELS_FIRST, LABELS_6, model="resnet18"), "np.moveaxis(x, 1, -1)"),
     ("flips of a table", fits(FLOATS, LABELS_6, augment="flip"), "augment flip"),

@@ -121,8 +121,8 @@ def draw_partition(
     if uses_groups and groups is None:
         setting = "partition" if s.kind == "group" else "holdout"
         raise UsageError(
-            f"{setting} group needs an array groups [T] in the .npz, --group of csv or hf:FOLDER, --group-pattern of folder, or"
-            " Python data=fedvg_jax.Arrays(..., groups=...)"
+            f"{setting} group needs an array groups [T] in the .npz, --group of csv or hf:FOLDER, --group-pattern of"
+            " folder, or from Python data=fedvg_jax.Arrays(..., groups=...)"
         )
     groups = np.asarray(groups) if uses_groups else None
     _refuse_too_few_rows(s, len(labels))

@@ -272,19 +272,19 @@ def outside_images(
     return resized(x, shape, data_dir or source), mapped[rows]
 
 
-def refuse_other_network(path: Path, own: Path) -> None:
+def refuse_other_network(path: Path, clients_file: Path) -> None:
     """Raises UsageError for features made otherwise than the clients' features, by the manifests of both files.
 
     Args:
         path: .npz file of D_val, or its folder; of a file without a manifest nothing is known.
-        own: the file of the clients' data.
+        clients_file: the file of the clients' data.
     """
-    theirs, ours = _manifest(path), _manifest(own)
+    theirs, ours = _manifest(path), _manifest(clients_file)
     for name in MANIFEST:
         if name in theirs and name in ours and theirs[name] != ours[name]:
             raise UsageError(
-                f"{path}: features of {name} {theirs[name]}, and {own} has {ours[name]}; features of D_val and of"
-                " the clients must come from one network and size"
+                f"{path}: features of {name} {theirs[name]}, and {clients_file} has {ours[name]}; features"
+                " of D_val and of the clients must come from one network and size"
             )
 
 
@@ -359,7 +359,7 @@ def _labels(source: str, outside: Arrays, target: Arrays, all_classes: bool) -> 
         return {name: int(name) for name in outside.class_names}
     named = {"stl10": STL10, "cifar100": CIFAR100 | (PICKUP_TRUCK if all_classes else {})}
     names = named.get(source) or {name: name for name in outside.class_names}
-    mapped = {name: number[own] for name, own in names.items() if own in number}
+    mapped = {name: number[label] for name, label in names.items() if label in number}
     missing = sorted(set(names.values()) - number.keys()) if source != "npz" else []
     if not mapped or missing:
         raise UsageError(

@@ -69,13 +69,12 @@ def validation_gradient(
         model: the architecture; it is copied and its values are not used.
         loss, loader, train: as in `validation_gradients`.
     """
-    own = copy.deepcopy(model)
+    scratch = copy.deepcopy(model)
 
     def gradient(arrays: Arrays) -> dict[str, np.ndarray]:
-        _fill(own, arrays)
-        return {
-            name: _to_numpy(value) for name, value in _gradients(own, loss, loader, train).items()
-        }
+        _fill(scratch, arrays)
+        gradients = _gradients(scratch, loss, loader, train)
+        return {name: _to_numpy(value) for name, value in gradients.items()}
 
     return gradient
 
@@ -286,7 +285,7 @@ def _floating_names(state: StateDict) -> list[str]:
 
 
 def _to_jax(tensor: Tensor) -> jax.Array:
-    """Returns the tensor in jax: its own memory by DLPack, or a copy on the host where jax lacks its device."""
+    """Returns the tensor in jax: the same memory by DLPack, or a copy on the host where jax lacks its device."""
     tensor = tensor.detach().to_dense()  # an embedding's gradient may be sparse
     is_shared = tensor.device.type == "cpu" or (
         tensor.is_cuda and hardware.current().platform == "gpu"

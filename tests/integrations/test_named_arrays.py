@@ -88,12 +88,12 @@ def test_client_with_anything_nonfinite_has_weight_0(where):
         return {name: np.full_like(arrays[name], np.nan if is_broken else 1.0) for name in NORMS}
 
     weights = named_arrays.weigh(scheme(gradient=of_client), MODEL, clients)
-    assert weights.present.tolist() == [True, False, True]
+    assert weights.participating.tolist() == [True, False, True]
     assert weights.mean.tolist() == [0.5, 0, 0.5] and np.isnan(weights.scores[1])
     mean = named_arrays.average(MODEL, [client.arrays for client in clients], weights)
     np.testing.assert_allclose(mean["head.bias"], [2.5], rtol=1e-6)
     alone = named_arrays.weigh(scheme(gradient=of_client), MODEL, [Client(broken, 1)])
-    assert not alone.present.any() and alone.mean.tolist() == [0]
+    assert not alone.participating.any() and alone.mean.tolist() == [0]
 
 
 @pytest.mark.parametrize(

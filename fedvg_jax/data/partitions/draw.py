@@ -150,7 +150,7 @@ def _draw(
     remaining, val, test = client_rows.hold_out(s.held_out, labels, groups, *ratios, stream)
     rows = _deal(s, dealt_by[remaining], stream, progress)
     return Partition(
-        client_rows.pack(remaining[stream.permutation(own)] for own in rows), [val], [test]
+        client_rows.pack(remaining[stream.permutation(client)] for client in rows), [val], [test]
     )
 
 

@@ -163,9 +163,8 @@ def prepare(config: Config, is_downloaded: bool = False) -> int:
         output.say(console, f"partition written to {config.export_partition}")
     title = f"{config.clients} clients, partition {output.partition_label(config)}"
     output.say(console, "\n".join([title, *client_sizes(arrays, partition)]))
-    folder = (
-        config.out or Path("runs") / f"data-{config.dataset.replace(':', '-').replace('/', '-')}"
-    )
+    name = config.dataset.replace(":", "-").replace("/", "-")
+    folder = config.out or Path("runs") / f"data-{name}"
     output.say(console, draw(folder, arrays, partition, f"{arrays.name}: {title}"))
     return 0
 
@@ -202,7 +201,6 @@ def read_rows(config: Config) -> tuple[Console, Arrays]:
     from fedvg_jax.views import display
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
-    assert config.cache_dir is not None, "the check of the settings sets it"
     with display.preparation_progress(console) as bar:
         return console, population.load_data(config, bar("decoding images"))
 
@@ -261,9 +259,8 @@ def class_table(arrays: Arrays) -> Table:
     from rich.text import Text
 
     first, num_classes = arrays.num_train, len(arrays.class_names)
-    train, others = (
-        np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:])
-    )
+    train = np.bincount(arrays.y[:first].ravel(), minlength=num_classes)
+    others = np.bincount(arrays.y[first:].ravel(), minlength=num_classes)
     table = Table()
     table.add_column("class", overflow="fold")
     for title in ("training", "other splits", output.unit(arrays), "share"):

@@ -92,9 +92,9 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
     if not arrays.class_names:
         return arrays._replace(x=x, y=y)
     last = len(arrays.class_names) - 1
-    if y.dtype.kind not in "iu" or y.min() < 0 or y.max() > last:
-        got = f"{y.min()}..{y.max()}" if y.dtype.kind in "iu" else f"{y.dtype}; use y.astype(int)"
-        got += "; use y - 1" if y.dtype.kind in "iu" and (y.min(), y.max()) == (1, last + 1) else ""
+    is_integer = y.dtype.kind in "iu"
+    if not is_integer or y.min() < 0 or y.max() > last:
+        got = f"{y.min()}..{y.max()}" if is_integer else f"{y.dtype}; use y.astype(int)"
         raise UsageError(
             f"{source}: labels must be integers 0..{last}, one for each of class_names; got {got}"
         )
@@ -102,17 +102,15 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
 
 
 def _device_values(array: np.ndarray, what: str) -> np.ndarray:
-    """Returns an array in the byte order of this machine, and bfloat16 as float32; see `check_values`."""
+    """Returns an array in the byte order of this machine; see `check_values`."""
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     if not array.ndim or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise UsageError(
             f"{what} must be an array [T, ...] of booleans, integers or floats of at most 64 bits; got {shape(array)}"
         )
     if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
-        largest = max(
-            -int(array.min()), int(array.max())
-        )  # Python integers, because |-2**63| is not an int64
+        # Python integers, because |-2**63| is not an int64
+        largest = max(-int(array.min()), int(array.max()))
         if largest >= 2**31:
             raise UsageError(
                 f"{what} must be below 2**31 in absolute value; got {largest}; use .astype('float64')"
@@ -161,9 +159,8 @@ def limited(arrays: Arrays, max_rows: int, seed: int | None = None) -> Arrays:
     if not 0 < max_rows < num_rows:
         return arrays
     if seed is not None:
-        return _with_rows(
-            arrays, np.sort(np.random.default_rng(seed).choice(num_rows, max_rows, replace=False))
-        )
+        drawn = np.random.default_rng(seed).choice(num_rows, max_rows, replace=False)
+        return _with_rows(arrays, np.sort(drawn))
     rows = np.arange(max_rows) * num_rows // max_rows
     if arrays.class_names and arrays.y.ndim == 1:
         _refuse_other_shares(arrays.y, rows, "class", arrays.class_names)
@@ -178,21 +175,18 @@ def classes_without_rows(arrays: Arrays) -> list[str]:
     >>> classes_without_rows(Arrays("three", np.ones((2, 1)), np.array([1, 2]), ("0", "1", "2"), 2))
     ['0']
     """
-    present = (
-        np.bincount(arrays.y.ravel(), minlength=len(arrays.class_names))
-        if arrays.class_names
-        else ()
-    )
-    return [name for name, count in zip(arrays.class_names, present, strict=True) if not count]
+    names = arrays.class_names
+    if not names:
+        return []
+    present = np.bincount(arrays.y.ravel(), minlength=len(names))
+    return [name for name, count in zip(names, present, strict=True) if not count]
 
 
 def _with_rows(arrays: Arrays, rows: np.ndarray) -> Arrays:
     """Returns a data set of these rows, in ascending order."""
-    groups = (
-        None
-        if arrays.groups is None
-        else np.unique(arrays.groups[rows], return_inverse=True)[1].astype(np.int32)
-    )
+    groups = arrays.groups
+    if groups is not None:
+        groups = np.unique(groups[rows], return_inverse=True)[1].astype(np.int32)
     num_train = int((rows < arrays.num_train).sum())
     table = arrays.table and arrays.table._replace(inputs=arrays.table.inputs.iloc[rows])
     some = arrays._replace(x=arrays.x[rows], y=arrays.y[rows], num_train=num_train)
@@ -277,8 +271,8 @@ def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, name: s
         paths = [place / name for name in names]
         if all(map(Path.is_file, paths)):
             return paths
-    remedy = how_to_unpack(data_dir) or f"; or run {download_command(name, data_dir)}"
-    raise UsageError(f"{data_dir}: must hold {layout}{remedy}")
+    command = download_command(name, data_dir)
+    raise UsageError(f"{data_dir}: must hold {layout}; unpack an archive there, or run {command}")
 
 
 def download_command(name: str, data_dir: Path | None = None) -> str:
@@ -289,16 +283,6 @@ def download_command(name: str, data_dir: Path | None = None) -> str:
     """
     place = f" --data-dir {data_dir}" if data_dir else ""
     return f"python -m fedvg_jax.prepare {name} --download{place}"
-
-
-def how_to_unpack(place: Path) -> str:
-    """Returns the end of an error: how an archive is unpacked, `place` or the first one in it; "" if there is none."""
-    for file in [place] if place.is_file() else sorted(place.glob("*")):
-        if file.suffix in (".tar", ".tgz", ".gz", ".bz2", ".xz"):
-            return f"; unpack it first: tar -xf {file} -C {file.parent}"
-        if file.suffix == ".zip":
-            return f"; unpack it first: python -m zipfile -e {file} {file.parent}"
-    return ""
 
 
 @contextlib.contextmanager

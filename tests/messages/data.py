@@ -153,7 +153,7 @@ DATA_SETS = [
     ("a size that a set does not have", load("digits", size=(8, 8)), "--image-size"),
     ("splits that a set does not have", load("covid19", splits="official"), "--splits"),
     ("no file of CIFAR", load("cifar10"), "prepare cifar10 --download"),
-    ("a packed set", load("cifar10", {"a.zip": b"packed"}), "python -m zipfile -e"),
+    ("a packed set", load("cifar10", {"a.zip": b"packed"}), "unpack"),
     ("a table in text", load("npz", {"rows.csv": b"a,label\n1,0\n"}), "dataset csv"),
     ("two files of arrays", load("npz", {"a.npz": {"x": X}, "b.npz": {"x": X}}), "a.npz, b.npz"),
     ("images without labels", arrays(x=X), "x"),

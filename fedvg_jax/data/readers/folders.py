@@ -12,7 +12,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
-from fedvg_jax.data.arrays import Arrays, check, find, how_to_unpack, reading, with_groups
+from fedvg_jax.data.arrays import Arrays, check, find, reading, with_groups
 from fedvg_jax.data.readers.splits import SPLITS, pooled_splits
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/), or train/, val/ and test/ with these"
@@ -103,9 +103,7 @@ def _split_folders(data_dir: Path, wanted: str) -> list[Path]:
         UsageError: no such folder, or a split that is wanted and not there.
     """
     if not data_dir.is_dir():
-        raise UsageError(
-            f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}{how_to_unpack(data_dir)}"
-        )
+        raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}")
     known = {name for names in SPLITS for name in names}
     splits = {folder.name: folder for folder in _folders(data_dir)}
     has_splits = bool(splits) and all(name.lower() in known for name in splits)
@@ -121,7 +119,7 @@ def classes(data_dir: Path, least: int = 2) -> dict[str, list[Path]]:
     folders = _folders(data_dir)
     if len(folders) < least:
         got = f"{data_dir}: holds {len(folders)} sub-folders; it must hold {LAYOUT}"
-        raise UsageError(f"{got}; or name others by --splits{how_to_unpack(data_dir)}")
+        raise UsageError(f"{got}; or name others by --splits")
     return {folder.name: images_in(folder) for folder in folders}
 
 
@@ -179,7 +177,7 @@ def load_covid19(
     """
     how["size"] = how.get("size") or XRAY_SIZE
     if (num_folders := len(_folders(data_dir))) != XRAY_CLASSES:
-        wanted = f"put {XRAY_SOURCE} there: {XRAY_LAYOUT}{how_to_unpack(data_dir)}"
+        wanted = f"put {XRAY_SOURCE} there: {XRAY_LAYOUT}"
         raise UsageError(f"{data_dir}: holds {num_folders} folders; {wanted}")
     return decode("covid19", data_dir, [data_dir], cache_dir, **how)
 

@@ -152,7 +152,10 @@ def prepare(config: Config, is_downloaded: bool = False) -> int:
     from fedvg_jax.views import display
 
     if is_downloaded:
+        # Python's handler lets a download remove what is half done
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         download(config)
+        signal.signal(signal.SIGINT, handler)
     console, arrays = read_rows(config)
     output.say(console, f"{arrays.name}: {display.data_text(arrays)}")
     console.print(class_table(arrays))

@@ -138,7 +138,7 @@ def fetch(
         _retrieve(published, file, draft, progress)
         if published.folder:
             _unpack(draft / file, published)
-        os.replace(draft / target.name, target)
+        _move(draft / target.name, target)
 
 
 def _file_of_size(name: str, size: Size | None) -> str:
@@ -176,7 +176,7 @@ def fetch_hub_set(name: str, target: Path) -> None:
         except Exception as error:  # of the network, the hub, or the files of the set
             raise UsageError(f"hf:{name}: cannot be downloaded ({files.reason(error)})") from error
         found.save_to_disk(draft / target.name)
-        os.replace(draft / target.name, target)
+        _move(draft / target.name, target)
 
 
 @contextlib.contextmanager
@@ -192,6 +192,15 @@ def drafting(target: Path) -> Iterator[Path]:
             prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True
         ) as draft:
             yield Path(draft)
+
+
+def _move(draft: Path, target: Path) -> None:
+    """Gives a draft its name, unless another process has brought the same files meanwhile."""
+    try:
+        os.replace(draft, target)
+    except OSError:
+        if not target.is_dir():
+            raise
 
 
 class _Bar:

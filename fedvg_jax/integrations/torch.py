@@ -235,9 +235,11 @@ def aggregate(
         _expect(of_client, state, f"state dict of client {client}")
     if not states or not floats:
         raise UsageError(
-            f"aggregate takes one client or more with floating tensors; got {len(states)} clients, {len(floats)} tensors"
+            f"aggregate takes one client or more with floating tensors; got {len(states)} and {len(floats)}"
         )
-    of_floats = {name: torch.as_tensor(weights[name]).cpu().double().numpy() for name in floats}
+    of_floats = {
+        name: torch.as_tensor(weights[name]).detach().cpu().double().numpy() for name in floats
+    }
     for name, values in of_floats.items():
         # weights of half precision have a sum within 1e-2; NaN is no such sum
         if not ((values >= 0).all() and abs(values.sum() - 1) <= 1e-2):

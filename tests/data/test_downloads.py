@@ -2,6 +2,9 @@
 
 import hashlib
 import io
+import signal
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -13,8 +16,9 @@ import pytest
 from support.files import assert_rows, usage_error, write_stl, write_tiny
 
 from fedvg_jax import data, prepare
-from fedvg_jax.data import downloads
-from fedvg_jax.data.readers import hugging_face
+from fedvg_jax.data import downloads, validation
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.readers import cifar_stl10, hugging_face
 
 RNG = np.random.default_rng(5)
 
@@ -145,6 +149,22 @@ def test_an_interrupted_download_leaves_nothing_and_can_be_repeated(organs, tmp_
     assert left_in(tmp_path) == ["organamnist.npz"]
 
 
+def test_ctrl_c_ends_a_download_and_leaves_nothing(server, tmp_path, monkeypatch):
+    """The address of STL-10 is http, so that a proxy can stand in place of its host."""
+    url = downloads.FILES["stl10_binary.tar.gz"].url
+    server.files[url], server.pause = bytes(2**20), 0.01
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.http.server_address[1]}")
+    command = [sys.executable, "-m", "fedvg_jax.prepare", "stl10", "--download"]
+    command += ["--data-dir", str(tmp_path / "in")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not server.requests and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and len(errors.splitlines()) == 1, errors
+    assert server.requests == [url] and not left_in(tmp_path / "in")
+
+
 def test_a_file_of_the_user_is_not_replaced(organs, tmp_path):
     (tmp_path / "organamnist.npz").write_bytes(b"another version")
     with usage_error("organamnist.npz", "checksum"):
@@ -172,6 +192,14 @@ def test_an_archive_is_unpacked_once_it_is_verified(server, tmp_path, monkeypatc
     assert left_in(tmp_path / "in") == [folder]
     assert not (tmp_path / "in" / folder / "unlabeled_X.bin").exists()
     assert_rows(data.load(name, tmp_path / "in"), x, y)
+
+
+def test_external_validation_images_are_looked_for_where_they_were_downloaded(tmp_path):
+    x, _ = write_stl(downloads.folder(tmp_path, "stl10"))
+    names = cifar_stl10.CLASS_NAMES
+    target = Arrays("ten", np.zeros((1, 96, 96, 3), np.uint8), np.zeros(1, int), names, 1)
+    outside = validation.outside_images("stl10", None, target, cache_dir=tmp_path)
+    np.testing.assert_array_equal(outside[0], x[:3])
 
 
 @pytest.mark.parametrize(("name", "size"), [("covid19", None), ("organamnist", (30, 30))])

@@ -152,6 +152,12 @@ def test_data_digest_is_of_the_table_and_of_its_transformer():
     assert len({*digests}) == 3 and digest() == digests[0]
 
 
+def test_some_rows_of_a_table_are_the_table_of_these_rows():
+    some = simulated(config=dataclasses.replace(CONFIG, max_rows=60))
+    alone = simulated(FRAME.iloc[::2])
+    np.testing.assert_array_equal(some.data.pool.x, alone.data.pool.x)
+
+
 def test_floats_are_targets_of_a_regression():
     arrays = table.from_frame(FRAME.fillna({"age": 0.0}), "age")
     assert arrays.class_names == () and arrays.y.dtype == np.float32
@@ -180,7 +186,8 @@ def test_a_table_that_cannot_be_used_is_refused(kind):
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("normalise", "columns"), ("dp", {"clip": 1.0}), ("model", "lenet5")]
+    ("setting", "value"),
+    [("normalise", "columns"), ("dp", {"clip": 1.0}), ("model", "lenet5"), ("partition", "iid")],
 )
 def test_settings_that_do_not_fit_a_table_are_refused(setting, value):
     config = dataclasses.replace(CONFIG, **{setting: value}, weighting="uniform")

@@ -70,3 +70,12 @@ def check_pixel_settings(arrays: Arrays, config: Config) -> None:
                 f"{name} {value} is for images [T, H, W, D], x is {shape(arrays.x)}; use none"
             )
         user_data.refuse_channels_first(arrays, f"{name} {value}")
+
+
+def check_groups(arrays: Arrays, config: Config) -> None:
+    """Raises a UsageError if a table's groups have no effect."""
+    has_groups = arrays.table is not None and arrays.groups is not None
+    if has_groups and "group" not in (config.partition, config.holdout):
+        raise UsageError(
+            f"group has no effect with partition {config.partition}; use partition group, or leave it out"
+        )

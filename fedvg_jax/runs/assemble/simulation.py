@@ -315,6 +315,7 @@ def _make_population(
     else:
         arrays = limited(user_data.as_arrays(data), config.max_rows, config.max_rows_seed)
     fit.check_pixel_settings(arrays, config)
+    fit.check_groups(arrays, config)
     parts = (
         make_partition(config, arrays, progress)
         if partition is None

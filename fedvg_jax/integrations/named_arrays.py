@@ -190,7 +190,7 @@ def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[
         clients: the models of the K clients; those that are dropped are not read.
         weights: of the cohort.
     """
-    chosen = [clients[k] for k in np.flatnonzero(weights.participating)]
+    chosen = [clients[k] for k in np.flatnonzero(weights.participating).tolist()]
     mean = weights.mean[weights.participating].astype(np.float64)
     mean /= mean.sum()  # of float32 weights it differs from 1 by 1e-7, which large counters show
     averaged = {}

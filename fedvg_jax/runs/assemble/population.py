@@ -19,6 +19,7 @@ from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
+from fedvg_jax.data.readers.hugging_face import PREFIX as HUB
 from fedvg_jax.data.scaling import Columns
 from fedvg_jax.data.table import rows as rows_of
 from fedvg_jax.data.validation import Shared
@@ -315,14 +316,16 @@ def _with_rows(parts: Partition, source: object) -> Partition:
 
 def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
     """Returns the data set that the config names, or as many of its rows as the config allows."""
+    # a file of settings may name columns of one of several data sets
+    names_columns = config.dataset.startswith(HUB) or config.dataset == "csv"
     whole = datasets.load(
         config.dataset,
         config.data_dir,
         config.cache_dir and config.cache_dir / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
-        group_pattern=config.group_pattern,
-        columns=columns_by_role(config),
+        group_pattern=config.group_pattern if config.dataset == "folder" else "",
+        columns=columns_by_role(config) if names_columns else {},
         progress=reading,
     )
     return limited(whole, config.max_rows, config.max_rows_seed)

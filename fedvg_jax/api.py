@@ -31,7 +31,6 @@ from fedvg_jax.core.types import (
     Variables,
 )
 from fedvg_jax.data import user_data
-from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import attacks, executors, robust, schedule
 from fedvg_jax.engine.clock import Clock
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
@@ -61,7 +60,10 @@ def run(
     progress: bool | None = None,
     track: str | Sequence[str] | None = None,
     train: str | None = None,
-    data: Arrays | tuple | None = None,
+    data: Any = None,
+    label: str | None = None,
+    group: str | None = None,
+    transformer: Any = None,
     partition: tuple | Sequence | None = None,
     task: Task | None = None,
     algorithm: Algorithm | None = None,
@@ -78,7 +80,11 @@ def run(
 
     Args:
         config: settings; defaults to the digits demonstration.
-        data: a pair (x, y) of arrays of any rank, or `data.arrays.Arrays`, in place of the data set.
+        data: a pair (x, y) of arrays of any rank, `fedvg_jax.Arrays`, or a DataFrame, in place of the data set.
+        label, group: columns of a DataFrame: the labels, and the groups, such as hospitals. Others are inputs.
+        transformer: of scikit-learn, such as a ColumnTransformer, that encodes the inputs of a DataFrame. It is fitted
+            to the training rows of all clients. By default missing values are imputed, numbers scaled, and categories
+            one-hot encoded.
         partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
             which are then split as the config specifies.
         task: a model and its loss, e.g. of `linen_task`, in place of the config's.
@@ -144,6 +150,7 @@ def run(
             )
         _check_arguments(on_records, "on_records", "records")
     observers = {"callbacks": callbacks, "on_chunk": on_records}
+    data = user_data.of_call(data, label, group, transformer)
     methods = task, algorithm, weighting, selection, aggregate, send, attack
     custom = Custom(data, partition, *methods, hyper, clock, initial)
     code = code_of(custom, metrics) if config.out else {}  # only a manifest has it
@@ -259,7 +266,10 @@ def run_sweep(
     changed: Literal["recompute", "keep"] | None = None,
     progress: bool | None = None,
     track: str | Sequence[str] | None = None,
-    data: Arrays | tuple | None = None,
+    data: Any = None,
+    label: str | None = None,
+    group: str | None = None,
+    transformer: Any = None,
     partition: tuple | Sequence | None = None,
     task: Task | None = None,
     algorithm: Algorithm | None = None,
@@ -294,8 +304,8 @@ def run_sweep(
             are compared by their code and the values that they hold, not by comments and docstrings.
         progress: whether to print a line for every run, or bars on a terminal; None as in `run`.
         track: as in `run`; every combination is a tracked run, grouped by the folder of the sweep.
-        data, partition, task, algorithm, weighting, selection, aggregate, send, attack, hyper, clock, initial: as in
-            `run`, for all runs.
+        data, label, group, transformer, partition, task, algorithm, weighting, selection, aggregate, send, attack,
+        hyper, clock, initial: as in `run`, for all runs.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
@@ -313,6 +323,7 @@ def run_sweep(
     ({'alpha': 10.0, 'seed': 1}, 1)
     """
     start = _with_trackers(Config() if config is None else config, track)
+    data = user_data.of_call(data, label, group, transformer)
     folder = Config(out=out).out  # pyright: ignore[reportArgumentType]  a text becomes a path
     methods = task, algorithm, weighting, selection, aggregate, send, attack
     given = traced_anew(Custom(data, partition, *methods, hyper, clock, initial))
@@ -431,8 +442,9 @@ def evaluate(
         model: a task, or a simulation that has one.
         variables: e.g. `history.variables` or `state.variables`.
         data: a pair (x, y), `Batch(x, y)`, or a pytree of arrays [T, ...] as the task's `measure` takes it; all rows
-            are evaluated. Or the `Data` of a simulation. Defaults to the data of the simulation. For a simulation with
-            `normalise` columns give rows as in its data set; the function scales their columns in the same way.
+            are evaluated. Or the `Data` of a simulation. Defaults to the data of the simulation. For a simulation of a
+            DataFrame, give another one, or (inputs, y). With it, as with `normalise` columns, give rows as in the data
+            set; the function encodes and scales their columns in the same way.
         batch_size: rows of one step; the result does not depend on it.
 
     Returns:
@@ -470,10 +482,13 @@ def evaluate(
             for name, value in named.items()
         }
     kind = type(data).__name__
+    scaled_by = model.scaled_by if isinstance(model, Simulation) else None
+    if scaled_by and scaled_by.label:
+        data = scaled_by.batch(data)
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
         data = Batch(*(_as_leaf(part, name) for part, name in zip(data, ("x", "y"), strict=True)))
-    if isinstance(model, Simulation) and model.scaled_by and isinstance(data, Batch):
-        data = data._replace(x=model.scaled_by.scaled(data.x))
+    if scaled_by and not scaled_by.label and isinstance(data, Batch):
+        data = data._replace(x=scaled_by.scaled(data.x))
     if not isinstance(batch_size, int | np.integer) or batch_size < 1:
         raise UsageError(f"batch_size must be a whole number >= 1; got {batch_size!r}")
     batch_size = int(batch_size)

@@ -17,7 +17,6 @@ from fedvg_jax.core.types import Batch, Task, Tree, UsageError, Variables
 from fedvg_jax.data import cache, user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Size
-from fedvg_jax.data.scaling import Columns
 from fedvg_jax.host import files
 from fedvg_jax.models import pretrained
 from fedvg_jax.resolve import data as populations, model as models
@@ -54,16 +53,18 @@ def write(
     if os.path.lexists(path):
         raise UsageError(f"out {path}: the file exists; name another, or remove it")
     target = files.export_target(path, "out")
+    source = arrays
+    if scaled_by := populations.make_columns(config, arrays):
+        arrays = populations.encoded(arrays, scaled_by)
     task, row_shape = _task(config, arrays, size)
     variables = models.make_variables(config, task.init)
     extract = _extractor(task, variables, row_shape)
-    scaled_by = populations.make_columns(config, arrays.x)
-    scale = scaled_by.scaled if scaled_by else np.asarray
-    manifest = _manifest(config, arrays, (*variables, scaled_by), row_shape, np.dtype(dtype).name)
+    columns = scaled_by and json.dumps(scaled_by.as_json())
+    manifest = _manifest(config, source, (*variables, columns), row_shape, np.dtype(dtype).name)
     passes = []
     for first in range(0, len(arrays.y), ROWS):
         with np.errstate(over="ignore"):
-            values = extract(scale(arrays.x[first : first + ROWS])).astype(dtype)
+            values = extract(arrays.x[first : first + ROWS]).astype(dtype)
         if not np.isfinite(values).all():
             raise UsageError(
                 f"features of rows {first} and following exceed {np.dtype(dtype)}; use --float32"
@@ -126,11 +127,11 @@ def _extractor(
 
 
 def _manifest(
-    config: Config, arrays: Arrays, model: tuple[Tree, Tree, Columns | None], shape, dtype: str
+    config: Config, arrays: Arrays, model: tuple[Tree, Tree, str | None], shape, dtype: str
 ) -> dict[str, Any]:
     """Returns digests of the weights and rows that the features were computed from, and settings.
 
-    `model` is parameters, running statistics, and means and deviations of the columns that it takes.
+    `model` is parameters, running statistics, and the text of what scales the columns that it takes.
     """
     params, *others = model
     params = {name: value for name, value in params.items() if name != pretrained.HEAD}

@@ -7,6 +7,9 @@ NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. A run's optio
 --alpha, --clients, --partition, --image-size, --config FILE, ... Others, such as --lr or --corrupt.kind, are refused.
 `--export-partition FILE` writes every client's rows.
 
+`--download` first fetches the published files of cifar10, cifar100, stl10, tinyimagenet, organamnist and dermamnist,
+or a set hf:OWNER/NAME of the Hugging Face hub. They go to --data-dir, or to the cache, where runs look, too.
+
 `python -m fedvg_jax.prepare features --dataset NAME --model M --out FILE.npz` writes the features of every row, the
 input of the model's last layer, with labels, class names and a manifest: digests of weights and rows, and the settings.
 `--dataset npz --data-dir FILE.npz --model linear` trains on them. Its options:
@@ -48,13 +51,17 @@ if TYPE_CHECKING:
     from fedvg_jax.data.partitions.client_rows import Partition
 
 PROG = "python -m fedvg_jax.prepare"
+DOWNLOAD = "--download"
 
 OF_DATA = (
     "data_dir",
     "splits",
     "max_rows",
     "max_rows_seed",
-    "columns",
+    "input",
+    "label",
+    "group",
+    "group_pattern",
     "image_size",
     "cache_dir",
     "out",
@@ -108,12 +115,15 @@ def main(argv: Sequence[str]) -> int:
         if commands.print_help(argv, f"{PROG} features", purpose, example, OF_FEATURES):
             return 0
         return commands.guarded(lambda: write_features(argv[1:]))
-    purpose = f"Reads, checks, caches and shows a data set, and divides it among clients. NAME is {_SETS}."
-    if commands.print_help(
-        argv, f"{PROG} NAME", purpose, f"  {PROG} digits --alpha 0.1", OF_PREPARE
-    ):
+    purpose = (
+        "Reads, checks, caches and shows a data set, and divides it among clients; --download first fetches its"
+        f" published files. NAME is {_SETS}."
+    )
+    examples = f"  {PROG} digits --alpha 0.1\n  {PROG} cifar10 {DOWNLOAD}"
+    if commands.print_help(argv, f"{PROG} NAME", purpose, examples, OF_PREPARE):
         return 0
-    return commands.guarded(lambda: prepare(parse(argv)))
+    flags = [word for word in argv if word != DOWNLOAD]
+    return commands.guarded(lambda: prepare(parse(flags), DOWNLOAD in argv))
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -125,21 +135,27 @@ def parse(argv: Sequence[str]) -> Config:
     if not argv or argv[0].startswith("-"):
         raise UsageError(f"prepare needs a data set first: {_SETS}")
     name, *flags = argv
-    given = command_line.parse(flags, PROG)
-    commands.refuse_others(given, OF_PREPARE, "prepare, which reads and divides rows")
+    values = command_line.parse(flags, PROG)
+    commands.refuse_others(values, OF_PREPARE, "prepare, which reads and divides rows")
     return commands.parse(["--dataset", name, *flags])
 
 
-def prepare(config: Config) -> int:
+def prepare(config: Config, is_downloaded: bool = False) -> int:
     """Reads a data set, prints its counts, draws its pictures, and returns the exit code.
 
     Args:
         config: names the data set and the partition.
+        is_downloaded: whether to fetch its published files first.
     """
     from fedvg_jax.data.partitions import exchange
     from fedvg_jax.resolve import data as populations
     from fedvg_jax.views import display
 
+    if is_downloaded:
+        # Python's handler lets a download remove what is half done
+        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        download(config)
+        signal.signal(signal.SIGINT, handler)
     console, arrays = read_rows(config)
     output.say(console, f"{arrays.name}: {display.data_text(arrays)}")
     console.print(class_table(arrays))
@@ -150,11 +166,34 @@ def prepare(config: Config) -> int:
         output.say(console, f"partition written to {config.export_partition}")
     title = f"{config.clients} clients, partition {output.partition_label(config)}"
     output.say(console, "\n".join([title, *client_sizes(arrays, partition)]))
-    folder = (
-        config.out or Path("runs") / f"data-{config.dataset.replace(':', '-').replace('/', '-')}"
-    )
+    name = config.dataset.replace(":", "-").replace("/", "-")
+    folder = config.out or Path("runs") / f"data-{name}"
     output.say(console, draw(folder, arrays, partition, f"{arrays.name}: {title}"))
     return 0
+
+
+def download(config: Config) -> None:
+    """Fetches the published files of a data set to its folder, unless they are there."""
+    from rich.console import Console
+
+    from fedvg_jax.data import downloads
+    from fedvg_jax.data.images import parse_size
+    from fedvg_jax.data.readers.hugging_face import PREFIX
+    from fedvg_jax.views import display
+
+    assert config.cache_dir is not None, "the check of the settings sets it"
+    name = config.dataset
+    place = config.data_dir or downloads.folder(config.cache_dir / "data", name)
+    if name.startswith(PREFIX):
+        of_hub = name.removeprefix(PREFIX)
+        target = place / of_hub if config.data_dir else place
+        downloads.fetch_hub_set(of_hub, target)
+    else:
+        target = place
+        with display.preparation_progress(Console()) as bar:
+            size = parse_size(config.image_size)
+            downloads.fetch(name, place, size, bar("downloading bytes"))
+    output.say(Console(markup=False, emoji=False), f"files of {name}: {target}")
 
 
 def read_rows(config: Config) -> tuple[Console, Arrays]:
@@ -165,7 +204,6 @@ def read_rows(config: Config) -> tuple[Console, Arrays]:
     from fedvg_jax.views import display
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
-    assert config.cache_dir is not None, "the check of the settings sets it"
     with display.preparation_progress(console) as bar:
         return console, populations.load_data(config, bar("decoding images"))
 
@@ -177,11 +215,11 @@ def parse_features(argv: Sequence[str]) -> tuple[Config, str]:
         UsageError: a flag is missing, is not one of `OF_FEATURES`, or cannot work.
     """
     flags = [flag for flag in argv if flag != "--float32"]
-    given = command_line.parse(flags, f"{PROG} features")
-    if missing := [name for name in ("dataset", "model", "out") if name not in given]:
+    values = command_line.parse(flags, f"{PROG} features")
+    if missing := [name for name in ("dataset", "model", "out") if name not in values]:
         raise UsageError(f"prepare features needs --{missing[0]}; see {PROG} features --help")
-    commands.refuse_others(given, OF_FEATURES, "prepare features, which trains nothing")
-    config = configs.apply(Config(), given, "command line")
+    commands.refuse_others(values, OF_FEATURES, "prepare features, which trains nothing")
+    config = configs.apply(Config(), values, "command line")
     checks.check_image_size(size := config.image_size)
     if configs.unused(config, ["image_size"]):  # the reader has one size
         config = dataclasses.replace(config, image_size="")
@@ -224,9 +262,8 @@ def class_table(arrays: Arrays) -> Table:
     from rich.text import Text
 
     first, num_classes = arrays.num_train, len(arrays.class_names)
-    train, others = (
-        np.bincount(y.ravel(), minlength=num_classes) for y in (arrays.y[:first], arrays.y[first:])
-    )
+    train = np.bincount(arrays.y[:first].ravel(), minlength=num_classes)
+    others = np.bincount(arrays.y[first:].ravel(), minlength=num_classes)
     table = Table()
     table.add_column("class", overflow="fold")
     for title in ("training", "other splits", output.unit(arrays), "share"):

@@ -101,12 +101,10 @@ def _check_texts(config: Config) -> None:
         "train": config.train,
         "local": local,
         "lora": layers,
+        "group_pattern": config.group_pattern,
     }
     for name, pattern in patterns.items():
         compiled(pattern, name)
-    for role, column in options.columns(config).items():
-        require_name("role in columns", role, options.ROLES)
-        _require(bool(column), "columns", config.columns, "ROLE=NAME,..., such as label=fine_label")
     check_image_size(config.image_size)
     is_lanes = config.lanes in ("auto", "all") or _is_count(config.lanes)
     _require(is_lanes, "lanes", config.lanes, "auto, all, or a number >= 1")
@@ -262,8 +260,8 @@ def _validation_problems(config: Config) -> Iterator[str]:
         yield f"val_ratio must be in (0, 1); got {config.val_ratio}; 0 is for an external --validation.source"
     if source != "clients" and config.normalise == "columns":
         yield f"normalise columns scales the clients' rows only, and validation.source is {source}; use none"
-    if source != "clients" and config.validation.data_dir is None:
-        yield f"validation.source {source} needs --validation.data-dir DIR with its files"
+    if source == "npz" and config.validation.data_dir is None:
+        yield "validation.source npz needs --validation.data-dir DIR with its file"
 
 
 def _clock_problems(config: Config) -> Iterator[str]:

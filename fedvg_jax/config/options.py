@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedvg_jax import compression
 from fedvg_jax.config import declare, methods, presets
-from fedvg_jax.config.declare import Condition, as_name, group, groups, is_one, setting, table
-from fedvg_jax.config.fidelity import canonical, departs, listed
+from fedvg_jax.config.declare import Condition, as_name, groups, is_one, setting, table
+from fedvg_jax.config.fidelity import canonical, departs
 from fedvg_jax.config.methods import ALGORITHMS, Methods
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import Argument, Choice, Range, UsageError
@@ -98,6 +98,17 @@ _RUNNING_STATISTICS = Condition(
     "models with BatchNorm: lenet5, ResNets and EfficientNets of norm_layers batch",
 )
 _HUB_SET = Condition("dataset", lambda config: config.dataset.startswith("hf:"), "sets hf:FOLDER")
+_NAMES_COLUMNS = Condition(
+    "dataset",
+    lambda config: config.dataset == "csv" or _HUB_SET.holds(config),
+    "csv or hf:FOLDER",
+)
+_FOLDER = is_one("dataset", "folder")
+_GROUPED = Condition(
+    "partition",
+    lambda config: "group" in (config.partition, config.holdout),
+    "group, and by --holdout group",
+)
 _SPLIT = Condition(
     "dataset",
     lambda config: config.dataset in ("dermamnist", "folder") or _HUB_SET.holds(config),
@@ -178,7 +189,7 @@ class Validation:
     """Source of D_val. clients: every client (published); clients:F: a fraction F of them; cifar100 and stl10: an
     external set, mapped to CIFAR-10's classes; npz: arrays in a file, by the names of their classes."""
     data_dir: Path | None = setting(None, None, "data", used=(_EXTERNAL,), word="DIR")
-    """Folder or file of the external set."""
+    """Folder or file of the external set. Default: what prepare --download has brought to the cache."""
     size: int = setting(0, declare.FROM_0, "data")
     """Number of images kept, selected at random; 0 keeps all."""
     rho: float = setting(0.0, declare.UNIT, "data")
@@ -263,12 +274,13 @@ class Config(Shorthands):
     dataset: str = setting(
         "digits", kind="data", form=as_name, topic="Data set", word="NAME", is_common=True
     )
-    """Name of the data set. digits is built in; npz reads arrays; folder reads one sub-folder per class; tfds:NAME is a
-    set of tensorflow-datasets; hf:FOLDER is a set of Hugging Face datasets, from save_to_disk or parquet files."""
+    """Name of the data set. digits is built in; npz reads arrays; folder reads one sub-folder per class; csv reads a
+    table; tfds:NAME is a set of tensorflow-datasets; hf:FOLDER is a set of Hugging Face datasets, from save_to_disk or
+    parquet files, and hf:OWNER/NAME one of its hub that prepare has downloaded."""
     data_dir: Path | None = setting(
         None, kind="data", used=(_FROM_FILES,), word="DIR", is_common=True
     )
-    """Folder or file with the raw data set."""
+    """Folder or file with the raw data set. Default: what prepare --download has brought to the cache."""
     image_size: str = setting("", kind="data", used=(_OF_SEVERAL_SIZES,), word="S|HxW")
     """Size of the images in pixels, S or HxW. It chooses a MedMNIST file, or resizes image files. Default: the size of
     the set."""
@@ -280,9 +292,17 @@ class Config(Shorthands):
     max_rows_seed: int | None = setting(None, declare.SEED, "data", used=(_SOME_ROWS,))
     """Seed that draws the rows of max_rows. Default: they are at equal distances, which is refused if a class or a
     group would be lost, as in a set of alternating labels."""
-    columns: str = setting("", kind="data", used=(_HUB_SET,), word="ROLE=NAME,...")
-    """Columns of a set hf:FOLDER by their roles, such as image=img,label=fine_label,group=writer. Default: the only
-    columns of images and of class labels, or columns with usual names."""
+    input: str = setting("", kind="data", used=(_HUB_SET,), word="NAME")
+    """Column of images or texts of a set hf:FOLDER. Default: the only such column, or one with a usual name."""
+    label: str = setting("", kind="data", used=(_NAMES_COLUMNS,), word="NAME")
+    """Column of the labels of a csv, or of a set hf:FOLDER. Default for hf:FOLDER: the only column of class labels, or
+    one with a usual name."""
+    group: str = setting("", kind="data", used=(_NAMES_COLUMNS, _GROUPED), word="NAME")
+    """Column of a csv or a set hf:FOLDER that names the group of every row, such as its writer or hospital, for
+    --partition group."""
+    group_pattern: str = setting("", kind="data", used=(_FOLDER, _GROUPED), word="REGEX")
+    """Group of every image of a folder: what matches at the beginning of its file name, or the first group of the
+    expression, such as ([^_]+) for patient7 of patient7_3.png."""
     normalise: str = setting("none", ("none", "imagenet", "half", "columns"))
     """Normalisation of pixels after division by 255. none is published; imagenet: mean and deviation of ImageNet; half:
     mean and deviation 1/2; columns, for tables and float images: mean and deviation of each column, or channel, over
@@ -461,11 +481,11 @@ class Config(Shorthands):
     attack: str = setting("none", attacks.BY_NAME)
     """Corruption of the corrupt clients' updates, the same in every round, NAME or NAME:SCALE, 1 by default. sign_flip
     multiplies by -SCALE; scaling multiplies by SCALE; noise replaces them by noise of SCALE times their norm."""
-    dp: Privacy = group(Privacy, "Client-level differential privacy")
-    tuning: Tuning = group(Tuning, "Server steps on the validation set")
-    validation: Validation = group(Validation, "Validation set", names_method=False)
-    clock: VirtualClock = group(VirtualClock, "Virtual time", names_method=False)
-    corrupt: Corrupt = group(Corrupt, "Corrupt rows", names_method=False)
+    dp: Privacy = declare.group(Privacy, "Client-level differential privacy")
+    tuning: Tuning = declare.group(Tuning, "Server steps on the validation set")
+    validation: Validation = declare.group(Validation, "Validation set", names_method=False)
+    clock: VirtualClock = declare.group(VirtualClock, "Virtual time", names_method=False)
+    corrupt: Corrupt = declare.group(Corrupt, "Corrupt rows", names_method=False)
     if not TYPE_CHECKING:  # editors have the constructor of the fields
 
         def __init__(self, **settings: Any):
@@ -538,19 +558,14 @@ def choice(config: Config, name: str) -> tuple[str, Any]:
     return SETTINGS[name].split(SETTINGS[name].get(config))
 
 
-ROLES = ("image", "label", "group")
-"""Roles in `columns`."""
+def columns_by_role(config: Config) -> dict[str, str]:
+    """Returns role, one of input, label and group -> name of its column, of the columns that are named.
 
-
-def columns(config: Config) -> dict[str, str]:
-    """Returns role -> name of its column.
-
-    >>> columns(Config(columns="label=fine, group=writer"))
+    >>> columns_by_role(Config(label="fine", group="writer"))
     {'label': 'fine', 'group': 'writer'}
     """
-    return {
-        role: name for role, _, name in (word.partition("=") for word in listed(config.columns))
-    }
+    names = {"input": config.input, "label": config.label, "group": config.group}
+    return {role: name for role, name in names.items() if name}
 
 
 def lora(config: Config) -> tuple[int, str]:

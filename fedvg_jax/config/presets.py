@@ -64,6 +64,7 @@ DATASETS: dict[str, dict] = {
     "dermamnist": _PAPER | {"model": "resnet50", "clients": 25, "join_ratio": 0.2},
     "npz": _OWN,
     "folder": _OWN,
+    "csv": {"clients": 10, "min_samples_rule": "top_up", "rounds": 50, "lr": 0.1},
     "text": _TEXT,
 }
 """Data set -> its preset. Those of the paper's data sets are its table of hyperparameters. The paper does not train on

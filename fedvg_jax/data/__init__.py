@@ -7,11 +7,12 @@
 Where to look:
 
 - `datasets`: data sets by name; `readers/` has one reader per format.
+- `downloads`: addresses and checksums of published data sets, for `prepare NAME --download`.
 - `arrays`: the container of a data set, and the checks that every reader applies. `user_data`: arrays from Python.
+- `table`: DataFrames and .csv files. `scaling`: transformers of scikit-learn that encode them, and scale columns.
 - `partitions/`: `draw` partitions by the name of their kind; `exchange` reads and writes them; `client_rows` holds and
-  splits them; `statistics` measures skew.
+  splits them, and measures their skew.
 - `validation`: D_val from the clients' rows or from an external set; smaller, imbalanced or noisy ones.
-- `scaling`: means and deviations that columns of tables are scaled by.
 - `corrupt`: corrupt training rows of some clients.
 - `images`, `cache`: decoding, and the cache of decoded data sets.
 """

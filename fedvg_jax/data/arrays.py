@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,19 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.host.files import reason
 
 MAX_CLASSES = 2**16
+
+
+class Table(NamedTuple):
+    """A table whose rows are not encoded yet."""
+
+    inputs: Any
+    """DataFrame of T rows: columns of floats, and of texts as objects, with NaN for missing values."""
+    label: str
+    """Name of the column of labels."""
+    class_names: tuple[str, ...]
+    """Names of the classes; empty for targets."""
+    transformer: Any = None
+    """The user's transformer of scikit-learn, not fitted; None for the default."""
 
 
 class Arrays(NamedTuple):
@@ -29,6 +42,8 @@ class Arrays(NamedTuple):
     """Rows of the official training set, which are the first."""
     groups: np.ndarray | None = None
     """int32 [T], the group (user, patient, lesion) of each row, numbered in sorted order; None if unknown."""
+    table: Table | None = None
+    """The columns of a table that is not encoded yet."""
 
 
 def check(arrays: Arrays, source: object) -> Arrays:
@@ -68,7 +83,8 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
         UsageError: no value, different numbers of rows, values that no device dtype can hold, or labels of named
             classes outside 0..C-1.
     """
-    x, y = _device_values(arrays.x, f"{source}: x"), _device_values(arrays.y, f"{source}: y")
+    x = arrays.x if arrays.table else _device_values(arrays.x, f"{source}: x")
+    y = _device_values(arrays.y, f"{source}: y")
     if len(x) != len(y) or not len(x):
         raise UsageError(
             f"{source}: x has {len(x)} rows and y {len(y)}; both need the same number, 1 or more"
@@ -76,9 +92,9 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
     if not arrays.class_names:
         return arrays._replace(x=x, y=y)
     last = len(arrays.class_names) - 1
-    if y.dtype.kind not in "iu" or y.min() < 0 or y.max() > last:
-        got = f"{y.min()}..{y.max()}" if y.dtype.kind in "iu" else f"{y.dtype}; use y.astype(int)"
-        got += "; use y - 1" if y.dtype.kind in "iu" and (y.min(), y.max()) == (1, last + 1) else ""
+    is_integer = y.dtype.kind in "iu"
+    if not is_integer or y.min() < 0 or y.max() > last:
+        got = f"{y.min()}..{y.max()}" if is_integer else f"{y.dtype}; use y.astype(int)"
         raise UsageError(
             f"{source}: labels must be integers 0..{last}, one for each of class_names; got {got}"
         )
@@ -86,17 +102,15 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
 
 
 def _device_values(array: np.ndarray, what: str) -> np.ndarray:
-    """Returns an array in the byte order of this machine, and bfloat16 as float32; see `check_values`."""
+    """Returns an array in the byte order of this machine; see `check_values`."""
     array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
-    array = array.astype(np.float32) if array.dtype.name == "bfloat16" else array
     if not array.ndim or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise UsageError(
             f"{what} must be an array [T, ...] of booleans, integers or floats of at most 64 bits; got {shape(array)}"
         )
     if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
-        largest = max(
-            -int(array.min()), int(array.max())
-        )  # Python integers, because |-2**63| is not an int64
+        # Python integers, because |-2**63| is not an int64
+        largest = max(-int(array.min()), int(array.max()))
         if largest >= 2**31:
             raise UsageError(
                 f"{what} must be below 2**31 in absolute value; got {largest}; use .astype('float64')"
@@ -145,9 +159,8 @@ def limited(arrays: Arrays, max_rows: int, seed: int | None = None) -> Arrays:
     if not 0 < max_rows < num_rows:
         return arrays
     if seed is not None:
-        return _with_rows(
-            arrays, np.sort(np.random.default_rng(seed).choice(num_rows, max_rows, replace=False))
-        )
+        drawn = np.random.default_rng(seed).choice(num_rows, max_rows, replace=False)
+        return _with_rows(arrays, np.sort(drawn))
     rows = np.arange(max_rows) * num_rows // max_rows
     if arrays.class_names and arrays.y.ndim == 1:
         _refuse_other_shares(arrays.y, rows, "class", arrays.class_names)
@@ -162,23 +175,22 @@ def classes_without_rows(arrays: Arrays) -> list[str]:
     >>> classes_without_rows(Arrays("three", np.ones((2, 1)), np.array([1, 2]), ("0", "1", "2"), 2))
     ['0']
     """
-    present = (
-        np.bincount(arrays.y.ravel(), minlength=len(arrays.class_names))
-        if arrays.class_names
-        else ()
-    )
-    return [name for name, count in zip(arrays.class_names, present, strict=True) if not count]
+    names = arrays.class_names
+    if not names:
+        return []
+    present = np.bincount(arrays.y.ravel(), minlength=len(names))
+    return [name for name, count in zip(names, present, strict=True) if not count]
 
 
 def _with_rows(arrays: Arrays, rows: np.ndarray) -> Arrays:
     """Returns a data set of these rows, in ascending order."""
-    groups = (
-        None
-        if arrays.groups is None
-        else np.unique(arrays.groups[rows], return_inverse=True)[1].astype(np.int32)
-    )
+    groups = arrays.groups
+    if groups is not None:
+        groups = np.unique(groups[rows], return_inverse=True)[1].astype(np.int32)
     num_train = int((rows < arrays.num_train).sum())
-    return arrays._replace(x=arrays.x[rows], y=arrays.y[rows], num_train=num_train, groups=groups)
+    table = arrays.table and arrays.table._replace(inputs=arrays.table.inputs.iloc[rows])
+    some = arrays._replace(x=arrays.x[rows], y=arrays.y[rows], num_train=num_train)
+    return some._replace(groups=groups, table=table)
 
 
 def _refuse_other_shares(
@@ -242,7 +254,7 @@ def numbers(largest: int) -> list[str]:
     return [str(c) for c in range(min(largest + 1, MAX_CLASSES))]
 
 
-def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, source: str) -> list[Path]:
+def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, name: str) -> list[Path]:
     """Returns the files of a published data set.
 
     Args:
@@ -250,7 +262,7 @@ def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, source:
         folder: name of the folder in which the set is published.
         names: of the files.
         layout: what `data_dir` may hold, for errors.
-        source: where to download it, for errors.
+        name: of the data set, for errors.
 
     Raises:
         UsageError: a file is missing.
@@ -259,17 +271,18 @@ def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, source:
         paths = [place / name for name in names]
         if all(map(Path.is_file, paths)):
             return paths
-    raise UsageError(f"{data_dir}: must hold {layout}; put {source} there{how_to_unpack(data_dir)}")
+    command = download_command(name, data_dir)
+    raise UsageError(f"{data_dir}: must hold {layout}; unpack an archive there, or run {command}")
 
 
-def how_to_unpack(place: Path) -> str:
-    """Returns the end of an error: how an archive is unpacked, `place` or the first one in it; "" if there is none."""
-    for file in [place] if place.is_file() else sorted(place.glob("*")):
-        if file.suffix in (".tar", ".tgz", ".gz", ".bz2", ".xz"):
-            return f"; unpack it first: tar -xf {file} -C {file.parent}"
-        if file.suffix == ".zip":
-            return f"; unpack it first: python -m zipfile -e {file} {file.parent}"
-    return ""
+def download_command(name: str, data_dir: Path | None = None) -> str:
+    """Returns the command that downloads a data set.
+
+    >>> download_command("cifar10", Path("data"))
+    'python -m fedvg_jax.prepare cifar10 --download --data-dir data'
+    """
+    place = f" --data-dir {data_dir}" if data_dir else ""
+    return f"python -m fedvg_jax.prepare {name} --download{place}"
 
 
 @contextlib.contextmanager

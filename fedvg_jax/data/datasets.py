@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data import downloads, table
+from fedvg_jax.data.arrays import Arrays, download_command
 from fedvg_jax.data.images import Progress, Size
-from fedvg_jax.data.readers import cifar_stl10, folders, npz, prepared, text
+from fedvg_jax.data.readers import cifar_stl10, folders, hugging_face, npz, text, tfds
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.host.files import user_path
 
@@ -21,45 +22,36 @@ class Source(NamedTuple):
     load: Callable[..., Arrays]
     """(data_dir, cache_dir, **options) -> Arrays"""
     holds: str
-    """What `--data-dir` must hold, and where to download it."""
+    """What `--data-dir` must hold."""
     takes: tuple[str, ...] = ()
-    """Its options, a subset of size, splits, columns and progress."""
+    """Its options, a subset of size, splits, columns, group_pattern and progress."""
 
 
 _IMAGES = ("size", "progress")
 
 SOURCES = {
     **{
-        name: Source(
-            partial(cifar_stl10.load, name=name), f"{published.layout} ({cifar_stl10.SOURCE})"
-        )
+        name: Source(partial(cifar_stl10.load, name=name), published.layout)
         for name, published in cifar_stl10.SETS.items()
     },
-    "stl10": Source(cifar_stl10.load_stl10, f"{cifar_stl10.STL_LAYOUT} ({cifar_stl10.STL_SOURCE})"),
+    "stl10": Source(cifar_stl10.load_stl10, cifar_stl10.STL_LAYOUT),
     **{
         name: Source(
             partial(npz.load_medmnist, name=name),
-            f"{npz.layout(name)} ({npz.SOURCE})",
+            npz.layout(name),
             ("size", "splits") if published.left_out else ("size",),
         )
         for name, published in npz.SETS.items()
     },
-    "tinyimagenet": Source(
-        folders.load_tinyimagenet, f"{folders.TINY_LAYOUT} ({folders.TINY_SOURCE})", _IMAGES
-    ),
+    "tinyimagenet": Source(folders.load_tinyimagenet, folders.TINY_LAYOUT, _IMAGES),
     "covid19": Source(
         folders.load_covid19, f"{folders.XRAY_LAYOUT} ({folders.XRAY_SOURCE})", _IMAGES
     ),
     "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}"),
-    "folder": Source(folders.load, folders.LAYOUT, (*_IMAGES, "splits")),
+    "folder": Source(folders.load, folders.LAYOUT, (*_IMAGES, "splits", "group_pattern")),
+    "csv": Source(table.load, table.LAYOUT, ("columns",)),
     "text": Source(text.load, text.LAYOUT),
 }
-
-PREPARED = {
-    prepared.TFDS: Source(prepared.load_tfds, prepared.TFDS_LAYOUT, _IMAGES),
-    prepared.HF: Source(prepared.load_hf, prepared.HF_LAYOUT, (*_IMAGES, "columns", "splits")),
-}
-"""Prefix of a name -> the reader, which takes the rest as `name`."""
 
 BUILT_IN: dict[str, Callable[[], Arrays]] = {
     "digits": text.load_digits,
@@ -78,18 +70,21 @@ def load(
     *,
     size: Size | None = None,
     splits: str = "all",
-    columns: prepared.Columns = {},  # noqa: B006  never changed
+    group_pattern: str = "",
+    columns: hugging_face.Columns = {},  # noqa: B006  never changed
     progress: Progress | None = None,
 ) -> Arrays:
     """Returns the data set called `name`.
 
     Args:
         name: one of `NAMES`, "tfds:NAME" or "hf:FOLDER". Names in `BUILT_IN` need no folder.
-        data_dir: the folder (or file) of the data; for "hf:FOLDER" the folder that FOLDER starts from.
-        cache_dir: folder of the decoded data sets; None keeps nothing.
+        data_dir: the folder (or file) of the data; for "hf:FOLDER" the folder that FOLDER starts from. None for a
+            downloaded data set.
+        cache_dir: folder of the decoded and the downloaded data sets; None keeps nothing.
         size: (H, W) of the images, for data sets that exist in several sizes or are resized.
         splits: "all"; "official": the published code's; or names of a folder's or a set hf:FOLDER's.
-        columns: of images, labels and groups, for "hf:FOLDER".
+        group_pattern: regular expression of the group in the file names of a folder.
+        columns: of inputs, labels and groups, for "hf:FOLDER" and "csv".
         progress: called with (decoded images, all images) if there are files to decode.
 
     Raises:
@@ -99,8 +94,8 @@ def load(
     >>> digits.x.shape, digits.x.dtype.name, digits.num_train
     ((1797, 8, 8, 1), 'uint8', 1797)
     """
-    data_dir = data_dir and user_path(data_dir)
-    source, options = check(name, data_dir, size=size, splits=splits, columns=columns)
+    options = {"size": size, "splits": splits, "columns": columns, "group_pattern": group_pattern}
+    source, place, options = check(name, data_dir, cache_dir, **options)
     if name in BUILT_IN:
         return BUILT_IN[name]()
     if "progress" in source.takes:
@@ -109,9 +104,9 @@ def load(
         with warnings.catch_warnings(
             action="ignore"
         ):  # of the libraries; problems of a file are UsageErrors
-            arrays = source.load(data_dir, cache_dir, **options)
+            arrays = source.load(place, cache_dir, **options)
     except OSError as error:  # no permission, or a failing disk
-        path = error.filename or data_dir
+        path = error.filename or place
         raise UsageError(
             f"{path}: cannot be read ({error.strerror or error}); check its permissions"
         ) from error
@@ -121,44 +116,62 @@ def load(
     )
 
 
-def check(name: str, data_dir: Path | None, **options: Any) -> tuple[Source, dict[str, Any]]:
-    """Returns the reader of a data set and the options that differ from their defaults; reads nothing.
+def check(
+    name: str, data_dir: Path | None, cache_dir: Path | None = None, **options: Any
+) -> tuple[Source, Path | None, dict[str, Any]]:
+    """Returns the reader of a data set, its folder or file, and the options that are not defaults; reads nothing.
 
     Args:
-        name, data_dir: as in `load`.
-        options: size, splits and columns, as in `load`.
+        name, data_dir, cache_dir: as in `load`.
+        options: size, splits, columns and group_pattern, as in `load`.
 
     Raises:
         UsageError: unknown name, missing folder, or an option the data set does not have.
     """
     source = _source(name)
-    options = {option: value for option, value in options.items() if value not in (None, "all", {})}
+    options = {
+        option: value for option, value in options.items() if value not in (None, "all", {}, "")
+    }
     if unknown := [option for option in options if option not in source.takes]:
-        flag = {"size": "--image-size", "splits": "--splits", "columns": "--columns"}[unknown[0]]
-        raise UsageError(f"dataset {name} does not take {flag}; leave it out")
-    if name.startswith(prepared.HF):
-        prepared.find(data_dir and Path(data_dir), name.removeprefix(prepared.HF))
-    elif name not in BUILT_IN:
-        if data_dir is None:
-            raise UsageError(
-                f"dataset {name} needs --data-dir DIR, a folder holding {source.holds}"
-            )
-        if not Path(data_dir).exists():
-            raise UsageError(
-                f"{data_dir}: no such file or folder; name one that holds {source.holds}"
-            )
-    return source, options
+        flag = {"size": "image-size", "columns": "label", "group_pattern": "group-pattern"}
+        raise UsageError(
+            f"dataset {name} does not take --{flag.get(unknown[0], unknown[0])}; leave it out"
+        )
+    if name in BUILT_IN:
+        return source, None, options
+    return source, _place(name, source, data_dir and user_path(data_dir), cache_dir), options
+
+
+def _place(name: str, source: Source, data_dir: Path | None, cache_dir: Path | None) -> Path:
+    """Returns the folder or file of a data set: that of the caller, or else what was downloaded.
+
+    Raises:
+        UsageError: there is none.
+    """
+    downloaded = downloads.folder(cache_dir, name) if cache_dir else None
+    if name.startswith(hugging_face.PREFIX):
+        return hugging_face.find(data_dir, name.removeprefix(hugging_face.PREFIX), downloaded)
+    if data_dir is None and downloaded and downloaded.is_dir():
+        return downloaded
+    if data_dir is None:
+        command = f"run {download_command(name)}, or give " if name in downloads.NAMES else ""
+        raise UsageError(
+            f"dataset {name} needs its files: {command}--data-dir DIR, a folder holding {source.holds}"
+        )
+    if not data_dir.exists():
+        raise UsageError(f"{data_dir}: no such file or folder; name one that holds {source.holds}")
+    return data_dir
 
 
 def _source(name: str) -> Source:
-    for prefix, source in PREPARED.items():
-        if name.startswith(prefix):
-            return source._replace(load=partial(source.load, name=name.removeprefix(prefix)))
+    if name.startswith(hugging_face.PREFIX):
+        return Source(hugging_face.load, hugging_face.LAYOUT, (*_IMAGES, "columns", "splits"))
+    if name.startswith(tfds.PREFIX):
+        read = partial(tfds.load, name=name.removeprefix(tfds.PREFIX))
+        return Source(read, tfds.LAYOUT, _IMAGES)
     if name in BUILT_IN:
         return Source(BUILT_IN[name], "")
     if name not in SOURCES:
         known = ", ".join(NAMES)
-        raise UsageError(
-            f"dataset must be one of {known}, {prepared.TFDS}NAME or {prepared.HF}FOLDER, got {name!r}"
-        )
+        raise UsageError(f"dataset must be one of {known}, tfds:NAME or hf:FOLDER, got {name!r}")
     return SOURCES[name]

@@ -27,7 +27,7 @@ class Decoding(TypedDict, total=False):
     """How the images of a set are decoded."""
 
     size: Size | None
-    """(H, W) to resize to; None, the default, keeps their own"""
+    """(H, W) to resize to; None, the default, keeps their sizes"""
     progress: Progress | None
     """called with (decoded images, all images)"""
 
@@ -63,7 +63,7 @@ def decode(data: bytes, source: object, size: Size | None = None, channels: int 
     Args:
         data: bytes of a file of one of `FORMATS`.
         source: its name in errors.
-        size: (H, W) to resize to, bilinear with antialiasing; None keeps its own.
+        size: (H, W) to resize to, bilinear with antialiasing; None keeps its size.
         channels: 1 (grey) or 3.
 
     Returns:

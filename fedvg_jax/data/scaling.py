@@ -1,76 +1,229 @@
-"""Means and deviations by which the columns of tables, or the channels of float images, are scaled."""
+"""Transformers of scikit-learn, fitted to the training rows of all clients, encode tables and scale columns.
+
+The same mechanism serves `normalise columns`, for arrays of numbers [T, ..., D], and tables of numbers and categories.
+A fitted transformer is stored as JSON, so that reading a run folder or a model runs no code.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import importlib
+import json
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import table
+from fedvg_jax.data.arrays import Arrays, reading
 
 FILE = "columns.json"
 """Name in a run folder."""
 
 
 class Columns(NamedTuple):
-    """Of the D entries of the last axis of rows; float64 [D]."""
+    """A fitted transformer of rows."""
 
-    mean: np.ndarray
-    deviation: np.ndarray
+    transformer: Any
+    """of scikit-learn; takes float64 [n, D], or a DataFrame of the inputs of a table"""
+    label: str | None = None
+    """Name of a table's column of labels; None for arrays."""
+    class_names: tuple[str, ...] = ()
+    """Names of a table's classes."""
 
     def scaled(self, x: Any) -> np.ndarray:
-        """Returns float32 (x - mean) / deviation.
+        """Returns rows as the model takes them, float32.
+
+        Args:
+            x: numbers [T, ..., D], or a DataFrame with the columns of the table.
 
         Raises:
-            UsageError: x has another number of columns.
+            UsageError: x has other columns.
         """
-        shape = np.shape(x)
-        if shape[-1:] != self.mean.shape:
+        if self.label is not None:
+            if not table.is_frame(x):
+                raise UsageError("x must be a DataFrame, as the data that the model was trained on")
+            names = self.transformer.feature_names_in_
+            return _transformed(self.transformer, table.inputs_of(x, names))
+        width, shape = self.transformer.n_features_in_, np.shape(x)
+        if shape[-1:] != (width,):
             raise UsageError(
-                f"x {list(shape)} must have {len(self.mean)} columns, those that the model was trained on"
+                f"x {list(shape)} must have {width} columns, those that the model was trained on"
             )
-        return ((np.asarray(x) - self.mean) / self.deviation).astype(np.float32)
+        flat = np.asarray(x, np.float64).reshape(-1, width)
+        return _transformed(self.transformer, flat).reshape(shape)
 
-    def as_json(self) -> dict[str, list[float]]:
-        """Returns the values as JSON has them, which is exact."""
-        return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
+    def batch(self, data: Any) -> tuple[np.ndarray, Any]:
+        """Returns x as `scaled`, and y, of a table: a DataFrame with its inputs and labels, or a pair (inputs, y)."""
+        assert self.label is not None, "arrays are scaled by `scaled`"
+        if table.is_frame(data):
+            return self.scaled(data), table.labels_of(data, self.label, self.class_names)
+        inputs, y = data
+        return self.scaled(inputs), y
+
+    def as_json(self) -> dict[str, Any]:
+        """Returns the values as JSON has them, which is exact.
+
+        Raises:
+            UsageError: the transformer holds an object that is not of scikit-learn, such as a function of its user.
+        """
+        return json.loads(json.dumps(self._asdict(), default=_to_json))
 
 
-def measure(x: np.ndarray, rows: np.ndarray) -> Columns:
-    """Returns mean and deviation of every column over some rows; the deviation of a constant column is 1.
+def default_transformer(inputs: Any) -> Any:
+    """Returns what encodes the inputs of a table, not fitted.
 
-    A column is constant where its deviation is that of rounding in its own dtype.
+    Missing numbers become the median, and columns get mean 0 and deviation 1. Missing categories become the most
+    frequent one, and each category gets a column of 0 and 1.
+    """
+    from sklearn.compose import ColumnTransformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    numbers = [name for name, column in inputs.items() if column.dtype.kind == "f"]
+    others = [name for name in inputs if name not in numbers]
+    scale = make_pipeline(
+        SimpleImputer(strategy="median", keep_empty_features=True), StandardScaler()
+    )
+    encode = make_pipeline(
+        SimpleImputer(strategy="most_frequent", keep_empty_features=True),
+        OneHotEncoder(handle_unknown="ignore", sparse_output=False),
+    )
+    return ColumnTransformer([("numbers", scale, numbers), ("categories", encode, others)])
+
+
+def fit(arrays: Arrays, rows: np.ndarray) -> Columns:
+    """Returns the transformer of a data set, fitted to some of its rows.
+
+    It is the table's custom one, or `default_transformer`; for arrays a StandardScaler of the last axis. A column of an
+    array is constant, and its deviation becomes 1, where it deviates by rounding in its dtype.
 
     Args:
-        x: [T, ..., D].
+        arrays: the data set, x [T, ..., D].
         rows: int [n], numbers of the rows.
 
-    >>> columns = measure(np.array([[0.0, 7.0], [4.0, 7.0], [8.0, 7.0]]), np.array([0, 1]))
+    Raises:
+        UsageError: the transformer cannot be fitted, gives no finite numbers, or cannot be stored.
+
+    >>> x = np.array([[0.0, 7.0], [4.0, 7.0], [8.0, 7.0]])
+    >>> columns = fit(Arrays("x", x, np.zeros(3), (), 3), np.array([0, 1]))
     >>> columns.scaled([[0.0, 7.0], [8.0, 7.0]]).tolist()
     [[-1.0, 0.0], [3.0, 0.0]]
     """
-    some = np.asarray(x[rows], np.float64)
-    axes = tuple(range(x.ndim - 1))
-    mean, deviation = some.mean(axes), some.std(axes)
-    rounding = np.finfo(x.dtype).eps * np.abs(mean) if x.dtype.kind == "f" else 0
-    is_constant = (np.ptp(some, axes) == 0) | (deviation <= rounding)
-    return Columns(mean, np.where(is_constant, 1, deviation))
+    from sklearn.preprocessing import StandardScaler
+
+    if arrays.table is None:
+        some = np.asarray(arrays.x[rows], np.float64).reshape(-1, arrays.x.shape[-1])
+        scaler: Any = StandardScaler().fit(some)
+        dtype = arrays.x.dtype if arrays.x.dtype.kind == "f" else np.float64
+        is_constant = np.sqrt(scaler.var_) <= np.finfo(dtype).eps * np.abs(scaler.mean_)
+        scaler.scale_[is_constant] = 1
+        return Columns(scaler)
+    inputs, label, class_names, custom = arrays.table
+    training = inputs.iloc[rows]
+    transformer = _fitted(custom or default_transformer(inputs), training)
+    columns = Columns(transformer, label, class_names)
+    columns.scaled(training)
+    columns.as_json()
+    return columns
 
 
-def from_json(stored: Mapping[str, Sequence[float]], source: object) -> Columns:
+def _fitted(transformer: Any, frame: Any) -> Any:
+    from sklearn.base import BaseEstimator, clone
+
+    if not isinstance(transformer, BaseEstimator) or not hasattr(transformer, "transform"):
+        raise UsageError(
+            f"transformer must be one of scikit-learn, such as a ColumnTransformer; got {type(transformer).__name__}"
+        )
+    with reading("transformer", "fit for these columns", f"they are {', '.join(frame.columns)}"):
+        unfitted: Any = clone(transformer)
+        return unfitted.fit(frame)
+
+
+def _transformed(transformer: Any, rows: Any) -> np.ndarray:
+    """Returns float32 [n, D']; a UsageError for values that are not finite."""
+    with reading("transformer", "able to take the data", "give another transformer"):
+        values = transformer.transform(rows)
+        values = np.asarray(values.toarray() if hasattr(values, "toarray") else values, np.float32)
+    if values.ndim != 2 or not np.isfinite(values).all():
+        raise UsageError(
+            f"transformer must give finite numbers [T, D]; got {list(values.shape)}; impute missing values"
+        )
+    return values
+
+
+# --- JSON
+
+
+def from_json(stored: Mapping[str, Any], source: object) -> Columns:
     """Returns what `Columns.as_json` wrote.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: it is something else, or needs another version of scikit-learn.
     """
-    try:
-        mean, deviation = (np.array(stored[name], np.float64) for name in Columns._fields)
-        is_whole = mean.ndim == 1 and mean.shape == deviation.shape
-    except (LookupError, TypeError, ValueError):
-        is_whole = False
-    if not is_whole:
-        raise UsageError(
-            f"{source}: means and deviations of columns are damaged; give another model"
-        )
-    return Columns(mean, deviation)
+    with reading(source, "a transformer of columns", "give another model"):
+        fields = json.loads(json.dumps(stored), object_hook=_from_json)
+        fields["transformer"].transform  # noqa: B018  every transformer has it
+        return Columns(**fields | {"class_names": tuple(fields["class_names"])})
+
+
+def _to_json(value: Any) -> Any:
+    """Returns a fitted estimator, or a value that it holds, as a dict or a number for JSON."""
+    from sklearn.base import BaseEstimator
+
+    kind = type(value)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, np.ndarray):
+        return {"array": value.tolist(), "dtype": value.dtype.str}
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        return {"dtype": np.dtype(value).str}
+    if isinstance(value, slice):
+        return {"slice": [value.start, value.stop, value.step]}
+    if isinstance(value, np.ufunc):
+        return {"ufunc": value.__name__}
+    if isinstance(value, BaseEstimator) and kind.__module__.startswith("sklearn."):
+        state = dict(vars(value))
+        if (
+            "transformers_" in state
+        ):  # which are fitted; the others may hold functions that choose columns
+            state["transformers"] = []
+        return {"class": [kind.__module__, kind.__name__], "state": state}
+    raise UsageError(
+        f"transformer holds a {kind.__name__}, which no run folder can store; use classes of scikit-learn"
+        " and functions of NumPy, such as np.log1p"
+    )
+
+
+def _from_json(value: dict[str, Any]) -> Any:
+    """Returns what `_to_json` made a dict of. Nothing but classes and functions of these kinds is made or called."""
+    from sklearn.base import BaseEstimator
+
+    if "array" in value:
+        return np.array(value["array"], value["dtype"])
+    if "dtype" in value and len(value) == 1:
+        return np.dtype(value["dtype"])
+    if "slice" in value:
+        return slice(*value["slice"])
+    if "ufunc" in value:
+        return _member("numpy", value["ufunc"], np.ufunc)
+    if "class" not in value:
+        return value
+    module, name = value["class"]
+    if not module.startswith("sklearn."):
+        raise ValueError(f"{module} is not of scikit-learn")
+    kind = _member(module, name, type)
+    if not issubclass(kind, BaseEstimator):
+        raise ValueError(f"{name} is no estimator")
+    estimator = kind.__new__(kind)
+    vars(estimator).update(value["state"])
+    return estimator
+
+
+def _member(module: str, name: str, kind: type) -> Any:
+    """Returns a member of a module; a ValueError if it is of another kind."""
+    found = getattr(importlib.import_module(module), name)
+    if not isinstance(found, kind):
+        raise ValueError(f"{name} is no {kind.__name__}")
+    return found

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import table
 from fedvg_jax.data.arrays import MAX_CLASSES, Arrays, check_values, shape, with_groups
 
 
@@ -37,6 +37,32 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
     return data if data.groups is None else with_groups(data, np.asarray(data.groups), "data")
 
 
+def of_call(
+    data: Any, label: str | None = None, group: str | None = None, transformer: Any = None
+) -> Arrays | tuple | None:
+    """Returns the data of a call; a DataFrame becomes a table that is not encoded yet.
+
+    Args:
+        data: as in `as_arrays`, or a DataFrame of pandas or polars, or None.
+        label, group, transformer: as in `table.from_frame`, for a DataFrame.
+
+    Raises:
+        UsageError: a DataFrame without a label, or an argument of a table without a DataFrame.
+    """
+    if data is not None and table.is_frame(data):
+        if label is None:
+            raise UsageError(
+                f"data is a DataFrame: name its labels, label=, one of {', '.join(map(str, data.columns))}"
+            )
+        return table.from_frame(data, label, group, transformer, "data")
+    for name, value in {"label": label, "group": group, "transformer": transformer}.items():
+        if value is not None:
+            raise UsageError(
+                f"{name} is for data that are one DataFrame; got {type(data).__name__}"
+            )
+    return data
+
+
 def class_labels(arrays: Arrays, consumer: str, instead: str, of_rows: bool = True) -> np.ndarray:
     """Returns int32 class labels.
 
@@ -54,20 +80,9 @@ def class_labels(arrays: Arrays, consumer: str, instead: str, of_rows: bool = Tr
         needed = f"integers [T{'' if of_rows else ', ...'}] from 0 to {MAX_CLASSES - 1}"
         raise UsageError(
             f"{consumer} needs class labels, {needed}; y of {arrays.name} is {shape(arrays.y)};"
-            f" {_remedy_of_labels(arrays.y)}; otherwise {instead}"
+            f" {_TO_LABELS}; otherwise {instead}"
         )
     return arrays.y.astype(np.int32)
-
-
-def _remedy_of_labels(y: np.ndarray) -> str:
-    """Returns what makes class labels of numbers."""
-    if y.ndim > 1:
-        return (
-            "np.ravel(y) is of rows [T]" if y.size == len(y) else "y.argmax(1) numbers one-hot rows"
-        )
-    if y.dtype.kind == "b" or (y.dtype.kind == "f" and (y >= 0).all() and (y == np.floor(y)).all()):
-        return "y.astype(int) has classes from 0"
-    return "np.unique(y, return_inverse=True)[1] numbers other values"
 
 
 def refuse_channels_first(arrays: Arrays, consumer: str) -> None:
@@ -107,6 +122,13 @@ def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
         )
 
 
+_TO_NUMBERS = (
+    "use .astype('float32'), .filled(...) or .toarray(); data=frame, label=NAME encodes texts, categories and missing"
+    " values of a DataFrame"
+)
+_TO_LABELS = "np.unique(y, return_inverse=True)[1] numbers values [T], and y.argmax(1) one-hot rows"
+
+
 def as_array(values: Any, name: str) -> np.ndarray:
     """Returns numbers, such as a list, a tensor, a DataFrame or a column of one, as an array.
 
@@ -115,80 +137,26 @@ def as_array(values: Any, name: str) -> np.ndarray:
         name: x or y.
 
     Raises:
-        UsageError: there are other values than numbers and booleans, or values are missing; it says what to do.
+        UsageError: there are other values than numbers and booleans, or some are masked.
     """
-    if np.ma.is_masked(values):
-        raise UsageError(
-            f"data: {name} has masked rows; fill them with {name}.filled(...), or remove them"
-        )
-    if hasattr(values, "toarray"):
-        raise UsageError(f"data: {name} is a sparse matrix; use {name}.toarray()")
-    if hasattr(values, "columns") and hasattr(
-        values, "items"
-    ):  # a DataFrame: its columns have different dtypes
-        columns = [
-            _as_numbers(column, name, f", column {label!r}") for label, column in values.items()
-        ]
-        return np.stack(columns, 1) if columns else np.asarray(values)
-    return _as_numbers(values, name)
-
-
-NUMBERS = "biuf"
-"""Kinds of NumPy's dtypes of booleans, integers and floats."""
-
-
-def _as_numbers(values: Any, name: str, column: str = "") -> np.ndarray:
-    """Returns an array of numbers; arguments and errors as in `as_array`.
-
-    Args:
-        column: of a DataFrame, as the message names it.
-    """
+    if table.is_frame(values):
+        return table.numbers(values, name)
     try:
         array = np.asarray(values)
-    except (
-        ValueError,
-        TypeError,
-        RuntimeError,
-    ) as error:  # torch's for a tensor that requires a gradient
+        if array.dtype.kind == "O":  # perhaps numbers of Python
+            array = np.asarray(array.tolist()) if array.ndim else array
+    except (ValueError, TypeError, RuntimeError) as error:  # torch's for one that needs a gradient
         raise UsageError(
             f"data: {name} must be an array [T, ...], every row of one shape; {error}"
         ) from error
     if array.dtype.name == "bfloat16":
         return array.astype(np.float32)
-    is_category = name == "x" and getattr(getattr(values, "dtype", None), "name", "") == "category"
-    if array.dtype.kind == "O":
-        with contextlib.suppress(ValueError, TypeError):  # of rows of several lengths
-            plain = np.asarray(array.tolist())  # numbers of Python
-            array = plain if plain.dtype.kind in NUMBERS and plain.shape == array.shape else array
-    if array.dtype.kind in NUMBERS and not is_category:
-        return array
-    remedy = _DUMMIES if is_category else _remedy(array, name)
-    raise UsageError(
-        f"data: {name}{column} must be numbers or booleans; got {shape(array)}; {remedy}"
-    )
-
-
-_DUMMIES = "pandas.get_dummies makes a column of 0 and 1 for every value"
-
-
-def _remedy(array: np.ndarray, name: str) -> str:
-    """Returns what makes numbers of other values."""
-    of_kind = {
-        "M": "subtract the first date and take .dt.total_seconds()",
-        "m": "take .dt.total_seconds()",
-    }
-    of_kind["c"] = "take .real and .imag"
-    if array.dtype.kind in of_kind:
-        return of_kind[array.dtype.kind]
-    if any(str(value) in ("None", "nan", "<NA>", "NaT") for value in array.ravel()):
-        return "fill the missing values, or remove their rows"
-    if name == "y":
-        return "np.unique(y, return_inverse=True)[1] numbers labels"
-    with contextlib.suppress(ValueError, TypeError):
-        array.astype(np.float32)
-        return "use .astype('float32')"
-    is_text = array.ndim and all(isinstance(value, str | bytes) for value in array.ravel())
-    return _DUMMIES if is_text else "every row must be numbers of one shape"
+    if array.dtype.kind not in "biuf" or np.ma.is_masked(values):
+        raise UsageError(
+            f"data: {name} must be numbers or booleans without missing values; got {shape(array)};"
+            f" {_TO_LABELS if name == 'y' else _TO_NUMBERS}"
+        )
+    return array
 
 
 def _class_names(y: np.ndarray) -> tuple[str, ...]:

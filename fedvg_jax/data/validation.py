@@ -231,7 +231,7 @@ COPIES, MAX_IMAGES = 50, 5000
 
 def outside_images(
     source: str,
-    data_dir: Path,
+    data_dir: Path | None,
     target: Arrays,
     all_classes: bool = False,
     cache_dir: Path | None = None,
@@ -240,7 +240,7 @@ def outside_images(
 
     Args:
         source: "cifar100", "stl10" or "npz". An npz has the target's class names, or no names and the target's numbers.
-        data_dir: folder or file of the external set.
+        data_dir: folder or file of the external set; None for a downloaded one.
         target: data set that gives labels and image size.
         all_classes: whether `PICKUP_TRUCK` is mapped, too.
         cache_dir: folder of the decoded data sets.
@@ -259,32 +259,32 @@ def outside_images(
     rows = np.flatnonzero(mapped >= 0)
     if not len(rows):
         raise UsageError(
-            f"{data_dir}: holds no training image of {', '.join(label_of)}; use a set with these classes"
+            f"{source} of D_val holds no training image of {', '.join(label_of)}; use a set with these classes"
         )
     x, shape = np.asarray(x[rows]), target.x.shape[1:]
     if is_features(x) or is_features(target.x):
         if x.shape[1:] != shape or x.dtype.kind != target.x.dtype.kind:
             raise UsageError(
-                f"{data_dir}: rows are {x.dtype} {list(x.shape[1:])}, and rows of {target.name} are {target.x.dtype}"
-                f" {list(shape)}; features of D_val and of the clients must come from one network"
+                f"{source} of D_val: rows are {x.dtype} {list(x.shape[1:])}, and rows of {target.name} are"
+                f" {target.x.dtype} {list(shape)}; features of D_val and of the clients must come from one network"
             )
         return x, mapped[rows]
-    return resized(x, shape, data_dir), mapped[rows]
+    return resized(x, shape, data_dir or source), mapped[rows]
 
 
-def refuse_other_network(path: Path, own: Path) -> None:
+def refuse_other_network(path: Path, clients_file: Path) -> None:
     """Raises UsageError for features made otherwise than the clients' features, by the manifests of both files.
 
     Args:
         path: .npz file of D_val, or its folder; of a file without a manifest nothing is known.
-        own: the file of the clients' data.
+        clients_file: the file of the clients' data.
     """
-    theirs, ours = _manifest(path), _manifest(own)
+    theirs, ours = _manifest(path), _manifest(clients_file)
     for name in MANIFEST:
         if name in theirs and name in ours and theirs[name] != ours[name]:
             raise UsageError(
-                f"{path}: features of {name} {theirs[name]}, and {own} has {ours[name]}; features of D_val and of"
-                " the clients must come from one network and size"
+                f"{path}: features of {name} {theirs[name]}, and {clients_file} has {ours[name]}; features"
+                " of D_val and of the clients must come from one network and size"
             )
 
 
@@ -359,7 +359,7 @@ def _labels(source: str, outside: Arrays, target: Arrays, all_classes: bool) -> 
         return {name: int(name) for name in outside.class_names}
     named = {"stl10": STL10, "cifar100": CIFAR100 | (PICKUP_TRUCK if all_classes else {})}
     names = named.get(source) or {name: name for name in outside.class_names}
-    mapped = {name: number[own] for name, own in names.items() if own in number}
+    mapped = {name: number[label] for name, label in names.items() if label in number}
     missing = sorted(set(names.values()) - number.keys()) if source != "npz" else []
     if not mapped or missing:
         raise UsageError(

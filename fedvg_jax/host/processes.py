@@ -32,7 +32,7 @@ _LOST = re.compile(
 
 
 def count() -> int:
-    """Returns the number of processes. Like `is_first`, it starts no back end in a process of its own."""
+    """Returns the number of processes. Like `is_first`, it starts no back end where there is one process."""
     return jax.process_count() if jax.distributed.is_initialized() else 1
 
 
@@ -139,6 +139,6 @@ def _gather(row: np.ndarray) -> np.ndarray:
     """Returns the rows of all processes, [processes, ...]."""
     from jax.experimental import multihost_utils
 
-    # its own promotions
+    # the library promotes dtypes
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         return np.asarray(multihost_utils.process_allgather(row))

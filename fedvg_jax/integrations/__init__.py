@@ -1,4 +1,4 @@
-"""FedVG in other frameworks: `integrations.flower` and `integrations.torch`, each behind an extra of its own.
+"""FedVG in other frameworks: `integrations.flower` and `integrations.torch`, each behind its extra.
 
 Importing fedvg_jax imports none of them.
 """

@@ -93,7 +93,7 @@ class FedVG(Strategy):
         self.config = check(Config() if config is None else config)
         if self.config.algorithm != "fedavg":
             raise UsageError(
-                f"FedVG got algorithm {self.config.algorithm}; the Flower strategy has its own algorithm: leave it"
+                f"FedVG got algorithm {self.config.algorithm}; Flower's strategy is the algorithm: leave it"
                 " at fedavg and give server, such as flwr.serverapp.strategy.FedAvgM(...)"
             )
         self.server = _server(server, options)
@@ -152,14 +152,9 @@ class FedVG(Strategy):
         self.rounds.append(
             RoundOfWeights(server_round, nodes, weights.mean, weights.scores, weights.of_tensors)
         )
-        for node, is_participating in zip(nodes, weights.participating, strict=True):
-            if not is_participating:
-                log.warning("FedVG: node %s has weight 0: its model or score is not finite", node)
-        contents = [
-            r.content
-            for r, is_participating in zip(replies, weights.participating, strict=True)
-            if is_participating
-        ]
+        for k in np.flatnonzero(~weights.participating):
+            log.warning("FedVG: node %s has weight 0: its model or score is not finite", nodes[k])
+        contents = [replies[k].content for k in np.flatnonzero(weights.participating)]
         if not contents:
             return None, None
         metrics = self.server.train_metrics_aggr_fn(contents, key)
@@ -186,7 +181,7 @@ class FedVG(Strategy):
         Args:
             server_round: number of the round.
             reply: any of the replies, for its metadata.
-            content: of a client that participates, for its metrics.
+            content: of a participating client, for its metrics.
             mean: the weighted mean of the clients.
         """
         record = ArrayRecord({name: Array(array) for name, array in mean.items()})

@@ -68,7 +68,7 @@ class Weights(NamedTuple):
     scores: np.ndarray
     """[K] the weighting's score, such as FedVG's G_k; NaN for dropped clients."""
     participating: np.ndarray
-    """bool [K] False for a client with anything non-finite."""
+    """bool [K]; False for a client with anything non-finite, which is dropped."""
 
 
 class Scheme(NamedTuple):
@@ -84,7 +84,9 @@ class Scheme(NamedTuple):
     """(theta_g, theta_k, n_k) -> the client's signals"""
 
 
-# --- the scheme -------------------------------------------------------------------------------------------------------
+# --- the scheme
+
+
 def make_scheme(
     config: Config, gradient: Gradient, model: Arrays, block_of: Callable[[str], str] | None = None
 ) -> Scheme:
@@ -106,21 +108,18 @@ def make_scheme(
     names = {path: name for name, path in paths.items()}
 
     def to_variables(arrays: Arrays) -> Variables:
-        params = {path: arrays[name] for name, path in paths.items() if name in trained}
-        return Variables(
-            params, {path: arrays[name] for name, path in paths.items() if name not in trained}
-        )
+        params = {paths[name]: arrays[name] for name in floats if name in trained}
+        stats = {paths[name]: arrays[name] for name in floats if name not in trained}
+        return Variables(params, stats)
 
     def to_names(variables: Variables) -> dict[str, np.ndarray]:
         return {names[path]: leaf for part in variables for path, leaf in part.items()}
 
     def gradient_of(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
-        gradients = gradient(
-            {name: np.array(array) for name, array in to_names(client.variables).items()}
-        )
-        checks.expect(
-            {**gradients}, {name: floats[name] for name in trained}, "gradient", any_float=True
-        )
+        named = to_names(client.variables)
+        gradients = gradient({name: np.array(array) for name, array in named.items()})
+        like = {name: floats[name] for name in trained}
+        checks.expect({**gradients}, like, "gradient", any_float=True)
         return {path: _wide(gradients[names[path]]) for path in client.variables.params}
 
     def shapes(key: jax.Array) -> Variables:
@@ -135,20 +134,16 @@ def make_scheme(
     hyper, _ = make_hyper(config, algorithms.fedavg(), weighting)
 
     def measure(theta: Variables, variables: Variables, num_samples: int) -> Tree:
-        def difference(
-            origin: np.ndarray, array: np.ndarray
-        ) -> jax.Array:  # in float64: exact for any float type
-            return _wide(np.asarray(origin, np.float64) - np.asarray(array, np.float64))
-
-        delta: Any = jax.tree.map(difference, theta.params, variables.params)
-        return weighting.signal(
-            hyper, ClientReturn(variables, jnp.int32(num_samples), delta), _EMPTY
-        )
+        delta: Any = jax.tree.map(_difference, theta.params, variables.params)
+        returned = ClientReturn(variables, jnp.int32(num_samples), delta)
+        return weighting.signal(hyper, returned, _EMPTY)
 
     return Scheme(weighting, hyper, to_variables, to_names, measure)
 
 
-# --- a round ----------------------------------------------------------------------------------------------------------
+# --- a round
+
+
 def weigh(
     scheme: Scheme, model: Arrays, clients: Sequence[Client], shuffle: np.ndarray | None = None
 ) -> Weights:
@@ -165,36 +160,26 @@ def weigh(
     """
     for number, client in enumerate(clients):
         checks.expect({**client.arrays}, {**model}, f"reply {number}", any_float=True)
-    theta = scheme.to_variables(model)
+    theta, weighting = scheme.to_variables(model), scheme.weighting
     models = [scheme.to_variables(client.arrays) for client in clients]
-    participating = np.array(
-        [all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(model)) for model in models]
-    )
-    if not participating.any():
-        return _no_weights(scheme, theta, participating)
-    signals = _signals(
-        scheme, theta, models, [client.num_samples for client in clients], participating
-    )
+    participating = np.array([_is_finite(variables) for variables in models])
+    # the global model stands for a dropped one
+    usable = [v if kept else theta for v, kept in zip(models, participating, strict=True)]
+    counts = [client.num_samples for client in clients]
+    signals = _stack([scheme.measure(theta, *one) for one in zip(usable, counts, strict=True)])
     participating &= np.asarray(tree.is_finite((signals, jnp.asarray(participating))))
-    weighting = scheme.weighting
-    # rules with terms read no models
-    stacked = (
-        None
-        if weighting.terms
-        else _stack([v if p else theta for v, p in zip(models, participating, strict=True)])
-    )
+    stacked = None if weighting.terms else _stack(usable)  # rules with terms read no models
     order = np.arange(len(clients), dtype=np.int32)[::-1] if shuffle is None else shuffle
     view = ServerView(theta, stacked, jnp.asarray(order), _EMPTY, jnp.asarray(participating))
     weights = weighting.weigh(scheme.hyper, signals, view)
     participating &= np.asarray(tree.is_finite((weights, jnp.asarray(participating))))
-    if not participating.any():
-        return _no_weights(scheme, theta, participating)
     weights = basic.renormalise_over_participating(jnp.asarray(participating), weights)
+    if not participating.any():
+        weights = jax.tree.map(jnp.zeros_like, weights)
     scores = np.where(participating, np.asarray(weighting.score(signals), np.float64), np.nan)
     named = {name: np.asarray(w) for name, w in scheme.to_names(weights).items()}
-    return Weights(
-        named, np.asarray(basic.mean_over_tensors(weights.params)), scores, participating
-    )
+    mean = np.asarray(basic.mean_over_tensors(weights.params))
+    return Weights(named, mean, scores, participating)
 
 
 def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[str, np.ndarray]:
@@ -205,19 +190,15 @@ def average(model: Arrays, clients: Sequence[Arrays], weights: Weights) -> dict[
         clients: the models of the K clients; those that are dropped are not read.
         weights: of the cohort.
     """
-    chosen = [
-        arrays
-        for arrays, is_participating in zip(clients, weights.participating, strict=True)
-        if is_participating
-    ]
+    chosen = [clients[k] for k in np.flatnonzero(weights.participating).tolist()]
     mean = weights.mean[weights.participating].astype(np.float64)
     mean /= mean.sum()  # of float32 weights it differs from 1 by 1e-7, which large counters show
     averaged = {}
     for name, theta in model.items():
         stack = [arrays[name] for arrays in chosen]
         if name in weights.of_tensors:
-            of_present = weights.of_tensors[name][weights.participating]
-            averaged[name] = np.asarray(weighted_mean(theta, stack, of_present)).astype(theta.dtype)
+            of_tensor = weights.of_tensors[name][weights.participating]
+            averaged[name] = np.asarray(weighted_mean(theta, stack, of_tensor)).astype(theta.dtype)
         else:
             averaged[name] = mean_of_integers(stack, mean).astype(theta.dtype)
     return averaged
@@ -241,7 +222,7 @@ def mean_of_integers(clients: Sequence[np.ndarray], weights: np.ndarray) -> np.n
 
 
 def weighted_mean(theta: Any, clients: Sequence[Any], weights: np.ndarray) -> jax.Array:
-    """Returns `aggregate` of one tensor, in its own precision, double precision too.
+    """Returns `aggregate` of one tensor in the tensor's precision, also double precision.
 
     Args:
         theta: the global tensor, of NumPy or jax.
@@ -254,36 +235,13 @@ def weighted_mean(theta: Any, clients: Sequence[Any], weights: np.ndarray) -> ja
         return aggregate(origin, stack, jnp.asarray(weights, tree.wide_dtype(origin)))
 
 
-def _signals(
-    scheme: Scheme,
-    theta: Variables,
-    models: Sequence[Variables],
-    num_samples,
-    participating: np.ndarray,
-) -> Tree:
-    """Returns the signals, leaves [K]; a dropped client has the signals of a participating one."""
-    measured = [
-        scheme.measure(theta, variables, count) if is_participating else None
-        for variables, count, is_participating in zip(
-            models, num_samples, participating, strict=True
-        )
-    ]
-    first = next(signals for signals in measured if signals is not None)
-    return _stack([first if signals is None else signals for signals in measured])
+def _is_finite(variables: Variables) -> bool:
+    return all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(variables))
 
 
-def _no_weights(scheme: Scheme, theta: Variables, participating: np.ndarray) -> Weights:
-    """Returns the weights of a cohort without any participating client."""
-    zeros = np.zeros(len(participating), np.float32)
-    return Weights(
-        {name: zeros for name in scheme.to_names(theta)},
-        zeros,
-        np.full(len(participating), np.nan),
-        participating,
-    )
+# --- checks
 
 
-# --- checks -----------------------------------------------------------------------------------------------------------
 def _check_measurable(config: Config) -> None:
     """Raises UsageError if the config's weighting needs more than the gradient, or a setting would have no effect."""
     for name in NOT_USED:
@@ -325,6 +283,11 @@ def _floating(model: Arrays) -> dict[str, np.ndarray]:
     return {
         name: array for name, array in model.items() if jnp.issubdtype(array.dtype, jnp.floating)
     }
+
+
+def _difference(origin: np.ndarray, array: np.ndarray) -> jax.Array:
+    """Returns origin - array, computed in float64, which is exact for any float type."""
+    return _wide(np.asarray(origin, np.float64) - np.asarray(array, np.float64))
 
 
 def _wide(array: Any) -> jax.Array:

@@ -69,13 +69,12 @@ def validation_gradient(
         model: the architecture; it is copied and its values are not used.
         loss, loader, train: as in `validation_gradients`.
     """
-    own = copy.deepcopy(model)
+    scratch = copy.deepcopy(model)
 
     def gradient(arrays: Arrays) -> dict[str, np.ndarray]:
-        _fill(own, arrays)
-        return {
-            name: _to_numpy(value) for name, value in _gradients(own, loss, loader, train).items()
-        }
+        _fill(scratch, arrays)
+        gradients = _gradients(scratch, loss, loader, train)
+        return {name: _to_numpy(value) for name, value in gradients.items()}
 
     return gradient
 
@@ -235,45 +234,44 @@ def aggregate(
     for client, of_client in enumerate(states):
         _expect(of_client, state, f"state dict of client {client}")
     if not states or not floats:
-        got = "none" if not states else "no floating tensor"
         raise UsageError(
-            f"aggregate takes the state dicts of at least one client, with weights of tensors; got {got}"
+            f"aggregate takes one client or more with floating tensors; got {len(states)} and {len(floats)}"
         )
     of_floats = {
         name: torch.as_tensor(weights[name]).detach().cpu().double().numpy() for name in floats
     }
     for name, values in of_floats.items():
-        if not (
-            (values >= 0).all() and abs(values.sum() - 1) <= 1e-2
-        ):  # of half precision; NaN is neither
+        # weights of half precision have a sum within 1e-2; NaN is no such sum
+        if not ((values >= 0).all() and abs(values.sum() - 1) <= 1e-2):
             raise UsageError(
                 f"weights leaf '{name}' is {values.tolist()!r:.99}; expected numbers >= 0 with sum 1"
             )
     mean_weight = np.mean(list(of_floats.values()), 0)
     mean_weight /= (
         mean_weight.sum()
-    )  # of float32 weights it differs from 1 by 1e-7, which large counters show
+    )  # float32 weights differ from 1 by 1e-7, which large counters show
     averaged = {}
     for name, tensor in state.items():
-        stack = [of_client[name] for of_client in states]
+        clients = [of_client[name] for of_client in states]
         if name in weights:
-            with jax.enable_x64(True):  # a double tensor stays double
-                theta, clients = _to_jax(tensor), [_to_jax(client) for client in stack]
-                mean = torch.from_dlpack(
-                    named_arrays.weighted_mean(theta, clients, of_floats[name])
-                )
+            mean = _mean_of_floats(tensor, clients, of_floats[name])
         else:
-            integers = [client.detach().cpu().numpy() for client in stack]
+            integers = [client.detach().cpu().numpy() for client in clients]
             mean = torch.as_tensor(named_arrays.mean_of_integers(integers, mean_weight))
         averaged[name] = mean.to(tensor.device, tensor.dtype)
     return averaged
 
 
+def _mean_of_floats(tensor: Tensor, clients: Sequence[Tensor], weights: np.ndarray) -> Tensor:
+    with jax.enable_x64(True):  # a double tensor stays double
+        on_jax = [_to_jax(client) for client in clients]
+        return torch.from_dlpack(named_arrays.weighted_mean(_to_jax(tensor), on_jax, weights))
+
+
 def _expect(tensors: StateDict, like: StateDict, what: str) -> None:
     """Raises UsageError for the first tensor with a name or shape that `like` does not have."""
-    got, expected = (
-        {name: list(tensor.shape) for name, tensor in each.items()} for each in (tensors, like)
-    )
+    got = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    expected = {name: list(tensor.shape) for name, tensor in like.items()}
     for name in expected | got:
         if got.get(name) != expected.get(name):
             raise UsageError(
@@ -286,7 +284,7 @@ def _floating_names(state: StateDict) -> list[str]:
 
 
 def _to_jax(tensor: Tensor) -> jax.Array:
-    """Returns the tensor in jax: its own memory by DLPack, or a copy on the host where jax lacks its device."""
+    """Returns the tensor in jax: the same memory by DLPack, or a copy on the host where jax lacks its device."""
     tensor = tensor.detach().to_dense()  # an embedding's gradient may be sparse
     is_shared = tensor.device.type == "cpu" or (
         tensor.is_cuda and hardware.current().platform == "gpu"

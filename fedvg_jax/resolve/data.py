@@ -11,7 +11,7 @@ import numpy as np
 from fedvg_jax import data as datasets
 from fedvg_jax.config import SETTINGS, Config, num_corrupt
 from fedvg_jax.config.fidelity import departs
-from fedvg_jax.config.options import choice, columns, partition_seed
+from fedvg_jax.config.options import choice, columns_by_role, partition_seed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, scaling, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features, limited
@@ -19,8 +19,9 @@ from fedvg_jax.data.images import Progress, parse_size
 from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
-from fedvg_jax.data.readers.prepared import HF
+from fedvg_jax.data.readers.hugging_face import PREFIX as HUB
 from fedvg_jax.data.scaling import Columns
+from fedvg_jax.data.table import rows as rows_of
 from fedvg_jax.engine import attacks
 from fedvg_jax.host.files import user_path
 from fedvg_jax.models import pretrained
@@ -55,11 +56,12 @@ def make_population(
     else:
         arrays = limited(user_data.as_arrays(data), config.max_rows, config.max_rows_seed)
     fit.check_pixel_settings(arrays, config)
+    fit.check_groups(arrays, config)
     if partition is None:
         parts = make_partition(config, arrays, progress)
     else:
         parts = take_partition(config, arrays, partition)
-    scaled_by = make_columns(config, arrays.x, client_rows.joined(parts.train))
+    scaled_by = make_columns(config, arrays, client_rows.joined(parts.train))
     return Population(arrays, parts, make_shared(config, arrays, parts, scaled_by), scaled_by)
 
 
@@ -147,33 +149,43 @@ def take_partition(
 
 
 def make_columns(
-    config: Config, x: np.ndarray, training_rows: np.ndarray | None = None
+    config: Config, arrays: Arrays, training_rows: np.ndarray | None = None
 ) -> Columns | None:
-    """Returns the means and deviations that scale columns: the stored model's, or else the training rows'.
+    """Returns what encodes a table or scales columns: the stored model's, or else fitted to the training rows.
 
     Args:
         config: checked settings.
-        x: [T, ...], rows of the data set.
+        arrays: the data set.
         training_rows: int [n], of all clients; None where there are none.
 
     Raises:
         UsageError: the stored model takes scaled columns, and the config does not scale; it takes other columns; or
             there are no rows to measure.
     """
-    stored, is_wanted = columns_of_model(config.init), config.normalise == "columns"
+    stored = columns_of_model(config.init)
+    is_wanted = config.normalise == "columns" or arrays.table is not None
+    if arrays.table is not None and config.dp.clip:
+        raise UsageError(
+            "dp does not account for what a table's encoding tells of the rows; give arrays"
+        )
     if stored and not is_wanted:
         raise UsageError(
             f"init {config.init} was trained on scaled columns; use --normalise columns"
         )
     if stored:
-        stored.scaled(x[:1])  # refuses other columns
+        stored.scaled(rows_of(arrays)[:1])  # refuses other columns
     if stored or not is_wanted:
         return stored
     if training_rows is None:
         raise UsageError(
             "normalise columns needs training rows, or init of a run that has scaled columns; use none"
         )
-    return scaling.measure(x, training_rows)
+    return scaling.fit(arrays, training_rows)
+
+
+def encoded(arrays: Arrays, scaled_by: Columns) -> Arrays:
+    """Returns a data set with rows as the model takes them."""
+    return arrays._replace(x=scaled_by.scaled(rows_of(arrays)), table=None)
 
 
 def columns_of_model(init: Path | None) -> Columns | None:
@@ -204,16 +216,15 @@ def make_shared(
     options, seed, classes = config.validation, partition_seed(config), len(arrays.class_names)
     _check_kinds_of_rows(config, arrays)
     if scaled_by:
-        arrays = arrays._replace(x=scaled_by.scaled(arrays.x))
+        arrays = encoded(arrays, scaled_by)
     source, share = choice(config, "validation.source")
     if source == "clients":
         shared = validation.from_clients(arrays, parts, share, config.val_ratio, seed)
     else:
-        assert options.data_dir is not None, "config.check requires it"
         cache_dir = config.cache_dir / "data" if config.cache_dir else None
         all_classes = not departs(config, "truck")
         images = validation.outside_images(source, options.data_dir, arrays, all_classes, cache_dir)
-        if is_features(arrays.x) and config.data_dir:
+        if is_features(arrays.x) and config.data_dir and options.data_dir:
             validation.refuse_other_network(options.data_dir, config.data_dir)
         shared = validation.from_outside(arrays, *images, departs(config, "external-copies"), seed)
     if options.size:
@@ -246,6 +257,10 @@ def make_shared(
 def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
     """Raises UsageError for a validation set or corrupt rows that need images, or a label for each row."""
     options, (kind, _) = config.validation, choice(config, "corrupt.kind")
+    if arrays.table is not None and options.source.partition(":")[0] != "clients":
+        raise UsageError(
+            f"validation.source {options.source} is not encoded as a table; use clients"
+        )
     if choice(config, "validation.source")[0] != "clients" and not is_features(arrays.x):
         user_data.check_rows_are_images(
             arrays, f"validation.source {options.source}", "use --validation.source clients"
@@ -324,13 +339,16 @@ def _with_rows(parts: Partition, source: object) -> Partition:
 
 def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
     """Returns the data set that the config names, or as many of its rows as the config allows."""
+    # a file of settings may name columns of one of several data sets
+    names_columns = config.dataset.startswith(HUB) or config.dataset == "csv"
     whole = datasets.load(
         config.dataset,
         config.data_dir,
         config.cache_dir and config.cache_dir / "data",
         size=parse_size(config.image_size),
         splits=config.splits,
-        columns=columns(config) if config.dataset.startswith(HF) else {},
+        group_pattern=config.group_pattern if config.dataset == "folder" else "",
+        columns=columns_by_role(config) if names_columns else {},
         progress=reading,
     )
     return limited(whole, config.max_rows, config.max_rows_seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
 
 from fedvg_jax import algorithms
 from fedvg_jax.config import (
@@ -21,6 +22,7 @@ from fedvg_jax.config.options import choice, num_asked, partition_seed
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import cache
 from fedvg_jax.core.types import Algorithm, Hyper, Selection, Send, Task, Variables, Weighting
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Progress
 from fedvg_jax.engine import attacks, robust, task_checks
@@ -49,7 +51,10 @@ def simulation(
     *,
     progress: Progress | None = None,
     reading: Progress | None = None,
-    data: Arrays | tuple | None = None,
+    data: Any = None,
+    label: str | None = None,
+    group: str | None = None,
+    transformer: Any = None,
     partition: tuple | Sequence | None = None,
     task: Task | None = None,
     algorithm: Algorithm | None = None,
@@ -68,8 +73,8 @@ def simulation(
         config: settings; they are checked.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
-        data, partition, task, algorithm, weighting, selection, aggregate, send, attack, hyper, clock, initial: as in
-            `fedvg_jax.run`.
+        data, label, group, transformer, partition, task, algorithm, weighting, selection, aggregate, send, attack,
+        hyper, clock, initial: as in `fedvg_jax.run`.
 
     Raises:
         UsageError: a setting or a file cannot work, or an object breaks its contract.
@@ -78,6 +83,7 @@ def simulation(
     >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
     ('digits', 4, (2,))
     """
+    data = user_data.of_call(data, label, group, transformer)
     methods = task, algorithm, weighting, selection, aggregate, send, attack
     custom = Custom(data, partition, *methods, hyper, clock, initial)
     return simulate(check(config), custom, progress, reading)
@@ -129,7 +135,7 @@ def resolve(
         task_checks.check_task(custom.task, population.pool)
         fit.check_settings_of_task(config, custom.task, population.pool)
     static = static_settings(config)
-    model = make_model(config, population.arrays, custom.task, custom.initial)
+    model = make_model(config, population.inputs, custom.task, custom.initial)
     is_named = custom.weighting is None
     native = str(method.algorithm.native_weighting)
     fit.check_accuracies(config, native, custom.task, population, is_named=is_named)
@@ -138,7 +144,7 @@ def resolve(
     return Experiment(
         settings=config,
         custom=custom.names,
-        key=(static, custom.task or _shape(population.arrays)),
+        key=(static, custom.task or _shape(population.inputs)),
         population=population,
         statistics=populations.describe(config, population, is_given),
         model=model,

@@ -61,6 +61,10 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
 
 def check_pixel_settings(arrays: Arrays, config: Config) -> None:
     """Raises a UsageError if the config augments or normalises rows that are of another kind."""
+    if config.normalise == "columns" and arrays.table is not None:
+        raise UsageError(
+            "normalise columns has no effect on a table, whose transformer scales it; use none"
+        )
     if config.normalise == "columns" and (
         user_data.is_images(arrays) or user_data.is_sequences(arrays) or arrays.x.ndim < 2
     ):
@@ -75,6 +79,15 @@ def check_pixel_settings(arrays: Arrays, config: Config) -> None:
                 f"{name} {value} is for images [T, H, W, D], x is {shape(arrays.x)}; use none"
             )
         user_data.refuse_channels_first(arrays, f"{name} {value}")
+
+
+def check_groups(arrays: Arrays, config: Config) -> None:
+    """Raises a UsageError if a table's groups have no effect."""
+    has_groups = arrays.table is not None and arrays.groups is not None
+    if has_groups and "group" not in (config.partition, config.holdout):
+        raise UsageError(
+            f"group has no effect with partition {config.partition}; use partition group, or leave it out"
+        )
 
 
 MODEL_SETTINGS = ("precision", "normalise", "conv", "norm_layers", "lora")

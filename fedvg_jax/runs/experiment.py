@@ -39,7 +39,12 @@ class Population(NamedTuple):
     partition: Partition
     shared: Shared
     scaled_by: Columns | None = None
-    """means and deviations of the columns of `shared`; None for rows as they are"""
+    """what the rows of `shared` are scaled or encoded by; None for rows as they are"""
+
+    @property
+    def inputs(self) -> Arrays:
+        """The data set with the rows that a model takes."""
+        return self.arrays._replace(x=self.shared.x[: len(self.arrays.y)], table=None)
 
     @property
     def pool(self) -> Batch:

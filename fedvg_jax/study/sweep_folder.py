@@ -345,7 +345,10 @@ def check_sources(points: Sequence[Point]) -> None:
         if key not in checked:
             checked.add(key)
             size = images.parse_size(config.image_size)
-            datasets.check(config.dataset, config.data_dir, size=size, splits=config.splits)
+            cache_dir = config.cache_dir and config.cache_dir / "data"
+            datasets.check(
+                config.dataset, config.data_dir, cache_dir, size=size, splits=config.splits
+            )
         kind, file = choice(config, "partition")
         paths = {"init": config.init, "validation.data_dir": config.validation.data_dir}
         for name, path in (

@@ -229,7 +229,10 @@ def data_key(config: Config) -> tuple:
         config.cache_dir,
         config.image_size,
         config.splits,
-        config.columns,
+        config.input,
+        config.label,
+        config.group,
+        config.group_pattern,
     )
     return *of_set, config.max_rows, config.max_rows_seed
 

@@ -8,6 +8,7 @@ import fedvg_jax as fv
 from fedvg_jax.data import user_data
 
 pandas = pytest.importorskip("pandas")
+scipy = pytest.importorskip("scipy.sparse")
 
 AGE, FLAG, LABELS = (
     np.array([30.0, 41.5, 7.0, 68.0]),
@@ -25,14 +26,12 @@ NUMBERS = {
     "sparse": {"age": pandas.arrays.SparseArray(LABELS), "flag": FLAG},
 }
 OTHERS = {
-    "text of numbers": (np.array(["1", "2", "3", "4"], object), ".astype('float32')"),
-    "text": (["a", "b", "c", "a"], "get_dummies"),
-    "string": (pandas.array(["a", "b", "c", "a"], dtype="string"), "get_dummies"),
-    "category": (pandas.Categorical([1, 2, 3, 1]), "get_dummies"),
-    "dates": (pandas.date_range("2026-01-01", periods=4), "total_seconds"),
-    "durations": (pandas.to_timedelta(range(4), "s"), "total_seconds"),
-    "complex numbers": (AGE * 1j, ".real"),
-    "missing texts": (np.array(["a", None, "b", "a"], object), "missing"),
+    "text of numbers": np.array(["1", "2", "3", "4"], object),
+    "category": pandas.Categorical([1, 2, 3, 1]),
+    "dates": pandas.date_range("2026-01-01", periods=4),
+    "durations": pandas.to_timedelta(range(4), "s"),
+    "complex numbers": AGE * 1j,
+    "missing texts": np.array(["a", None, "b", "a"], object),
 }
 
 
@@ -47,15 +46,9 @@ def test_a_frame_is_the_matrix_of_its_numbers(kind):
 
 
 @pytest.mark.parametrize("kind", OTHERS)
-def test_a_column_of_other_values_is_named_with_the_way_to_numbers(kind):
-    values, remedy = OTHERS[kind]
-    with usage_error("x, column 'city'", remedy):
-        user_data.as_arrays((pandas.DataFrame({"age": AGE, "city": values}), LABELS))
-
-
-def test_rows_of_several_lengths_are_no_matter_of_texts():
-    with usage_error("x", "one shape"):
-        user_data.as_arrays((np.array([np.ones(2), np.ones(3)], object), np.arange(2)))
+def test_a_column_of_other_values_is_named(kind):
+    with usage_error("x", "column 'city'"):
+        user_data.as_arrays((pandas.DataFrame({"age": AGE, "city": OTHERS[kind]}), LABELS))
 
 
 def test_missing_numbers_of_a_frame_are_not_finite():
@@ -65,11 +58,19 @@ def test_missing_numbers_of_a_frame_are_not_finite():
         )
 
 
+ROWS = {
+    "a sparse matrix": scipy.csr_matrix(np.eye(4)),
+    "rows of several lengths": np.array([np.ones(2), np.ones(3)] * 2, object),
+    "texts": np.array(["a", "b", "a", "b"]),
+    "masked rows": np.ma.masked_array(AGE, FLAG),
+}
+
+
 @pytest.mark.parametrize("name", ["x", "y"])
-def test_a_sparse_matrix_is_refused(name):
-    matrix = pytest.importorskip("scipy.sparse").csr_matrix(np.eye(4))
-    with usage_error(f"{name} is a sparse", f"{name}.toarray()"):
-        user_data.as_arrays((matrix, LABELS) if name == "x" else (AGE, matrix))
+@pytest.mark.parametrize("kind", ROWS)
+def test_what_is_no_array_of_numbers_is_refused(kind, name):
+    with usage_error(f"data: {name} must be"):
+        user_data.as_arrays((ROWS[kind], LABELS) if name == "x" else (AGE, ROWS[kind]))
 
 
 @pytest.mark.parametrize(
@@ -83,26 +84,14 @@ def test_labels_of_a_column_are_classes(labels):
 
 
 @pytest.mark.parametrize(
-    ("labels", "remedy"),
-    [
-        (FLAG, "y.astype(int)"),
-        (LABELS.astype(float), "y.astype(int)"),
-        (np.eye(3)[LABELS], "argmax"),
-        (LABELS[:, None], "np.ravel"),
-        (LABELS - 1, "np.unique"),
-    ],
+    "labels",
+    [FLAG, LABELS.astype(float), np.eye(3)[LABELS], LABELS[:, None], LABELS - 1],
     ids=["booleans", "floats", "one-hot", "a column", "negative"],
 )
-def test_labels_of_another_form_are_refused_with_what_makes_classes_of_them(labels, remedy):
+def test_labels_of_another_form_are_refused(labels):
     data = np.repeat(AGE, 10)[:, None], np.repeat(labels, 10, axis=0)
-    with usage_error("class labels", remedy):
+    with usage_error("class labels"):
         fv.simulation(fv.Config(clients=1, model="linear", partition="iid"), data=data)
-
-
-def test_advice_about_labels_is_for_labels_only():
-    with pytest.raises(fv.UsageError) as error:
-        user_data.as_arrays((np.array(["a", "b"]), np.arange(2)))
-    assert "np.unique" not in str(error.value)
 
 
 def test_labels_from_one_say_that_class_0_has_no_row(caplog):

@@ -154,7 +154,7 @@ def test_unreadable_data_set_is_refused_in_one_line(tmp_path, kind):
     if kind == "truncated":
         os.truncate(next((tmp_path / "set").glob("*.arrow")), 500)
     with usage_error(
-        {"two labels": "label=NAME", "missing label": "column y", "truncated": "set"}[kind]
+        {"two labels": "--label", "missing label": "column y", "truncated": "set"}[kind]
     ):
         load(tmp_path / "set")
 

@@ -11,6 +11,7 @@ from support.files import (
     assert_rows,
     load_twice,
     pixels,
+    png,
     usage_error,
     write,
     write_folder,
@@ -139,6 +140,17 @@ def test_x_rays_in_four_folders_are_resized_to_the_published_size(tmp_path, inne
     assert data.load("covid19", tmp_path / "in", size=(8, 8)).x.shape == (6, 8, 8, 3)
 
 
+@pytest.mark.parametrize("pattern", ["[^_]+", "(p.)_", "p[12]"])
+def test_beginnings_of_file_names_are_the_groups_of_a_folder(tmp_path, pattern):
+    for name in ("ant/p2_1.png", "ant/p1_1.png", "bee/p2_2.png"):
+        write(tmp_path / "in" / name, png(pixels(4, 4, 3)))
+    for _ in range(2):  # from the files, and from the cache
+        got = data.load("folder", tmp_path / "in", tmp_path / "cache", group_pattern=pattern)
+        assert got.groups.tolist() == [0, 1, 1]  # p1 and p2 of ant, p2 of bee
+    with usage_error("p1_1.png", "--group-pattern"):
+        data.load("folder", tmp_path / "in", group_pattern="p2")
+
+
 def test_tiny_imagenet_follows_the_order_of_its_lists_and_file_names(tmp_path):
     x, y = write_tiny(tmp_path / "in" / "tiny-imagenet-200")
     got = load_twice("tinyimagenet", tmp_path / "in")
@@ -173,7 +185,7 @@ def test_damaged_file_or_one_that_contradicts_the_lists_is_named(
 def test_missing_or_wrong_data_are_refused_and_nothing_is_cached(tmp_path, name):
     if name.startswith("tfds:"):
         pytest.importorskip("tensorflow_datasets", reason="prepared sets need the tfds extra")
-    with usage_error(f"dataset {name} needs --data-dir DIR"):
+    with usage_error(f"dataset {name} needs", "--data-dir DIR"):
         data.load(name)
     file = write(tmp_path / "a file", b"not a data set")
     for path in (tmp_path / "none", tmp_path, file):

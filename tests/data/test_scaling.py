@@ -1,4 +1,4 @@
-"""Columns of tables are scaled by the training rows of their run, and a stored model takes columns scaled so."""
+"""Columns of arrays are scaled by the training rows of their run, and a stored model takes columns scaled so."""
 
 import dataclasses
 
@@ -9,6 +9,7 @@ from support.files import usage_error
 import fedvg_jax as fv
 from fedvg_jax import feature_file
 from fedvg_jax.data import scaling
+from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs.record import folder
 
@@ -25,13 +26,17 @@ CONFIG = fv.Config(
 def finished(tmp_path_factory):
     """A run with a folder and an export, in which rows are told apart by a column of a large mean."""
     out = tmp_path_factory.mktemp("columns")
-    return fv.run(
-        dataclasses.replace(CONFIG, out=out / "run", export=out / "model.safetensors"), data=(X, Y)
-    )
+    config = dataclasses.replace(CONFIG, out=out / "run", export=out / "model.safetensors")
+    return fv.run(config, data=(X, Y))
+
+
+def fit(x):
+    """Returns the transformer of these rows."""
+    return scaling.fit(Arrays("x", x, np.zeros(len(x)), (), len(x)), np.arange(len(x)))
 
 
 def test_columns_of_any_mean_have_unit_deviation():
-    scaled = scaling.measure(X, np.arange(200)).scaled(X[:200])
+    scaled = fit(X[:200]).scaled(X[:200])
     np.testing.assert_allclose(scaled.mean(0), 0, atol=1e-6)
     np.testing.assert_allclose(scaled.std(0), 1, rtol=1e-6)
 
@@ -48,18 +53,20 @@ def test_columns_of_any_mean_have_unit_deviation():
     ids=["integers", "inexact", "large", "rounding of float64", "rounding of float32"],
 )
 def test_a_column_that_differs_by_rounding_alone_is_constant(column):
-    assert scaling.measure(column[:, None], np.arange(6)).deviation.tolist() == [1]
+    assert fit(column[:, None]).transformer.scale_.tolist() == [1]
 
 
 def test_means_and_deviations_are_in_the_run_folder_and_in_the_export(finished):
     sim = fv.simulation(CONFIG, data=(X, Y))
-    train = np.concatenate(sim.partition.train)
-    expected = X[train].mean(0), X[train].std(0)
-    for columns in (
+    train = X[np.concatenate(sim.partition.train)]
+    deviation = (train - MEANS).std(0)  # of differences that are exact
+    for stored in (
         folder.read_columns(finished.folder),
         pretrained.read_columns(finished.config.export),
     ):
-        np.testing.assert_allclose(columns, expected, rtol=1e-12)
+        np.testing.assert_allclose(stored.transformer.mean_, train.mean(0), rtol=1e-12)
+        np.testing.assert_allclose(stored.transformer.scale_, deviation, rtol=1e-12)
+        np.testing.assert_array_equal(stored.scaled(X), sim.scaled_by.scaled(X))
 
 
 def test_an_evaluation_scales_rows_as_the_run_did(finished):
@@ -75,7 +82,8 @@ def test_a_stored_model_takes_columns_as_it_was_trained_on(finished, stored):
     paths["checkpoint"] = next((finished.folder / "checkpoints").iterdir())
     config = dataclasses.replace(CONFIG, init=paths[stored], partition_seed=7)
     moved = fv.simulation(config, data=(X * [1, 2, 1], Y))
-    np.testing.assert_array_equal(moved.scaled_by, folder.read_columns(finished.folder))
+    expected = folder.read_columns(finished.folder)
+    np.testing.assert_array_equal(moved.scaled_by.scaled(X), expected.scaled(X))
     with usage_error("init", "normalise"):
         fv.simulation(dataclasses.replace(config, normalise="none"), data=(X, Y))
     with usage_error("x [1, 2]", "3 columns"):
@@ -83,24 +91,33 @@ def test_a_stored_model_takes_columns_as_it_was_trained_on(finished, stored):
 
 
 def test_features_of_scaled_columns_need_a_model_that_has_them(finished, tmp_path):
-    arrays, config = (
-        fv.simulation(CONFIG, data=(X, Y)).arrays,
-        fv.Config(normalise="columns", model="mlp"),
-    )
+    arrays = fv.simulation(CONFIG, data=(X, Y)).arrays
+    config = fv.Config(normalise="columns", model="mlp")
     with usage_error("normalise"):
         feature_file.write(tmp_path / "f.npz", config, arrays)
     config = dataclasses.replace(config, model="linear", init=finished.folder)
     feature_file.write(tmp_path / "f.npz", config, arrays, dtype=np.float32)
     with np.load(tmp_path / "f.npz") as file:
-        np.testing.assert_array_equal(
-            file["x_train"], folder.read_columns(finished.folder).scaled(X)
-        )
+        expected = folder.read_columns(finished.folder).scaled(X)
+        np.testing.assert_array_equal(file["x_train"], expected)
 
 
-def test_damaged_columns_are_refused(tmp_path):
-    (tmp_path / "columns.json").write_text('{"mean": [1.0], "deviation": [1.0, 2.0]}')
-    with usage_error("columns.json"):
-        folder.read_columns(tmp_path)
-    pretrained.write(tmp_path / "m.safetensors", {"w": np.ones(1)}, {pretrained.COLUMNS: "{}"})
+DAMAGED = {
+    "nothing": "{}",
+    "another module": '{"transformer": {"class": ["os", "system"], "state": {}}}',
+    "a function": '{"transformer": {"class": ["sklearn", "show_versions"], "state": {}}}',
+    "no state": '{"transformer": {"class": ["sklearn.preprocessing._data", "StandardScaler"]}}',
+    "an array": '{"transformer": {"array": [1], "dtype": "O"}}',
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_columns_are_refused_and_nothing_of_them_is_called(tmp_path, kind):
+    (tmp_path / "columns.json").write_text(DAMAGED[kind])
+    if kind != "nothing":  # an empty object is no file
+        with usage_error("columns.json"):
+            folder.read_columns(tmp_path)
+    path = tmp_path / "m.safetensors"
+    pretrained.write(path, {"w": np.ones(1)}, {pretrained.COLUMNS: DAMAGED[kind]})
     with usage_error("m.safetensors"):
-        pretrained.read_columns(tmp_path / "m.safetensors")
+        pretrained.read_columns(path)

@@ -61,7 +61,7 @@ def pack(lists: Iterable[np.ndarray]) -> ClientRows:
         return lists
     lists = list(lists)
     rows = np.concatenate(lists).astype(np.int32, copy=False) if lists else np.zeros(0, np.int32)
-    return from_sizes(rows, [len(own) for own in lists])
+    return from_sizes(rows, [len(rows_of_client) for rows_of_client in lists])
 
 
 def sizes(clients: Sequence[np.ndarray]) -> np.ndarray:
@@ -130,8 +130,8 @@ def split_clients(
         shuffled = client_rows.copy()
         stream.shuffle(shuffled)
         test, val, train = np.split(shuffled, [num_test[k], num_test[k] + num_val[k]])
-        for part, own in zip(parts, (train, val, test), strict=True):
-            part[k][:] = own
+        for part, chosen in zip(parts, (train, val, test), strict=True):
+            part[k][:] = chosen
     return Partition(*parts)
 
 

@@ -121,8 +121,8 @@ def draw_partition(
     if uses_groups and groups is None:
         setting = "partition" if s.kind == "group" else "holdout"
         raise UsageError(
-            f"{setting} group needs an array groups [T] in the .npz, --columns group=NAME of hf:FOLDER, or from"
-            " Python data=fedvg_jax.Arrays(..., groups=...)"
+            f"{setting} group needs an array groups [T] in the .npz, --group of csv or hf:FOLDER, --group-pattern of"
+            " folder, or from Python data=fedvg_jax.Arrays(..., groups=...)"
         )
     groups = np.asarray(groups) if uses_groups else None
     _refuse_too_few_rows(s, len(labels))
@@ -150,7 +150,7 @@ def _draw(
     remaining, val, test = client_rows.hold_out(s.held_out, labels, groups, *ratios, stream)
     rows = _deal(s, dealt_by[remaining], stream, progress)
     return Partition(
-        client_rows.pack(remaining[stream.permutation(own)] for own in rows), [val], [test]
+        client_rows.pack(remaining[stream.permutation(client)] for client in rows), [val], [test]
     )
 
 

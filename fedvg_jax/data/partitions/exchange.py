@@ -56,7 +56,7 @@ def read(file: Path, num_samples: int | None = None) -> Partition | Rows:
 
 
 def check(
-    given: Partition | tuple | Rows,
+    partition: Partition | tuple | Rows,
     *,
     num_samples: int,
     num_clients: int,
@@ -69,7 +69,7 @@ def check(
     """Returns a checked partition in canonical dtype; lists of each client's rows are split by `split_clients`.
 
     Args:
-        given: a `Partition` or a tuple (train, val, test), where clients may have no rows; or a list of the rows of
+        partition: a `Partition` or a tuple (train, val, test), where clients may have no rows; or a list of the rows of
             every client, at least `min_samples` each.
         num_samples: T, rows of the pool.
         num_clients: N.
@@ -86,9 +86,9 @@ def check(
     >>> [len(rows) for rows in parts.train], [len(rows) for rows in parts.test]
     ([3, 3], [1, 1])
     """
-    is_split = isinstance(given, tuple)
+    is_split = isinstance(partition, tuple)
     with reading(source, "a partition", "give (train, val, test), or a list of each client's rows"):
-        train, val, test = given if is_split else (given, [], [])
+        train, val, test = partition if is_split else (partition, [], [])
         parts = Partition(
             *([_rows(rows, num_samples, source) for rows in part] for part in (train, val, test))
         )

@@ -39,8 +39,6 @@ willow_tree wolf woman worm
 """
 CLASS_NAMES_100 = tuple(_NAMES_100.split())
 
-SOURCE = 'the "python version" of https://www.cs.toronto.edu/~kriz/cifar.html'
-
 
 class Published(NamedTuple):
     """One of CIFAR's two data sets."""
@@ -92,7 +90,7 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
         return cache.cached(
             name, [file], lambda: npz.decode(file, name, published.class_names), cache_dir
         )
-    paths = find(data_dir, published.folder, published.files, published.layout, SOURCE)
+    paths = find(data_dir, published.folder, published.files, published.layout, name)
 
     def decode() -> Arrays:
         splits = [_split(path, published) for path in paths]
@@ -104,9 +102,7 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
 
 def _split(file: Path, published: Published) -> Split:
     """Decodes a Python file: a dict with `data` uint8 [n, 3072] and a list of labels."""
-    with reading(
-        file, f"a dict with 'data' and {published.key.decode()!r}", f"fetch {SOURCE} again"
-    ):
+    with reading(file, f"a dict with 'data' and {published.key.decode()!r}", "fetch it again"):
         held = _Unpickler(io.BytesIO(file.read_bytes()), encoding="bytes").load()
         return held[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(
             held[published.key]
@@ -142,7 +138,6 @@ STL_SHAPE = (3, 96, 96)
 """Axes of an image in the file: channels, columns, rows."""
 
 STL_LAYOUT = f"{', '.join(STL_FILES)} (there or in {STL_FOLDER}/)"
-STL_SOURCE = "stl10_binary.tar.gz of https://cs.stanford.edu/~acoates/stl10/"
 
 
 def load_stl10(data_dir: Path, cache_dir: Path | None = None) -> Arrays:
@@ -157,10 +152,10 @@ def load_stl10(data_dir: Path, cache_dir: Path | None = None) -> Arrays:
 
     Source: A. Coates, H. Lee, A. Y. Ng, An Analysis of Single Layer Networks in Unsupervised Feature Learning, 2011.
     """
-    paths = find(data_dir, STL_FOLDER, STL_FILES, STL_LAYOUT, STL_SOURCE)
+    paths = find(data_dir, STL_FOLDER, STL_FILES, STL_LAYOUT, "stl10")
 
     def split(images: Path, labels: Path) -> Split:
-        with reading(images, "a whole number of images", f"fetch {STL_SOURCE} again"):
+        with reading(images, "a whole number of images", "fetch it again"):
             x = (
                 np.frombuffer(images.read_bytes(), np.uint8)
                 .reshape(-1, *STL_SHAPE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Unpack
@@ -11,8 +12,8 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
-from fedvg_jax.data.arrays import Arrays, check, find, how_to_unpack, reading
-from fedvg_jax.data.readers import prepared
+from fedvg_jax.data.arrays import Arrays, check, find, reading, with_groups
+from fedvg_jax.data.readers.splits import SPLITS, pooled_splits
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/), or train/, val/ and test/ with these"
 
@@ -21,6 +22,7 @@ def load(
     data_dir: Path,
     cache_dir: Path | None = None,
     splits: str = "all",
+    group_pattern: str = "",
     **how: Unpack[images.Decoding],
 ) -> Arrays:
     """Reads the images of `data_dir`, x uint8 [T, H, W, 3], with classes and images sorted by name.
@@ -31,14 +33,15 @@ def load(
         data_dir: a folder with `LAYOUT`.
         cache_dir: folder of the decoded data sets; None keeps nothing.
         splits: "all", or names of the splits to pool.
+        group_pattern: regular expression of the beginning of a file name. Its first group, or else all that it
+            matches, names the group of the image, such as a patient. "" for none.
         how: see `images.Decoding`; a size is needed if images have several.
 
     Raises:
         UsageError: no such folder, a class without images, or a file among them that is not an image.
     """
-    return decode(
-        data_dir.resolve().name, data_dir, _split_folders(data_dir, splits), cache_dir, **how
-    )
+    name, folders = data_dir.resolve().name, _split_folders(data_dir, splits)
+    return decode(name, data_dir, folders, cache_dir, group_pattern, **how)
 
 
 def decode(
@@ -46,6 +49,7 @@ def decode(
     root: Path,
     splits: Sequence[Path],
     cache_dir: Path | None,
+    group_pattern: str = "",
     **how: Unpack[images.Decoding],
 ) -> Arrays:
     """Decodes the images of each split and class, class after class.
@@ -55,6 +59,7 @@ def decode(
         root: the folder of all files.
         splits: folders of classes, the training set first.
         cache_dir: folder of the decoded data sets; None keeps nothing.
+        group_pattern: as in `load`.
         how: see `images.Decoding`.
     """
     of_splits = [classes(split, 2 if split == root else 1) for split in splits]
@@ -74,24 +79,35 @@ def decode(
         )
 
     sources = [*map(cache.Status, files), f"{how.get('size')}"]
-    arrays = cache.cached("folder", sources, read, cache_dir)
-    return arrays._replace(name=name)
+    arrays = cache.cached("folder", sources, read, cache_dir)._replace(name=name)
+    return with_groups(arrays, _groups(files, group_pattern), root) if group_pattern else arrays
+
+
+def _groups(files: Sequence[Path], pattern: str) -> np.ndarray:
+    """Returns the group of every file, [T] texts; a UsageError for a file name without one."""
+    groups = []
+    for file in files:
+        match = re.match(pattern, file.name)
+        if not match:
+            raise UsageError(
+                f"{file}: --group-pattern {pattern} does not match its beginning; correct it"
+            )
+        groups.append(match[1] if match.re.groups else match[0])
+    return np.array(groups, str)
 
 
 def _split_folders(data_dir: Path, wanted: str) -> list[Path]:
-    """Returns the folders of official splits in the order of `prepared.SPLITS`; the folder itself where it has none.
+    """Returns the folders of official splits in the order of `SPLITS`; the folder itself where it has none.
 
     Raises:
         UsageError: no such folder, or a split that is wanted and not there.
     """
     if not data_dir.is_dir():
-        raise UsageError(
-            f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}{how_to_unpack(data_dir)}"
-        )
-    known = {name for names in prepared.SPLITS for name in names}
+        raise UsageError(f"{data_dir}: no such folder; --data-dir must hold {LAYOUT}")
+    known = {name for names in SPLITS for name in names}
     splits = {folder.name: folder for folder in _folders(data_dir)}
     has_splits = bool(splits) and all(name.lower() in known for name in splits)
-    return prepared.pooled_splits(splits if has_splits else {"": data_dir}, wanted, data_dir)
+    return pooled_splits(splits if has_splits else {"": data_dir}, wanted, data_dir)
 
 
 def classes(data_dir: Path, least: int = 2) -> dict[str, list[Path]]:
@@ -103,7 +119,7 @@ def classes(data_dir: Path, least: int = 2) -> dict[str, list[Path]]:
     folders = _folders(data_dir)
     if len(folders) < least:
         got = f"{data_dir}: holds {len(folders)} sub-folders; it must hold {LAYOUT}"
-        raise UsageError(f"{got}; or name others by --splits{how_to_unpack(data_dir)}")
+        raise UsageError(f"{got}; or name others by --splits")
     return {folder.name: images_in(folder) for folder in folders}
 
 
@@ -161,7 +177,7 @@ def load_covid19(
     """
     how["size"] = how.get("size") or XRAY_SIZE
     if (num_folders := len(_folders(data_dir))) != XRAY_CLASSES:
-        wanted = f"put {XRAY_SOURCE} there: {XRAY_LAYOUT}{how_to_unpack(data_dir)}"
+        wanted = f"put {XRAY_SOURCE} there: {XRAY_LAYOUT}"
         raise UsageError(f"{data_dir}: holds {num_folders} folders; {wanted}")
     return decode("covid19", data_dir, [data_dir], cache_dir, **how)
 
@@ -174,7 +190,6 @@ def _folders(place: Path) -> list[Path]:
 
 TINY_FOLDER = "tiny-imagenet-200"
 TINY_LAYOUT = f"wnids.txt, train/ and val/ with val_annotations.txt (there or in {TINY_FOLDER}/)"
-TINY_SOURCE = "http://cs231n.stanford.edu/tiny-imagenet-200.zip"
 
 
 def load_tinyimagenet(
@@ -195,12 +210,12 @@ def load_tinyimagenet(
 
     Source: Y. Le, X. Yang, Tiny ImageNet Visual Recognition Challenge, 2015 (ImageNet's terms: non-commercial).
     """
-    root = find(data_dir, TINY_FOLDER, ["wnids.txt"], TINY_LAYOUT, TINY_SOURCE)[0].parent
+    root = find(data_dir, TINY_FOLDER, ["wnids.txt"], TINY_LAYOUT, "tinyimagenet")[0].parent
     wnids = _lines(root / "wnids.txt")
     members = [images_in(root / "train" / wnid) for wnid in wnids]
     if len({len(files) for files in members}) > 1:
         raise UsageError(
-            f"{root}: classes have different numbers of images in train/; fetch {TINY_SOURCE} again"
+            f"{root}: classes have different numbers of images in train/; fetch it again"
         )
     train = [(file, label) for label, files in enumerate(members) for file in files]
     val = _val(root / "val", wnids)
@@ -228,7 +243,7 @@ def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
     with reading(
         annotations,
         "a table of the images and of classes in wnids.txt",
-        f"fetch {TINY_SOURCE} again",
+        "fetch it again",
     ):
         class_of = dict(line.split("\t")[:2] for line in _lines(annotations))
         files = images_in(val)
@@ -238,7 +253,7 @@ def _val(val: Path, wnids: list[str]) -> list[tuple[Path, int]]:
 
 
 def _lines(file: Path) -> list[str]:
-    with reading(file, "a text file", f"fetch {TINY_SOURCE} again"):
+    with reading(file, "a text file", "fetch it again"):
         lines = [
             line.strip() for line in file.read_text(encoding="utf-8").splitlines() if line.strip()
         ]

@@ -14,7 +14,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import cache, images
-from fedvg_jax.data.arrays import Arrays, pool, reading, with_groups
+from fedvg_jax.data.arrays import Arrays, download_command, pool, reading, with_groups
 
 KEYS = (
     (
@@ -32,9 +32,7 @@ LAYOUT = (
     "or x_train, y_train[, x_val, y_val][, x_test, y_test], or x, y"
 )
 
-_AS_ARRAYS = (
-    "; a table of text is read by pandas.read_csv, and given as fedvg_jax.run(config, data=(x, y))"
-)
+_AS_ARRAYS = "; a .csv table is --dataset csv"
 
 
 def load(path: Path, cache_dir: Path | None = None) -> Arrays:
@@ -118,7 +116,6 @@ def read(file: Path, keys: Collection[str]) -> dict[str, np.ndarray]:
 
 
 SIZES = (28, 64, 128, 224)
-SOURCE = "of https://medmnist.com"
 
 
 class Published(NamedTuple):
@@ -196,7 +193,10 @@ def load_medmnist(
     side = size[0] if size else SETS[name].size
     file = data_dir if data_dir.is_file() else data_dir / file_name(name, side)
     if not file.is_file():
-        raise UsageError(f"{data_dir}: holds no {file.name}; put {layout(name)} {SOURCE} there")
+        command = download_command(name, data_dir) + (f" --image-size {side}" if size else "")
+        raise UsageError(
+            f"{data_dir}: holds no {file.name}; put {layout(name)} there, or run {command}"
+        )
     arrays = cache.cached(
         name, [file, f"without {left_out}"], lambda: decode(file, name, names, left_out), cache_dir
     )

@@ -92,7 +92,7 @@ class Simulation(NamedTuple):
     traffic: communication.Traffic = communication.Traffic()
     """bytes that a client of a cohort receives and sends in a round"""
     scaled_by: Columns | None = None
-    """means and deviations of the columns of `data`, of `normalise` columns; None for rows as they are"""
+    """what scaled the columns of `data`, or encoded its table; None for rows as they are"""
     account: privacy.Account | None = None
     """what the rounds cost in privacy; None without it, and if the cost of the first model is not known"""
     code: Mapping[str, str] = {}

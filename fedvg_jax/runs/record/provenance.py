@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 import fedvg_jax
+from fedvg_jax.core.identity import identify
 from fedvg_jax.core.types import Batch, Tree, UsageError
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays
@@ -50,7 +51,9 @@ def sources(
         base: NumPy arrays, the frozen tensors of the model; None where it is trained as a whole.
     """
     rows = (rows_of_client for part in partition for rows_of_client in part)
-    digests = {"data": cache.digest(arrays.x, arrays.y), "partition": cache.digest(*rows)}
+    encoding = () if arrays.table is None else (identify(arrays.table._asdict()).digest,)
+    data = cache.digest(arrays.x, arrays.y, *encoding)
+    digests = {"data": data, "partition": cache.digest(*rows)}
     if len(partition.val) == len(partition.test) == len(partition.train):
         digests["clients"] = cache.digest(_owners(partition, len(arrays.y)))
     if len(pool.y) > len(arrays.y):

@@ -1,0 +1,261 @@
+"""Downloads the files of published data sets: addresses, checksums, and the folder in the cache where runs look.
+
+Only `python -m fedvg_jax.prepare NAME --download` calls `fetch` and `fetch_hub_set`; runs download nothing. Files are
+fetched and unpacked in a draft folder. They reach their place by one rename, after their checksum is verified.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data.images import Progress, Size
+from fedvg_jax.data.readers.npz import SETS as MEDMNIST, file_name
+from fedvg_jax.host import extras, files
+
+RETRIES = 2
+"""Further attempts after an error of the network or a wrong checksum."""
+
+TIMEOUT = 60
+"""Seconds without a byte after which an attempt fails."""
+
+
+class Published(NamedTuple):
+    """A file that a publisher offers."""
+
+    url: str
+    md5: str
+    source: str
+    """Where the checksum is published."""
+    folder: str = ""
+    """Folder that the archive holds; "" for a file that is read as it is."""
+    left_out: tuple[str, ...] = ()
+    """Members of the archive that no reader needs."""
+
+
+_TORCHVISION = "torchvision/datasets/{}.py of https://github.com/pytorch/vision"
+_MEDMNIST = "medmnist/info.py, version 3.0.2, of https://github.com/MedMNIST/MedMNIST"
+_ZENODO = "https://zenodo.org/records/10519652/files/{}?download=1"
+_AVALANCHE = (
+    "avalanche/benchmarks/datasets/tiny_imagenet/tiny_imagenet.py of"
+    " https://github.com/ContinualAI/avalanche; the publisher names none"
+)
+
+FILES = {
+    "cifar-10-python.tar.gz": Published(
+        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        "c58f30108f718f92721af3b95e74349a",
+        _TORCHVISION.format("cifar"),
+        "cifar-10-batches-py",
+    ),
+    "cifar-100-python.tar.gz": Published(
+        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        "eb9058c3a382ffc7106e4002c42a8d85",
+        _TORCHVISION.format("cifar"),
+        "cifar-100-python",
+    ),
+    "stl10_binary.tar.gz": Published(
+        "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
+        "91f7769df0f17e558f3565bffb0c7dfb",
+        _TORCHVISION.format("stl10"),
+        "stl10_binary",
+        ("stl10_binary/unlabeled_X.bin",),
+    ),
+    "tiny-imagenet-200.zip": Published(
+        "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        "90528d7ca1a48142e341f4ef8d21d0de",
+        _AVALANCHE,
+        "tiny-imagenet-200",
+    ),
+    **{
+        name: Published(_ZENODO.format(name), md5, _MEDMNIST)
+        for name, md5 in {
+            "organamnist.npz": "68e3f8846a6bd62f0c9bf841c0d9eacc",
+            "organamnist_64.npz": "2dcccc29b88e6da5a01161ef20cda288",
+            "organamnist_128.npz": "eeae80d0a227a8d099027e1b3cfd3b60",
+            "organamnist_224.npz": "50747347e05c87dd3aaf92c49f9f3170",
+            "dermamnist.npz": "0744692d530f8e62ec473284d019b0c7",
+            "dermamnist_64.npz": "b70a2f5635c6199aeaa28c31d7202e1f",
+            "dermamnist_128.npz": "2defd784463fa5243564e855ed717de1",
+            "dermamnist_224.npz": "8974907d8e169bef5f5b96bc506ae45d",
+        }.items()
+    },
+}
+"""Name of a file -> its publisher's address and its checksum."""
+
+ARCHIVES = {
+    "cifar10": "cifar-10-python.tar.gz",
+    "cifar100": "cifar-100-python.tar.gz",
+    "stl10": "stl10_binary.tar.gz",
+    "tinyimagenet": "tiny-imagenet-200.zip",
+}
+"""Data set -> its archive."""
+
+NAMES = (*ARCHIVES, *MEDMNIST)
+"""Data sets that can be downloaded."""
+
+
+def folder(cache_dir: Path, name: str) -> Path:
+    """Returns the folder of a downloaded data set, where a run without `--data-dir` looks."""
+    return cache_dir / "downloads" / name.replace(":", "/")
+
+
+def fetch(
+    name: str, place: Path, size: Size | None = None, progress: Progress | None = None
+) -> None:
+    """Downloads the file of a data set, unless it is there, and unpacks an archive.
+
+    Args:
+        name: one of `NAMES`.
+        place: folder that will hold the file, or the folder of the archive; it is created if missing.
+        size: (S, S), which chooses a file of MedMNIST; None for the paper's size.
+        progress: called with (bytes, all bytes).
+
+    Raises:
+        UsageError: the data set is not one of `NAMES`; the download fails; its checksum is another; the folder cannot
+            be written; or it has a file of this name with another checksum.
+    """
+    if name not in NAMES:
+        raise UsageError(f"dataset {name} has no download; --download takes {', '.join(NAMES)}")
+    file = ARCHIVES.get(name) or _file_of_size(name, size)
+    published = FILES[file]
+    target = place / (published.folder or file)
+    if target.is_dir() or (target.is_file() and _md5(target) == published.md5):
+        return
+    if target.exists():
+        raise UsageError(
+            f"{target}: has another checksum than the published file; move it elsewhere"
+        )
+    with drafting(target) as draft:
+        _retrieve(published, file, draft, progress)
+        if published.folder:
+            _unpack(draft / file, published)
+        _move(draft / target.name, target)
+
+
+def _file_of_size(name: str, size: Size | None) -> str:
+    """Returns the name of MedMNIST's file; UsageError for a size that is not published."""
+    file = file_name(name, size[0] if size else MEDMNIST[name].size)
+    if file not in FILES:
+        raise UsageError(f"dataset {name} is not published as {file}; choose another --image-size")
+    return file
+
+
+def fetch_hub_set(name: str, target: Path) -> None:
+    """Downloads a set of the Hugging Face hub by the library `datasets`, unless it is there.
+
+    Args:
+        name: OWNER/NAME, or OWNER/NAME/CONFIG.
+        target: its folder, as `save_to_disk` writes it.
+
+    Raises:
+        UsageError: the extra is not installed, the name is another, or the download fails.
+    """
+    owner, _, rest = name.partition("/")
+    set_name, _, config = rest.partition("/")
+    if not owner or not set_name or "/" in config:
+        raise UsageError(
+            f"hf:{name} must be hf:OWNER/NAME or hf:OWNER/NAME/CONFIG to be downloaded"
+        )
+    library = extras.load("datasets", "hf", f"hf:{name}")
+    if target.is_dir():
+        return
+    with drafting(target) as draft:
+        try:
+            found = library.load_dataset(
+                f"{owner}/{set_name}", config or None, cache_dir=str(draft / "cache")
+            )
+        except Exception as error:  # of the network, the hub, or the files of the set
+            raise UsageError(f"hf:{name}: cannot be downloaded ({files.reason(error)})") from error
+        found.save_to_disk(draft / target.name)
+        _move(draft / target.name, target)
+
+
+@contextlib.contextmanager
+def drafting(target: Path) -> Iterator[Path]:
+    """Yields a folder beside `target`, which is removed at the end.
+
+    Raises:
+        UsageError: the folder cannot be written.
+    """
+    with files.writing(target.parent, "--data-dir"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True
+        ) as draft:
+            yield Path(draft)
+
+
+def _move(draft: Path, target: Path) -> None:
+    """Gives a draft its name, unless another process has brought the same files meanwhile."""
+    try:
+        os.replace(draft, target)
+    except OSError:
+        if not target.is_dir():
+            raise
+
+
+class _Bar:
+    """What pooch reports to, as to a bar of tqdm."""
+
+    def __init__(self, progress: Progress):
+        self.progress, self.done, self.total = progress, 0, 0
+
+    def update(self, count: int) -> None:
+        self.done += count
+        self.progress(min(self.done, self.total) if self.total else self.done, self.total)
+
+    def reset(self) -> None:
+        self.done = 0
+
+    def close(self) -> None:
+        """Does nothing: the bar belongs to the caller."""
+
+
+def _retrieve(published: Published, file: str, draft: Path, progress: Progress | None) -> None:
+    """Downloads a file into a folder, and verifies its checksum."""
+    import pooch
+    import requests
+
+    pooch.get_logger().setLevel("ERROR")  # its lines on every attempt
+    fetcher = pooch.create(
+        draft,
+        base_url="",
+        registry={file: f"md5:{published.md5}"},
+        urls={file: published.url},
+        retry_if_failed=RETRIES,
+    )
+    bar: Any = _Bar(progress) if progress else False
+    downloader: Any = pooch.HTTPDownloader(progressbar=bar, timeout=TIMEOUT)
+    try:
+        fetcher.fetch(file, downloader=downloader)
+    except (requests.RequestException, ValueError) as error:
+        is_checksum = isinstance(error, ValueError) and "hash" in str(error)
+        reason = "another checksum than published" if is_checksum else files.reason(error)
+        raise UsageError(
+            f"{published.url}: cannot be downloaded ({reason}); try again later"
+        ) from error
+
+
+def _unpack(archive: Path, published: Published) -> None:
+    """Unpacks an archive beside it; its checksum is verified before."""
+    if archive.suffix == ".zip":
+        with zipfile.ZipFile(archive) as members:
+            members.extractall(archive.parent)
+        return
+    with tarfile.open(archive) as members:
+        wanted = [member for member in members if member.name not in published.left_out]
+        members.extractall(archive.parent, wanted, filter="data")
+
+
+def _md5(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "md5").hexdigest()

@@ -1,0 +1,221 @@
+"""Reads data sets of images or texts that the library `datasets` of Hugging Face saved or that are parquet files.
+
+Images are decoded. A text becomes a row of hashed counts of its words, which needs no vocabulary and so nothing that is
+fitted to the clients' texts.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import cache, images
+from fedvg_jax.data.arrays import Arrays, check, download_command, numbers, reading, with_groups
+from fedvg_jax.data.readers.splits import pooled_splits
+from fedvg_jax.host import extras
+
+PREFIX = "hf:"
+LAYOUT = "a set of `save_to_disk`, or .parquet files named by their split, such as data/train-00000-of-00001.parquet"
+
+USUAL = {
+    "image": ("image", "img", "images", "pixel_values", "x"),
+    "text": ("text", "sentence", "content", "document", "review"),
+    "label": ("label", "labels", "y", "target", "class", "character", "digit"),
+}
+"""Usual names of columns, where their types do not tell them apart."""
+
+SAVED = ("state.json", "dataset_dict.json")
+"""Files of `save_to_disk`: of one split, and of a dict of splits."""
+
+HASHES = 1024
+"""Columns of a text."""
+
+_TEXTS_PER_PASS = 4096
+
+Columns = Mapping[str, str]
+"""Role, one of input, label and group -> name of its column. Without one, inputs and labels are found."""
+
+
+def load(
+    folder: Path,
+    cache_dir: Path | None = None,
+    *,
+    columns: Columns = {},  # noqa: B006  never changed
+    splits: str = "all",
+    **how: Unpack[images.Decoding],
+) -> Arrays:
+    """Reads a set with the splits train, validation and test pooled in this order.
+
+    x is uint8 [T, H, W, D] of images, or float16 [T, `HASHES`] of texts, of Euclidean length 1.
+
+    Args:
+        folder: holds `LAYOUT`.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        columns: of images or texts, labels and groups.
+        splits: "all", or names of the splits to pool.
+        how: see `images.Decoding`; a size is needed if images have several.
+
+    Raises:
+        UsageError: the extra is not installed; or the set is damaged, or has no labelled images or texts.
+    """
+    members = sorted(path for path in folder.rglob("*.*") if path.is_file())
+    sources = [*members, f"{how.get('size')}", f"{sorted(columns.items())}", splits]
+    arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, splits, **how), cache_dir)
+    return arrays._replace(name=folder.resolve().name)
+
+
+def find(data_dir: Path | None, name: str, downloaded: Path | None) -> Path:
+    """Returns the folder of a set: `name` below `data_dir` or the current folder, or else what was downloaded.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    folder = (data_dir or Path()) / Path(name).expanduser()
+    if name and folder.is_dir():
+        return folder
+    if data_dir is None and downloaded and downloaded.is_dir():
+        return downloaded
+    raise UsageError(
+        f"{folder}: no such folder; {PREFIX}FOLDER names {LAYOUT}, below --data-dir if that is set;"
+        f" for OWNER/NAME of the hub run {download_command(PREFIX + name, data_dir)}"
+    )
+
+
+def _decode(folder: Path, columns: Columns, splits: str, **how: Unpack[images.Decoding]) -> Arrays:
+    library = extras.load("datasets", "hf", f"{PREFIX}FOLDER")
+    with (
+        reading(folder, "a complete set", f"it must be {LAYOUT}"),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        pooled = pooled_splits(_splits(library, folder, scratch), splits, folder)
+        pooled = [split for split in pooled if len(split)]
+        if not pooled:
+            raise UsageError(f"{folder}: holds no row; at least one is needed")
+        rows = library.concatenate_datasets(pooled)
+        rows.data.table.validate(full=True)  # reading inconsistent buffers could crash the process
+        y, names = _labels(library, rows, columns, folder)
+        x = _inputs(library, rows, columns, folder, **how)
+        arrays = check(Arrays(folder.name, x, y, names, len(pooled[0])), folder)
+        if group := columns.get("group"):
+            groups = _values(rows, group, folder)
+            arrays = with_groups(arrays, groups, f"{folder}, column {group}")
+        return arrays
+
+
+def _splits(library: Any, folder: Path, scratch: str) -> Mapping[str, Any]:
+    """Returns all splits of a folder by name, each a `datasets.Dataset`; `scratch` holds what the library unpacks."""
+    if any((folder / name).is_file() for name in SAVED):
+        stored = library.load_from_disk(str(folder))
+        return stored if isinstance(stored, dict) else {"train": stored}
+    return library.load_dataset(str(folder), cache_dir=scratch, verification_mode="no_checks")
+
+
+def _inputs(
+    library: Any, rows: Any, columns: Columns, folder: Path, **how: Unpack[images.Decoding]
+) -> np.ndarray:
+    """Returns the rows of the column of images, or else of texts."""
+    labels = {columns.get("label"), columns.get("group")}
+    kinds = {
+        name: _kind(library, feature)
+        for name, feature in rows.features.items()
+        if name not in labels
+    }
+    chosen = kinds.get(columns.get("input", ""))
+    kind = chosen or ("image" if "image" in kinds.values() else "text")
+    candidates = [name for name in kinds if kinds[name] == kind]
+    column = _column(rows, kind, columns.get("input"), candidates, folder)
+    return _images(rows, column, folder, **how) if kind == "image" else _texts(rows, column)
+
+
+def _kind(library: Any, feature: Any) -> str:
+    """Returns image, text or "" for a column. Images may be bytes of files, which other libraries write."""
+    is_struct = isinstance(feature, dict) and "bytes" in feature
+    dtype = getattr(feature, "dtype", "")
+    if is_struct or isinstance(feature, library.Image) or dtype in ("binary", "large_binary"):
+        return "image"
+    is_text = isinstance(feature, library.Value) and dtype in ("string", "large_string")
+    return "text" if is_text else ""
+
+
+def _column(rows: Any, role: str, name: str | None, candidates: Sequence[str], folder: Path) -> str:
+    """Returns the column that the user names, the only candidate, or the first with a usual name."""
+    if name is None and len(candidates) != 1:
+        allowed = candidates or [*rows.features]
+        name = next((usual for usual in USUAL[role] if usual in allowed), None)
+    elif name is None:
+        name = candidates[0]
+    if name is not None and name in rows.features:
+        return name
+    flag = "--label" if role == "label" else "--input"
+    raise UsageError(
+        f"{folder}: several columns, or none, can be the {role}; name one with {flag}: {', '.join(rows.features)};"
+        " tables are read from Python, fedvg_jax.run(data=frame, label=NAME)"
+    )
+
+
+def _labels(
+    library: Any, rows: Any, columns: Columns, folder: Path
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns labels [T] and the names of the classes, which are the column's names, its texts, or its numbers."""
+    candidates = [
+        name for name, feature in rows.features.items() if isinstance(feature, library.ClassLabel)
+    ]
+    column = _column(rows, "label", columns.get("label"), candidates, folder)
+    values = _values(rows, column, folder)
+    if values.dtype.kind == "U":
+        texts, y = np.unique(values, return_inverse=True)
+        return y, tuple(map(str, texts))
+    if values.min() < 0:
+        raise UsageError(
+            f"{folder}: has rows without a label (-1), as test splits do; leave their split out: --splits"
+        )
+    names = getattr(rows.features[column], "names", None)
+    return values, tuple(names or numbers(int(values.max())))
+
+
+def _values(rows: Any, column: str, folder: Path) -> np.ndarray:
+    """Returns a column of integers or texts, [T]; a UsageError for other values, or rows without one."""
+    has_column = column in rows.features
+    values = np.array(rows.with_format("arrow")[:][column].to_pylist() if has_column else [None])
+    if values.dtype.kind not in "biU":
+        raise UsageError(
+            f"{folder}: column {column[:100]} must have an integer or a text in every row; remove rows, or name another"
+            f" one: {', '.join(rows.features)}"
+        )
+    return values if values.dtype.kind == "U" else values.astype(np.int64)
+
+
+def _texts(rows: Any, column: str) -> np.ndarray:
+    """Returns float16 [T, `HASHES`], the hashed counts of the words of each text, of Euclidean length 1."""
+    from sklearn.feature_extraction.text import HashingVectorizer
+
+    vectorizer: Any = HashingVectorizer(n_features=HASHES)
+    texts = [text or "" for text in rows.with_format("arrow")[:][column].to_pylist()]
+    passes = [
+        vectorizer.transform(texts[first : first + _TEXTS_PER_PASS]).toarray().astype(np.float16)
+        for first in range(0, len(texts), _TEXTS_PER_PASS)
+    ]
+    return np.concatenate(passes)
+
+
+def _images(rows: Any, column: str, folder: Path, **how: Unpack[images.Decoding]) -> np.ndarray:
+    """Returns uint8 [T, H, W, D] of a column of image files."""
+    stored = rows.with_format("arrow")[:][column]
+
+    def read(row: int) -> tuple[bytes, object]:
+        value, source = stored[row].as_py(), f"{folder} (row {row})"
+        data = value.get("bytes") if isinstance(value, dict) else value
+        if not isinstance(data, bytes):
+            raise UsageError(
+                f"{source}: column {column} holds no bytes of an image; save the set by save_to_disk"
+            )
+        return data, source
+
+    # opens headers, up to the first image in colour
+    are_grey = all(images.is_grey(*read(row)) for row in range(len(stored)))
+    return images.stack(len(stored), read, channels=1 if are_grey else 3, **how)

@@ -1,0 +1,78 @@
+"""Reads image data sets that tensorflow-datasets prepared as ArrayRecord files. TensorFlow itself is not needed."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any, Unpack
+
+import numpy as np
+
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.data import cache, images
+from fedvg_jax.data.arrays import Arrays, check, reading
+from fedvg_jax.data.readers.splits import pooled_splits
+from fedvg_jax.host import extras
+
+PREFIX = "tfds:"
+LAYOUT = "NAME/[CONFIG/]VERSION/dataset_info.json and its .array_record files"
+
+
+def load(
+    data_dir: Path, cache_dir: Path | None = None, *, name: str, **how: Unpack[images.Decoding]
+) -> Arrays:
+    """Reads a prepared data set, x uint8 [T, H, W, D], with the splits train, validation and test pooled in this order.
+
+    Args:
+        data_dir: the data_dir of tensorflow-datasets, with `LAYOUT`.
+        cache_dir: folder of the decoded data sets; None keeps nothing.
+        name: NAME[/CONFIG][:VERSION]; without a version, the newest one in the folder.
+        how: see `images.Decoding`; a size is needed if images have several.
+
+    Raises:
+        UsageError: the extra is not installed; or the data set is missing, damaged, or has no labelled images.
+    """
+    library = extras.load("tensorflow_datasets", "tfds", f"{PREFIX}NAME")
+    remedy = f"prepare it: tfds build {name} --data_dir {data_dir} --file_format=array_record"
+    with reading(data_dir, f"a folder with {name} ({LAYOUT})", remedy):
+        builder = library.core.read_only_builder.builder_from_files(name, data_dir=str(data_dir))
+    files = Path(builder.data_path)
+    sources = [name, *sorted(filter(Path.is_file, files.iterdir())), f"{how.get('size')}"]
+    return cache.cached(
+        "tfds", sources, lambda: _decode(library, builder, files, name, **how), cache_dir
+    )
+
+
+def _decode(
+    library: Any, builder: Any, files: Path, name: str, **how: Unpack[images.Decoding]
+) -> Arrays:
+    with reading(files, "a complete prepared data set", "prepare it again"):
+        features = builder.info.features
+        image = _key(builder.info, library.features.Image, files)
+        label = _key(builder.info, library.features.ClassLabel, files)
+        splits = pooled_splits({split: split for split in builder.info.splits}, "all", files)
+        decoders = {image: library.decode.SkipDecoding()}
+        sources = [builder.as_data_source(split=split, decoders=decoders) for split in splits]
+        rows = [(source, i) for source in sources for i in range(len(source))]
+        y, lock = np.empty(len(rows), np.int64), threading.Lock()
+
+        def read(row: int) -> tuple[bytes, object]:
+            source, i = rows[row]
+            with lock:  # readers are not documented as thread-safe
+                example = source[i]
+            y[row] = example[label]
+            return example[image], f"{files} (row {row})"
+
+        channels = 1 if features[image].shape[-1] == 1 else 3
+        x = images.stack(len(rows), read, channels=channels, **how)
+        return check(Arrays(name, x, y, tuple(features[label].names), len(sources[0])), files)
+
+
+def _key(info: Any, kind: type, files: Path) -> str:
+    """Returns the name of the feature of a kind: a supervised key, or the only one."""
+    keys = [key for key, feature in info.features.items() if type(feature) is kind]
+    keys = [key for key in info.supervised_keys or () if key in keys] or keys
+    if len(keys) != 1:
+        has = ", ".join(info.features)
+        raise UsageError(f"{files}: must have one image and one class label, got {has}")
+    return keys[0]

@@ -1,0 +1,253 @@
+"""Downloads from a server on the loopback address: what arrives is whole, and nothing else is ever read."""
+
+import hashlib
+import io
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+import zipfile
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+from support.files import assert_rows, usage_error, write_stl, write_tiny
+
+from fedvg_jax import data, prepare
+from fedvg_jax.data import downloads, validation
+from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.readers import cifar_stl10, hugging_face
+
+RNG = np.random.default_rng(5)
+
+
+class Server:
+    """Serves one file per path; `broken[path]` answers that come first are cut off, and count in `requests`."""
+
+    def __init__(self):
+        self.files, self.broken, self.requests, self.pause = {}, {}, [], 0.0
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                server.requests.append(self.path)
+                content = server.files.get(self.path)
+                self.send_response(404 if content is None else 200)
+                self.send_header("Content-Length", str(len(content or b"")))
+                self.end_headers()
+                if server.broken.get(self.path, 0):
+                    server.broken[self.path] -= 1
+                    content = content[: len(content) // 2]
+                for first in range(0, len(content or b""), 1024):
+                    time.sleep(server.pause)
+                    self.wfile.write(content[first : first + 1024])
+
+            def log_message(self, *arguments):
+                """Prints nothing."""
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.http.daemon_threads = True
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def offer(self, file, content, **fields):
+        """Serves a file, and returns what the table of downloads says of it."""
+        self.files[f"/{file}"] = content
+        url = f"http://127.0.0.1:{self.http.server_address[1]}/{file}"
+        return downloads.Published(url, hashlib.md5(content).hexdigest(), "this test", **fields)
+
+
+@pytest.fixture
+def server(monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    server = Server()
+    yield server
+    server.http.shutdown()
+
+
+def medmnist():
+    arrays = {}
+    for split in ("train", "val", "test"):
+        arrays[f"{split}_images"] = RNG.integers(0, 256, (10, 28, 28), np.uint8)
+        arrays[f"{split}_labels"] = RNG.integers(0, 11, (10, 1))
+    content = io.BytesIO()
+    np.savez(content, **arrays)
+    return content.getvalue()
+
+
+@pytest.fixture
+def organs(server, monkeypatch):
+    """The file of OrganAMNIST on the server, in place of its address in the table."""
+    content = medmnist()
+    monkeypatch.setitem(
+        downloads.FILES, "organamnist.npz", server.offer("organamnist.npz", content)
+    )
+    return content
+
+
+def left_in(folder):
+    return [path.name for path in folder.iterdir()]
+
+
+def test_every_file_has_an_address_a_checksum_and_its_source():
+    for name, (url, md5, source, *_) in downloads.FILES.items():
+        assert name in url and url.startswith("http") and "https://github.com/" in source
+        assert len(bytes.fromhex(md5)) == 16
+    assert set(downloads.NAMES) <= set(data.SOURCES)
+
+
+def test_prepare_downloads_to_the_cache_where_runs_look(organs, server, tmp_path, capsys):
+    flags = ["--cache-dir", str(tmp_path), "--clients", "2", "--min-samples", "1", "--alpha", "9"]
+    with usage_error("--download"):
+        data.load("organamnist", None, tmp_path / "data")
+    for _ in range(2):  # the second call finds the file
+        command = ["organamnist", "--download", "--out", str(tmp_path / "out"), *flags]
+        assert prepare.main(command) == 0
+    assert "organamnist: 30 images" in capsys.readouterr().out
+    assert len(data.load("organamnist", None, tmp_path / "data").y) == 30
+    assert server.requests == ["/organamnist.npz"]
+
+
+def test_a_file_that_is_cut_off_is_fetched_again(organs, server, tmp_path):
+    server.broken["/organamnist.npz"] = 1
+    downloads.fetch("organamnist", tmp_path)
+    assert (tmp_path / "organamnist.npz").read_bytes() == organs
+    assert len(server.requests) == 2 and left_in(tmp_path) == ["organamnist.npz"]
+
+
+@pytest.mark.parametrize("fault", ["cut off", "another checksum", "404"])
+def test_what_does_not_arrive_whole_leaves_nothing(organs, server, tmp_path, fault):
+    path = "/organamnist.npz"
+    if fault == "cut off":
+        server.broken[path] = 99
+    elif fault == "another checksum":
+        server.files[path] = organs[:-1] + b"x"
+    else:
+        del server.files[path]
+    with usage_error("organamnist.npz"):
+        downloads.fetch("organamnist", tmp_path)
+    assert len(server.requests) == 1 + downloads.RETRIES and not left_in(tmp_path)
+
+
+def test_a_slow_server_shows_its_progress(organs, server, tmp_path):
+    server.pause, reports = 0.005, []
+    downloads.fetch("organamnist", tmp_path, progress=lambda *report: reports.append(report))
+    assert reports == sorted(reports) and len({*reports}) > 2
+    assert reports[-1] == (len(organs), len(organs))
+
+
+def test_an_interrupted_download_leaves_nothing_and_can_be_repeated(organs, tmp_path):
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        downloads.fetch("organamnist", tmp_path, progress=interrupt)
+    assert not left_in(tmp_path)
+    downloads.fetch("organamnist", tmp_path)
+    assert left_in(tmp_path) == ["organamnist.npz"]
+
+
+def test_ctrl_c_ends_a_download_and_leaves_nothing(server, tmp_path, monkeypatch):
+    """The address of STL-10 is http, so that a proxy can stand in place of its host."""
+    url = downloads.FILES["stl10_binary.tar.gz"].url
+    server.files[url], server.pause = bytes(2**20), 0.01
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.http.server_address[1]}")
+    command = [sys.executable, "-m", "fedvg_jax.prepare", "stl10", "--download"]
+    command += ["--data-dir", str(tmp_path / "in")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        while not server.requests and process.poll() is None:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and len(errors.splitlines()) == 1, errors
+    assert server.requests == [url] and not left_in(tmp_path / "in")
+
+
+def test_a_file_of_the_user_is_not_replaced(organs, tmp_path):
+    (tmp_path / "organamnist.npz").write_bytes(b"another version")
+    with usage_error("organamnist.npz", "checksum"):
+        downloads.fetch("organamnist", tmp_path)
+    assert (tmp_path / "organamnist.npz").read_bytes() == b"another version"
+
+
+@pytest.mark.parametrize("name", ["stl10", "tinyimagenet"])
+def test_an_archive_is_unpacked_once_it_is_verified(server, tmp_path, monkeypatch, name):
+    content, file = io.BytesIO(), downloads.ARCHIVES[name]
+    folder = downloads.FILES[file].folder
+    x, y = {"stl10": write_stl, "tinyimagenet": write_tiny}[name](tmp_path / "made" / folder)
+    if name == "stl10":
+        (tmp_path / "made" / folder / "unlabeled_X.bin").write_bytes(b"left out")
+        with tarfile.open(fileobj=content, mode="w:gz") as archive:
+            archive.add(tmp_path / "made" / folder, folder)
+    else:
+        with zipfile.ZipFile(content, "w") as archive:
+            for path in sorted((tmp_path / "made").rglob("*")):
+                archive.write(path, path.relative_to(tmp_path / "made"))
+    left_out = downloads.FILES[file].left_out
+    offered = server.offer(file, content.getvalue(), folder=folder, left_out=left_out)
+    monkeypatch.setitem(downloads.FILES, file, offered)
+    downloads.fetch(name, tmp_path / "in")
+    assert left_in(tmp_path / "in") == [folder]
+    assert not (tmp_path / "in" / folder / "unlabeled_X.bin").exists()
+    assert_rows(data.load(name, tmp_path / "in"), x, y)
+
+
+def test_external_validation_images_are_looked_for_where_they_were_downloaded(tmp_path):
+    x, _ = write_stl(downloads.folder(tmp_path, "stl10"))
+    names = cifar_stl10.CLASS_NAMES
+    target = Arrays("ten", np.zeros((1, 96, 96, 3), np.uint8), np.zeros(1, int), names, 1)
+    outside = validation.outside_images("stl10", None, target, cache_dir=tmp_path)
+    np.testing.assert_array_equal(outside[0], x[:3])
+
+
+@pytest.mark.parametrize(("name", "size"), [("covid19", None), ("organamnist", (30, 30))])
+def test_a_set_without_a_published_file_is_refused(tmp_path, name, size):
+    with usage_error(name):
+        downloads.fetch(name, tmp_path, size)
+
+
+# --- sets of the Hugging Face hub
+
+
+def hub_set(folder):
+    """Writes a set of texts as the hub has it; the library takes a folder OWNER/NAME in place of the hub."""
+    library = pytest.importorskip("datasets", reason="needs the hf extra")
+    features = {"text": library.Value("string"), "label": library.ClassLabel(names=["a", "b"])}
+    features |= {"source": library.Value("string")}
+    rows = {"text": ["one two", "two three", "one two", ""], "label": [0, 1, 0, 1]}
+    rows |= {"source": ["x", "y", "y", "x"]}
+    folder.mkdir(parents=True)
+    dataset = library.Dataset.from_dict(rows, features=library.Features(features))
+    dataset.to_parquet(folder / "train-00000-of-00001.parquet")
+
+
+def test_a_set_of_the_hub_is_read_offline_after_its_download(tmp_path, monkeypatch):
+    hub_set(tmp_path / "hub" / "OWNER" / "NAME")
+    cache, name = tmp_path / "cache", "hf:OWNER/NAME"
+    monkeypatch.chdir(tmp_path / "hub")
+    downloads.fetch_hub_set("OWNER/NAME", downloads.folder(cache, name))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    columns = {"group": "source", "input": "text"}
+    for _ in range(2):  # from the files, and from the cache
+        arrays = data.load(name, None, cache, columns=columns)
+        assert arrays.name == "NAME" and arrays.class_names == ("a", "b")
+        assert arrays.y.tolist() == [0, 1, 0, 1] and arrays.groups.tolist() == [0, 1, 1, 0]
+    x = np.asarray(arrays.x, np.float64)
+    assert x.shape == (4, hugging_face.HASHES) and not x[3].any()
+    np.testing.assert_array_equal(x[0], x[2])
+    np.testing.assert_allclose(np.linalg.norm(x[:3], axis=1), 1, rtol=1e-3)
+    np.testing.assert_allclose(np.abs(x[0] @ x[1]), 0.5, rtol=1e-3)  # one word of two is shared
+
+
+@pytest.mark.parametrize("name", ["OWNER", "OWNER/", "a/b/c/d", "OWNER/NAME"])
+def test_a_set_that_the_hub_does_not_bring_is_refused_and_leaves_nothing(
+    tmp_path, monkeypatch, name
+):
+    pytest.importorskip("datasets", reason="needs the hf extra")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with usage_error(f"hf:{name}"):
+        downloads.fetch_hub_set(name, tmp_path / "in")
+    assert not left_in(tmp_path)

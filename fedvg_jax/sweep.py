@@ -23,9 +23,9 @@ Options of the sweep:
   --tune NAME VALUE...   chooses the value of a setting on D_val, for every
                          method and alpha; may be given several times
   --tune-seeds A:B       seeds of the tuning runs (1000:1002)
-  --jobs N               processes that share the points, each with its cores;
-                         auto: one per core, where points use one core each
-  --dry-run              list unfinished points and programs, train nothing
+  --jobs N               processes that share the trials, each with its cores;
+                         auto: one per core, where trials use one core each
+  --dry-run              list unfinished trials and programs, train nothing
 
 Options of a run: python -m fedvg_jax.sweep --help-all
 """
@@ -54,9 +54,9 @@ from fedvg_jax.config.options import partition_seed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files, hardware
 from fedvg_jax.runs import endings
-from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
+from fedvg_jax.study import sweep_folder, sweep_trials, tuning, workers
 from fedvg_jax.study.sweep_folder import count
-from fedvg_jax.study.sweep_points import Axis, Layer, Point, Sweep
+from fedvg_jax.study.sweep_trials import Axis, Layer, Sweep, Trial
 from fedvg_jax.views import tracking
 from fedvg_jax.views.output import say
 
@@ -86,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
         argv: the arguments.
 
     Returns:
-        The exit code: 0 if no point failed; 2 for an error, described in one line; 129, 130 or 143 after SIGHUP, SIGINT
+        The exit code: 0 if no trial failed; 2 for an error, described in one line; 129, 130 or 143 after SIGHUP, SIGINT
         or SIGTERM.
     """
     if {"-h", "--help", "--help-all"} & set(argv):
@@ -104,14 +104,14 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(command: CommandLine) -> int:
-    """Computes or plans the points of a sweep, shows them, and returns the exit code."""
+    """Computes or plans the trials of a sweep, shows them, and returns the exit code."""
     from rich.console import Console
 
-    console, points = Console(), command.plan.points
+    console, trials = Console(), command.plan.trials
     for line in opening_lines(command):
         say(console, line)
-    sweep_folder.check_sources(points)
-    tracking.require(points[0].config, has_folder=True)
+    sweep_folder.check_sources(trials)
+    tracking.require(trials[0].config, has_folder=True)
     if command.dry_run:
         return _show_plan(command, console)
     number = workers.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
@@ -122,21 +122,21 @@ def run(command: CommandLine) -> int:
             start = stack.enter_context(
                 workers.further_processes(words, number if can_share else 1, log)
             )
-            points = _compute(command, console, start)
+            trials = _compute(command, console, start)
     except workers.Stopped as stop:
         say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")
         return endings.exit_code(stop.signal)
-    return _show_results(command, points, console)
+    return _show_results(command, trials, console)
 
 
 def opening_lines(command: CommandLine) -> list[str]:
     """Returns what is printed first: the size of the sweep, and of its tuning."""
-    sweep, points, _, tuned, runs = command.plan
+    sweep, trials, _, tuned, runs = command.plan
     lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in sweep.axes]
     lines = [
-        f"sweep of {count(len(points))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"
+        f"sweep of {count(len(trials))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"
     ]
-    seeds, partitions = {p.config.seed for p in points}, {partition_seed(p.config) for p in points}
+    seeds, partitions = {p.config.seed for p in trials}, {partition_seed(p.config) for p in trials}
     if len(seeds) > 1 and len(partitions) == 1:
         lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")
     if tuned:
@@ -144,24 +144,24 @@ def opening_lines(command: CommandLine) -> list[str]:
         lines.append(
             f"tuning {', '.join(tuned.settings)} first: {num_runs} with {seeds}, chosen on D_val"
         )
-        if any(point.config.dp.clip for point in runs):
+        if any(trial.config.dp.clip for trial in runs):
             lines.append("epsilon does not count the tuning runs, which see the same clients")
     return lines
 
 
 def _compute(
     command: CommandLine, console: Console | None = None, start: Callable[[], None] = lambda: None
-) -> list[Point]:
-    """Computes what is left of a sweep; returns its points, with the values that tuning has chosen.
+) -> list[Trial]:
+    """Computes what is left of a sweep; returns its trials, with the values that tuning has chosen.
 
     Args:
         command: see `CommandLine`.
         console: where to print; None in a process that another one has started.
-        start: starts the other processes, after all points are checked.
+        start: starts the other processes, after all trials are checked.
 
     Raises:
         Stopped: by a signal.
-        UsageError: some point cannot work.
+        UsageError: some trial cannot work.
     """
     commands.start_jax()
     from fedvg_jax.study import sweeps
@@ -173,11 +173,11 @@ def _compute(
     return sweeps.compute_plan(command.plan, console, work)[0]
 
 
-def _show_results(command: CommandLine, points: Sequence[Point], console: Console) -> int:
+def _show_results(command: CommandLine, trials: Sequence[Trial], console: Console) -> int:
     """Prints the table, writes the report, and returns the exit code.
 
     Raises:
-        UsageError: a point failed, or no study can be made of the points.
+        UsageError: a trial failed, or no study can be made of the trials.
     """
     from fedvg_jax.study import markup, report, tables
     from fedvg_jax.study.collect import collect
@@ -198,31 +198,31 @@ def _show_results(command: CommandLine, points: Sequence[Point], console: Consol
                 written = report.write([command.out], command.out / "report")
             for line in (*written.findings, f"report: {written.paths[-1]}"):
                 say(console, line)
-    except UsageError as error:  # no point is finished, or no study can be made of the points
+    except UsageError as error:  # no trial is finished, or no study can be made of the trials
         refusal = error
     say(console, f"folder of the sweep: {command.out}")
-    sweep_folder.refuse_unfinished(command.out, points)
+    sweep_folder.refuse_unfinished(command.out, trials)
     if refusal:
         raise refusal
     return 0
 
 
 def _show_plan(command: CommandLine, console: Console) -> int:
-    """Lists unfinished points and their programs; writes nothing."""
+    """Lists unfinished trials and their programs; writes nothing."""
     from fedvg_jax.study import sweeps
 
-    points, num_planned = command.plan.pending, len(command.plan.every)
-    num_done = num_planned - len(points)
+    trials, num_planned = command.plan.pending, len(command.plan.every)
+    num_done = num_planned - len(trials)
     done = f"; {num_done} of {count(num_planned)} finished" if num_done else ""
-    if not points:
+    if not trials:
         say(console, f"nothing to compute{done}")
         return 0
-    groups = sweeps.by_program(points)
+    groups = sweeps.by_program(trials)
     for i, group in enumerate(groups):
         say(console, f"program {i + 1}: {count(len(group))}")
-        for point in group:
-            say(console, f"  {point.name}")
-    say(console, f"{count(len(points))}, {count(len(groups), 'program')}{done}")
+        for trial in group:
+            say(console, f"  {trial.name}")
+    say(console, f"{count(len(trials))}, {count(len(groups), 'program')}{done}")
     return 0
 
 
@@ -230,18 +230,18 @@ def _show_plan(command: CommandLine, console: Console) -> int:
 
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:
-    """Returns the sweep that a command line asks for, with all its points checked.
+    """Returns the sweep that a command line asks for, with all its trials checked.
 
     Raises:
-        UsageError: for an option that cannot work at some point, or that no point uses.
+        UsageError: for an option that cannot work at some trial, or that no trial uses.
     """
     own, flags = split_flags(argv)
     grid = {name.replace("-", "_"): words for name, *words in own.get("tune", ())}
     for name, words in grid.items():
-        sweep_points.check_name(name, "--tune")
+        sweep_trials.check_name(name, "--tune")
         grid[name] = _typed_list(name, words)
     seeds = _typed_list("seed", own["tune_seeds"]) if "tune_seeds" in own else None
-    file = sweep_points.read_file(own["config"]) if "config" in own else sweep_points.SweepFile({})
+    file = sweep_trials.read_file(own["config"]) if "config" in own else sweep_trials.SweepFile({})
     sweep = make_sweep(flags, file, str(own.get("config")))
     in_file, in_words = (
         layer.settings.keys() for layer in sweep.layers[-2:]
@@ -255,7 +255,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     return CommandLine(plan._replace(out=out), out, argv, "dry_run" in own, jobs)
 
 
-def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source: str) -> Sweep:
+def make_sweep(flags: dict[str, list[str]], file: sweep_trials.SweepFile, source: str) -> Sweep:
     """Returns the sweep of a file and of the flags that are settings, which override the file.
 
     Args:
@@ -265,7 +265,7 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     """
     columns = {name: _typed_list(name, words) for name, words in flags.items()}
     settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
-    crossed = sweep_points.cross(
+    crossed = sweep_trials.cross(
         {name: values for name, values in columns.items() if len(values) != 1}, "command line"
     )
     given = {*settings, *(axis.names[0] for axis in crossed)}
@@ -327,7 +327,7 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
         return [word.lower() == "true" for word in words or ["true"]]
     if not words:
         raise UsageError(f"{name} needs a value")
-    listed = [str(value) for word in words for value in sweep_points.seeds(name, word)]
+    listed = [str(value) for word in words for value in sweep_trials.seeds(name, word)]
     return [command_line.value_of(name, word) for word in listed]
 
 
@@ -344,7 +344,7 @@ def _without(file_axes: Sequence[Axis], given: set[str]) -> list[Axis]:
 
 def default_folder(plan: tuning.Plan) -> Path:
     """Returns runs/sweep-DIGEST: equal sweeps have one folder, so that the same command continues its sweep."""
-    content = sweep_folder.document(plan.sweep, plan.points)
+    content = sweep_folder.document(plan.sweep, plan.trials)
     text = json.dumps([content, repr(plan.tuning)], sort_keys=True)
     return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

@@ -104,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
             except subprocess.TimeoutExpired:
                 process.kill()
         pack(args.out, archive)
-    finished = len(list(args.out.glob("*/points/*/summary.json")))
+    finished = len(list(args.out.glob("*/trials/*/summary.json")))
     print(f"{finished} runs; {archive}, {archive.stat().st_size / 2**20:.1f} MiB")
     return int(code != 0)
 
@@ -142,7 +142,7 @@ def pack(folder: Path, archive: Path) -> None:
 
     def kept(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
         path = folder.parent / info.name
-        is_unfinished = path.parent.name == "points" and not (path / "summary.json").exists()
+        is_unfinished = path.parent.name == "trials" and not (path / "summary.json").exists()
         return None if is_unfinished or path.name.startswith(LEFT_OUT) else info
 
     draft = archive.with_suffix(".tmp")

@@ -232,7 +232,7 @@ def collect(source: Path, folder: Path, command: str, commit: str) -> None:
     study = study_of([source], partial=True)
     rows = list(csv.reader(comma_separated(tables.runs(study)).splitlines()))
     cells = [
-        study.cell(method, scenario) for scenario in study.scenarios for method in study.methods
+        study.group(method, condition) for condition in study.conditions for method in study.methods
     ]
     runs = [
         run for cell in cells for _, run in sorted(cell.runs.items())

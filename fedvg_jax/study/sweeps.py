@@ -1,7 +1,7 @@
-"""Computes the points of a sweep in one process, which may share them with others; and `run_sweep` of Python.
+"""Computes the trials of a sweep in one process, which may share them with others; and `run_sweep` of Python.
 
-Points are ordered by their programs, so each program is compiled once, and a data set is read once for the points that
-follow one another. A point is a run with a folder of its own, which the process locks that computes it: finished points
+Trials are ordered by their programs, so each program is compiled once, and a data set is read once for the trials that
+follow one another. A trial is a run with a folder of its own, which the process locks that computes it: finished trials
 are skipped, one that was interrupted continues from its checkpoint, and one that fails is recorded, stops nothing, and
 is tried again by the next command.
 
@@ -44,37 +44,37 @@ from fedvg_jax.runs.assemble.given import (
 )
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
-from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
+from fedvg_jax.study import sweep_folder, sweep_trials, tuning, workers
 from fedvg_jax.study.sweep_folder import Failure, SweepResult
-from fedvg_jax.study.sweep_points import HYPER, OBJECTS, Point, Sweep
+from fedvg_jax.study.sweep_trials import HYPER, OBJECTS, Sweep, Trial
 from fedvg_jax.views import tracking
 from fedvg_jax.views.output import say
 
 _log_warning = logging.getLogger(__name__).warning
 
 POLL_SECONDS = 1.0
-"""Seconds between two looks at points that other processes compute."""
+"""Seconds between two looks at trials that other processes compute."""
 
 
-def by_program(points: Sequence[Point]) -> list[list[Point]]:
-    """Returns the points in groups of one program each, up to shapes of partitions, in the order of first points."""
-    groups: dict[tuple, list[Point]] = {}
-    for point in points:
-        own = tuple(point.values.get(argument) for argument in OBJECTS)
+def by_program(trials: Sequence[Trial]) -> list[list[Trial]]:
+    """Returns the trials in groups of one program each, up to shapes of partitions, in the order of first trials."""
+    groups: dict[tuple, list[Trial]] = {}
+    for trial in trials:
+        own = tuple(trial.values.get(argument) for argument in OBJECTS)
         groups.setdefault(
-            (programs.static_settings(point.config), data_key(point.config), own), []
-        ).append(point)
+            (programs.static_settings(trial.config), data_key(trial.config), own), []
+        ).append(trial)
     return list(groups.values())
 
 
 @dataclasses.dataclass
 class Work:
-    """What a process computes points with, what it reports to, and where the results go."""
+    """What a process computes trials with, what it reports to, and where the results go."""
 
     out: Path | None = None
     """folder of the sweep, which `sweep_folder.open_folder` has made; None keeps the results in memory"""
     given: Given = dataclasses.field(default_factory=Given)
-    """what takes the place of settings, the same for all points"""
+    """what takes the place of settings, the same for all trials"""
     objects: Objects = dataclasses.field(default_factory=dict)
     named: Collection[str] = ()
     """axes on which a caller has named values of settings"""
@@ -84,74 +84,74 @@ class Work:
     """of what is given, of the objects and of the metrics; see `sweep_folder.Stored.objects`"""
     changed: sweep_folder.Changed | None = None
     """see `sweep_folder.open_folder`"""
-    on_records: Callable[[Point, list[Record]], None] = lambda point, records: None
-    """gets a point's records of every chunk of rounds; the records of earlier processes come first"""
-    on_end: Callable[[Point, History | Failure], None] = lambda point, result: None
-    """of every point that this process has computed"""
+    on_records: Callable[[Trial, list[Record]], None] = lambda trial, records: None
+    """gets a trial's records of every chunk of rounds; the records of earlier processes come first"""
+    on_end: Callable[[Trial, History | Failure], None] = lambda trial, result: None
+    """of every trial that this process has computed"""
     log: Callable[[str], None] = _log_warning
-    """gets a line about a point, which starts with its name"""
+    """gets a line about a trial, which starts with its name"""
     keeps: dict[tuple, reuse.Keep] = dataclasses.field(default_factory=dict)
-    """names of a point's objects -> what keeps the programs of these and of what is given; grows"""
+    """names of a trial's objects -> what keeps the programs of these and of what is given; grows"""
     data: dict[tuple, Arrays] = dataclasses.field(default_factory=dict)
     """the data set that was read last; the others are not kept, because they may fill the memory"""
     results: dict[str, History | Failure] = dataclasses.field(default_factory=dict)
-    """of the points that are computed; grows"""
+    """of the trials that are computed; grows"""
     stops: list[str] = dataclasses.field(default_factory=list)
     """signals that stopped the process; grows"""
 
-    def names_of_objects(self, point: Point) -> tuple:
-        """Returns the names of a point's objects from axes."""
-        return tuple(point.values.get(name) for name in self.objects)
+    def names_of_objects(self, trial: Trial) -> tuple:
+        """Returns the names of a trial's objects from axes."""
+        return tuple(trial.values.get(name) for name in self.objects)
 
-    def given_of(self, point: Point) -> Given:
-        """Returns what is given for a point, with its objects and hyperparameters from axes."""
-        return of_point(point.values, self.given, self.objects)
+    def given_of(self, trial: Trial) -> Given:
+        """Returns what is given for a trial, with its objects and hyperparameters from axes."""
+        return of_trial(trial.values, self.given, self.objects)
 
-    def replaced(self, point: Point) -> dict[str, str]:
-        """Returns what takes the place of a point's settings -> its name; "" for one without."""
-        replaced = self.given_of(point).replaced
+    def replaced(self, trial: Trial) -> dict[str, str]:
+        """Returns what takes the place of a trial's settings -> its name; "" for one without."""
+        replaced = self.given_of(trial).replaced
         return replaced | {
-            name: str(point.values[name]) for name in self.objects if name in replaced
+            name: str(trial.values[name]) for name in self.objects if name in replaced
         }
 
-    def code(self, point: Point) -> dict[str, str]:
-        """Returns the digests of a point's objects by argument, and of the metrics."""
+    def code(self, trial: Trial) -> dict[str, str]:
+        """Returns the digests of a trial's objects by argument, and of the metrics."""
         digests = {}
         for name, identity in self.identities.items():
             argument, _, of_axis = name.partition(" ")
             if argument == run_folder.METRIC:
                 digests[name] = identity.digest
-            elif argument in FUNCTIONS and (not of_axis or point.values[argument] == of_axis):
+            elif argument in FUNCTIONS and (not of_axis or trial.values[argument] == of_axis):
                 digests[argument] = identity.digest
         return digests
 
-    def folder(self, point: Point) -> Path | None:
-        """Returns the run folder of a point, or None."""
-        return sweep_folder.point_folder(self.out, point.name) if self.out else None
+    def folder(self, trial: Trial) -> Path | None:
+        """Returns the run folder of a trial, or None."""
+        return sweep_folder.trial_folder(self.out, trial.name) if self.out else None
 
-    def has_begun(self, points: Sequence[Point]) -> bool:
-        """Returns whether some process has begun one of the points."""
-        return any(folder.exists() for folder in map(self.folder, points) if folder)
+    def has_begun(self, trials: Sequence[Trial]) -> bool:
+        """Returns whether some process has begun one of the trials."""
+        return any(folder.exists() for folder in map(self.folder, trials) if folder)
 
 
-def compute(points: Sequence[Point], work: Work) -> str | None:
-    """Computes the points that are not finished; waits for other processes' points, and takes over where one dies.
+def compute(trials: Sequence[Trial], work: Work) -> str | None:
+    """Computes the trials that are not finished; waits for other processes' trials, and takes over where one dies.
 
-    Points that have failed, in whichever process, are not tried again; see `sweep_folder.clear_failures`.
+    Trials that have failed, in whichever process, are not tried again; see `sweep_folder.clear_failures`.
 
     Returns:
         The signal that stopped this process, or None.
     """
-    pending = list(points)
+    pending = list(trials)
     while pending:
         busy, groups = [], by_program(pending)
         while groups:
             groups.sort(key=work.has_begun)  # programs that no process has compiled come first
-            for point in groups.pop(0):
+            for trial in groups.pop(0):
                 if workers.is_orphan():
                     return "SIGTERM"
-                if not _compute_or_skip(work, point):
-                    busy.append(point)
+                if not _compute_or_skip(work, trial):
+                    busy.append(trial)
                 if work.stops:
                     return work.stops[0]
         if pending := busy:
@@ -161,60 +161,60 @@ def compute(points: Sequence[Point], work: Work) -> str | None:
 
 def compute_plan(
     plan: tuning.Plan, console: Console | None, work: Work
-) -> tuple[list[Point], dict[str, History | Failure]]:
-    """Computes the tuning runs, if there are any, and then the points with the values that these have chosen.
+) -> tuple[list[Trial], dict[str, History | Failure]]:
+    """Computes the tuning runs, if there are any, and then the trials with the values that these have chosen.
 
     Args:
         plan: what is computed.
         console: where progress and choices are shown; None for nowhere.
-        work: what the points are computed with.
+        work: what the trials are computed with.
 
     Returns:
-        The points, and the results of those that this process has computed, by name.
+        The trials, and the results of those that this process has computed, by name.
 
     Raises:
         Stopped: by a signal.
         UsageError: a folder cannot be used, or a tuning run has no result.
     """
 
-    def compute_shown(points: Sequence[Point], out: Path | None) -> dict[str, History | Failure]:
+    def compute_shown(trials: Sequence[Trial], out: Path | None) -> dict[str, History | Failure]:
         if out and not workers.is_started():
-            sweep_folder.clear_failures(out, points)
+            sweep_folder.clear_failures(out, trials)
         mine = dataclasses.replace(work, out=out, results={}, stops=[])
         with (
-            sweep_progress(console, points, mine)
+            sweep_progress(console, trials, mine)
             if console
             else contextlib.nullcontext(mine) as shown
         ):
-            stopped_by = compute(points, shown)
+            stopped_by = compute(trials, shown)
         if stopped_by:
             raise workers.Stopped(stopped_by, mine.results)
         return mine.results
 
-    points, chosen = plan.points, {}
+    trials, chosen = plan.trials, {}
     if plan.out and plan.tuning:
         sweep_folder.refuse_taken(plan.out)
-        grid, tried = plan.out / tuning.FOLDER, plan.tuning_points
+        grid, tried = plan.out / tuning.FOLDER, plan.tuning_trials
         tuning_sweep = tuning.tuning_sweep(plan.sweep, plan.tuning)
         content = sweep_folder.document(tuning_sweep, tried, work.identities)
         sweep_folder.open_folder(grid, content, work.identities, work.changed)
         compute_shown(tried, grid)
         choices = tuning.choose(grid, tried, plan.tuning)
         if console:
-            for cell, choice in choices.items():
-                say(console, f"{cell}: {tuning.chosen_text(choice, plan.tuning)}")
-        points, chosen = tuning.chosen_points(points, choices), tuning.as_json(plan.tuning, choices)
+            for group, choice in choices.items():
+                say(console, f"{group}: {tuning.chosen_text(choice, plan.tuning)}")
+        trials, chosen = tuning.chosen_trials(trials, choices), tuning.as_json(plan.tuning, choices)
     if plan.out:
-        content = sweep_folder.document(plan.sweep, points, work.identities, chosen)
+        content = sweep_folder.document(plan.sweep, trials, work.identities, chosen)
         sweep_folder.open_folder(plan.out, content, work.identities, work.changed)
-    return points, compute_shown(points, plan.out)
+    return trials, compute_shown(trials, plan.out)
 
 
 Objects = Mapping[str, Mapping[str, Any]]
 """Argument of a run -> name on its axis -> object from Python."""
 
 
-def of_point(values: Mapping[str, Any], given: Given, objects: Objects) -> Given:
+def of_trial(values: Mapping[str, Any], given: Given, objects: Objects) -> Given:
     """Returns what is given with the objects and the hyperparameters among the values of axes, which win."""
     own = {
         name.removeprefix(HYPER): value for name, value in values.items() if name.startswith(HYPER)
@@ -238,36 +238,36 @@ def data_key(config: Config) -> tuple:
     return *of_set, config.max_rows, config.max_rows_seed
 
 
-def _compute_or_skip(work: Work, point: Point) -> bool:
-    """Computes a point unless that is done, or has failed since the command started; returns False if it is held."""
-    folder = work.folder(point)
+def _compute_or_skip(work: Work, trial: Trial) -> bool:
+    """Computes a trial unless that is done, or has failed since the command started; returns False if it is held."""
+    folder = work.folder(trial)
     with contextlib.ExitStack() as stack:
         if folder:
             folder.mkdir(parents=True, exist_ok=True)
             if not stack.enter_context(files.claimed(folder / sweep_folder.CLAIM)):
                 return False
-            if sweep_folder.read_failure(folder) or run_folder.is_finished(folder, point.config):
+            if sweep_folder.read_failure(folder) or run_folder.is_finished(folder, trial.config):
                 return True
-        result = _compute_point(work, point)
+        result = _compute_trial(work, trial)
         if not (isinstance(result, History) and result.summary["interrupted"]):
-            work.results[point.name] = result
-            work.on_end(point, result)
+            work.results[trial.name] = result
+            work.on_end(trial, result)
     return True
 
 
-def _compute_point(work: Work, point: Point) -> History | Failure:
-    """Runs a point to its end, or until a signal stops it. Records an error as a `Failure`."""
+def _compute_trial(work: Work, trial: Trial) -> History | Failure:
+    """Runs a trial to its end, or until a signal stops it. Records an error as a `Failure`."""
     num_done = 0
 
     def count(records: list[Record]) -> None:
         nonlocal num_done
         num_done = records[-1]["round"]
-        work.on_records(point, records)
+        work.on_records(trial, records)
 
     try:
         history = tracking.run_simulation(
-            simulation_of(work, point),
-            log=lambda line: work.log(f"{point.name}: {line}"),
+            simulation_of(work, trial),
+            log=lambda line: work.log(f"{trial.name}: {line}"),
             on_stop=work.stops.append,
             on_records=count,
         )
@@ -277,43 +277,43 @@ def _compute_point(work: Work, point: Point) -> History | Failure:
             if work.out
             else history._replace(variables=checkpoint.to_host(history.variables))
         )
-    except Exception as error:  # one point's error, of whatever kind, must not end the others
-        return record_failure(work, point, error, num_done)
+    except Exception as error:  # one trial's error, of whatever kind, must not end the others
+        return record_failure(work, trial, error, num_done)
 
 
-def simulation_of(work: Work, point: Point) -> simulation.Simulation:
-    """Returns the simulation of a point, in its folder."""
-    config, given = _config_in(work.folder(point), point.config), work.given_of(point)
+def simulation_of(work: Work, trial: Trial) -> simulation.Simulation:
+    """Returns the simulation of a trial, in its folder."""
+    config, given = _config_in(work.folder(trial), trial.config), work.given_of(trial)
     if given.data is None:
         key = data_key(config)
         if key not in work.data:
             work.data.clear()
             work.data[key] = population.load_data(config)
         given = given._replace(data=work.data[key])
-    keep = work.keeps.setdefault(work.names_of_objects(point), reuse.keeper())
+    keep = work.keeps.setdefault(work.names_of_objects(trial), reuse.keeper())
     sim = simulation.assemble(config, given, keep)
-    names = {name: point.values[name] for name in work.named}
+    names = {name: trial.values[name] for name in work.named}
     return sim._replace(
-        given=work.replaced(point), metrics=work.metrics, code=work.code(point), names=names
+        given=work.replaced(trial), metrics=work.metrics, code=work.code(trial), names=names
     )
 
 
-def record_failure(work: Work, point: Point, error: Exception, num_done: int) -> Failure:
-    """Returns an error as a `Failure`, and writes it to the point's folder."""
+def record_failure(work: Work, trial: Trial, error: Exception, num_done: int) -> Failure:
+    """Returns an error as a `Failure`, and writes it to the trial's folder."""
     if isinstance(error, DivergedError):
         failure = Failure("diverged", len(error.history.records), one_line(str(error)))
     else:
         is_expected = isinstance(error, (UsageError, OSError))
         reason = one_line(str(error) if is_expected else f"{type(error).__name__}: {error}")
         failure = Failure("failed", num_done, reason, "".join(traceback.format_exception(error)))
-    if folder := work.folder(point):
-        with contextlib.suppress(OSError):  # of a full disk: the point stays unfinished
-            sweep_folder.write_failure(folder, point.config, failure)
+    if folder := work.folder(trial):
+        with contextlib.suppress(OSError):  # of a full disk: the trial stays unfinished
+            sweep_folder.write_failure(folder, trial.config, failure)
     return failure
 
 
 def _config_in(folder: Path | None, config: Config) -> Config:
-    """Returns the settings of a run in the point's folder: resumed where it has a checkpoint."""
+    """Returns the settings of a run in the trial's folder: resumed where it has a checkpoint."""
     resume = None
     if folder and digests.newest_round(folder):
         (folder / sweep_folder.FAILURE).unlink(missing_ok=True)
@@ -327,10 +327,10 @@ OF_TENSORS = ("train", "lora", "local", "fedvg.include", "init")
 """Settings that name tensors or sizes of a model, which only its building can check."""
 
 OF_MODEL = (*OF_TENSORS, "model", "norm_layers")
-"""Settings; all their combinations are built before the first point."""
+"""Settings; all their combinations are built before the first trial."""
 
 
-def check(points: Sequence[Point], work: Work) -> None:
+def check(trials: Sequence[Trial], work: Work) -> None:
     """Checks the given objects, and the settings of tensors, before the first run.
 
     Raises:
@@ -338,24 +338,24 @@ def check(points: Sequence[Point], work: Work) -> None:
             data, the partition or an object cannot be used.
     """
     keys: dict[str, tuple] = {}
-    for point in points:
-        of_model = {name: SETTINGS[name].get(point.config) for name in OF_MODEL}
-        if any(value is not None for value in work.given_of(point)) or any(
+    for trial in trials:
+        of_model = {name: SETTINGS[name].get(trial.config) for name in OF_MODEL}
+        if any(value is not None for value in work.given_of(trial)) or any(
             of_model[name] for name in OF_TENSORS
         ):
-            keys[point.name] = (
-                data_key(point.config),
-                work.names_of_objects(point),
+            keys[trial.name] = (
+                data_key(trial.config),
+                work.names_of_objects(trial),
                 *of_model.values(),
             )
-    first_of_each = {keys[point.name]: point for point in reversed(points) if point.name in keys}
+    first_of_each = {keys[trial.name]: trial for trial in reversed(trials) if trial.name in keys}
     declaring: dict[tuple, tuple[Algorithm, Weighting]] = {}
-    for key, point in first_of_each.items():
+    for key, trial in first_of_each.items():
         try:
-            sim = simulation_of(dataclasses.replace(work, out=None), point)
+            sim = simulation_of(dataclasses.replace(work, out=None), trial)
         except UsageError as error:
             raise UsageError(
-                f"point {point.name}: {error}" if len(first_of_each) > 1 else str(error)
+                f"trial {trial.name}: {error}" if len(first_of_each) > 1 else str(error)
             ) from None
         declaring[key] = sim.algorithm, sim.weighting
     declared = {
@@ -364,22 +364,22 @@ def check(points: Sequence[Point], work: Work) -> None:
         for part in parts
         for parameter in part.hyperparameters
     }
-    _refuse_replaced(points, work.given, declared)
-    for point in points:
-        its = work.given_of(point)
+    _refuse_replaced(trials, work.given, declared)
+    for trial in trials:
+        its = work.given_of(trial)
         if its.hyper:
-            algorithm, weighting = declaring[keys[point.name]]
+            algorithm, weighting = declaring[keys[trial.name]]
             own = ((algorithm, its.algorithm), (weighting, its.weighting))
             passed = tuple(part for part, value in own if value)
-            merge_hyperparameters(point.config, algorithm, weighting, its.hyper, passed)
+            merge_hyperparameters(trial.config, algorithm, weighting, its.hyper, passed)
 
 
-def _refuse_replaced(points: Sequence[Point], given: Given, declared: Collection[str]) -> None:
+def _refuse_replaced(trials: Sequence[Trial], given: Given, declared: Collection[str]) -> None:
     """Raises UsageError for an axis that has no effect beside a given object, which declares some hyperparameters."""
     replaced = replaced_with(given.replaced) | {PASSED[name] for name in given.replaced}
     replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
     for name in dict.fromkeys(
-        name for point in points for name in point.values if name in replaced
+        name for trial in trials for name in trial.values if name in replaced
     ):
         if name not in SETTINGS or name not in declared:
             raise UsageError(
@@ -404,27 +404,27 @@ def run_sweep(
     jobs: int | str = 1,
     call: Mapping[str, Any] = {},
 ) -> list[SweepResult]:
-    """Returns the results of a sweep, in the order of its points; those that a signal left out are missing.
+    """Returns the results of a sweep, in the order of its trials; those that a signal left out are missing.
 
     Args:
-        start: settings that all points share.
+        start: settings that all trials share.
         axes: as in `fedvg_jax.run_sweep`.
         work: where the results go, and what is given, with functions of this call.
         progress: whether to print a line for every run, or bars on a terminal.
         tuned: settings that are chosen on D_val first; None for none.
-        jobs: processes that share the points, this one included, or "auto".
+        jobs: processes that share the trials, this one included, or "auto".
         call: arguments of `fedvg_jax.run_sweep` for the others.
     """
-    sweep_points.refuse_set(start)
+    sweep_trials.refuse_set(start)
     out = work.out
     if tuned and out is None:
         raise UsageError("tune needs out=, a folder for the tuning runs and their choices")
-    axes, named, names = sweep_points.named_objects(axes)
+    axes, named, names = sweep_trials.named_objects(axes)
     listed = {
         argument: [*named.get(argument, ()), *names.get(argument, ())]
         for argument in {**named, **names}
     }
-    parsed = sweep_points.parse_axes(axes, listed)
+    parsed = sweep_trials.parse_axes(axes, listed)
     sweep = Sweep(parsed, start=start, objects=named, names=names)
     plan = tuning.make_plan(sweep, out, tuned)
     objects = {
@@ -445,8 +445,8 @@ def run_sweep(
         named=tuple(names),
         identities={**identities(work.given, work.metrics), **on_axes},
     )
-    for point in plan.every:
-        tracking.require(point.config, out is not None)
+    for trial in plan.every:
+        tracking.require(trial.config, out is not None)
     if work.given.data is None:
         sweep_folder.check_sources(plan.every)
     check(plan.every, work)
@@ -469,32 +469,32 @@ def run_sweep(
         with contextlib.ExitStack() as stack:
             can_share = stack.enter_context(sweep_folder.shared(out, work.log))
             stack.enter_context(_further_calls(call, count if can_share else 1, work.log))
-            points, results = compute_plan(plan, Console() if progress else None, work)
+            trials, results = compute_plan(plan, Console() if progress else None, work)
     except workers.Stopped as stop:
         if stop.signal == "SIGINT":
             raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
         signal.raise_signal(signal.Signals[stop.signal])
-        points, results = plan.points, stop.results
+        trials, results = plan.trials, stop.results
     listed = []
-    names = tuple(point.name for point in points)
+    names = tuple(trial.name for trial in trials)
     sources = {
         name: work.identities[name].digest
         for name in ("data", "partition")
         if name in work.identities
     }
-    for point in points:
-        result = results.get(point.name)
-        if folder := work.folder(point):
-            is_finished = run_folder.is_finished(folder, point.config)
+    for trial in trials:
+        result = results.get(trial.name)
+        if folder := work.folder(trial):
+            is_finished = run_folder.is_finished(folder, trial.config)
             result = sweep_folder.read_failure(folder) or (
                 History.load(folder) if is_finished else None
             )
         if result:
-            digests_of = {**sources, **work.code(point)}
-            given = work.replaced(point)
+            digests_of = {**sources, **work.code(trial)}
+            given = work.replaced(trial)
             listed.append(
                 SweepResult(
-                    point.name, point.values, result, point.config, given, names, digests_of
+                    trial.name, trial.values, result, trial.config, given, names, digests_of
                 )
             )
     return listed
@@ -538,22 +538,22 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def sweep_progress(console: Console, points: Sequence[Point], work: Work) -> Iterator[Work]:
-    """Shows points and rounds as they finish; yields the work, which reports them.
+def sweep_progress(console: Console, trials: Sequence[Trial], work: Work) -> Iterator[Work]:
+    """Shows trials and rounds as they finish; yields the work, which reports them.
 
-    In a terminal: two bars. Elsewhere: a line per point of this process, which counts other processes' points, too.
+    In a terminal: two bars. Elsewhere: a line per trial of this process, which counts other processes' trials, too.
 
     Args:
         console: where to print.
-        points: of the sweep.
+        trials: of the sweep.
         work: of the process.
     """
     out = work.out
-    waiting = [point for point in points if out is None or not sweep_folder.is_done(out, point)]
+    waiting = [trial for trial in trials if out is None or not sweep_folder.is_done(out, trial)]
     num_left, started = len(waiting), time.perf_counter()
 
     def left() -> str:
-        """Returns the time left in words: the points left, at the pace of those that ended since the start."""
+        """Returns the time left in words: the trials left, at the pace of those that ended since the start."""
         if len(waiting) == num_left:
             return "time left unknown"
         pace = (time.perf_counter() - started) / (num_left - len(waiting))
@@ -568,30 +568,30 @@ def sweep_progress(console: Console, points: Sequence[Point], work: Work) -> Ite
     shown = TextColumn("{task.fields[text]}", markup=False)
     with Progress(*columns, shown, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(
-            "points", total=len(points), completed=len(points) - len(waiting), text=""
+            "trials", total=len(trials), completed=len(trials) - len(waiting), text=""
         )
         rounds = progress.add_task("rounds", total=None, text="")
 
-        def count(point: Point, records: list[Record]) -> None:
+        def count(trial: Trial, records: list[Record]) -> None:
             progress.update(
-                rounds, total=point.config.rounds, completed=records[-1]["round"], text=point.name
+                rounds, total=trial.config.rounds, completed=records[-1]["round"], text=trial.name
             )
 
-        def end(point: Point, result: History | Failure) -> None:
+        def end(trial: Trial, result: History | Failure) -> None:
             waiting[:] = [
                 p
                 for p in waiting
-                if p.name != point.name and not (out and sweep_folder.is_done(out, p))
+                if p.name != trial.name and not (out and sweep_folder.is_done(out, p))
             ]
-            num_done = len(points) - len(waiting)
-            log(f"{num_done}/{len(points)}  {point.name}: {result_text(result)}, {left()}")
+            num_done = len(trials) - len(waiting)
+            log(f"{num_done}/{len(trials)}  {trial.name}: {result_text(result)}, {left()}")
             progress.update(bar, completed=num_done, text=left())
 
         yield dataclasses.replace(work, on_records=count, on_end=end, log=log)
 
 
 def result_text(result: History | Failure) -> str:
-    """Returns the result of a point in a few words."""
+    """Returns the result of a trial in a few words."""
     if isinstance(result, Failure):
         return f"{result.kind} in round {result.round} ({result.reason})"
     name = "accuracy" if "test_accuracy_final" in result.summary else "loss"

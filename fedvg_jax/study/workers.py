@@ -1,6 +1,6 @@
 """Further processes of a sweep's command on this machine.
 
-Each runs the same command, and takes points by their locks. One that dies leaves its point unfinished, and another one
+Each runs the same command, and takes trials by their locks. One that dies leaves its trial unfinished, and another one
 takes it. No jax.
 """
 
@@ -19,17 +19,17 @@ from fedvg_jax.config import Config, block_size
 from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.models.networks import costs
-from fedvg_jax.study.sweep_points import Point
+from fedvg_jax.study.sweep_trials import Trial
 
 STARTED_BY = "FEDVG_JAX_SWEEP_STARTED_BY"
 """Variable of the environment with the id of the process that started this one."""
 
-POINTS_PER_PROCESS = 4
-"""Points from which on `--jobs auto` starts another process, which takes several seconds to import jax."""
+TRIALS_PER_PROCESS = 4
+"""Trials from which on `--jobs auto` starts another process, which takes several seconds to import jax."""
 
 
 class Stopped(Exception):
-    """A signal has stopped the sweep; `results` has the results of the points before it, by name."""
+    """A signal has stopped the sweep; `results` has the results of the trials before it, by name."""
 
     def __init__(self, signal: str, results: Mapping[str, Any] = {}) -> None:
         super().__init__(signal)
@@ -37,16 +37,16 @@ class Stopped(Exception):
 
 
 def num_processes(
-    jobs: int | str, points: Sequence[Point], machine: hardware.Hardware | None
+    jobs: int | str, trials: Sequence[Trial], machine: hardware.Hardware | None
 ) -> int:
-    """Returns the number of processes that share points; "auto" is one per core where every point uses a single device.
+    """Returns the number of processes that share trials; "auto" is one per core where every trial uses a single device.
 
     On 2 cores, one process of small networks leaves one core idle. Networks that share a cohort among all cores, and
     accelerators, take one process.
 
     Args:
         jobs: a number, or "auto".
-        points: that are not finished.
+        trials: that are not finished.
         machine: None where jax may find an accelerator.
 
     Raises:
@@ -62,9 +62,9 @@ def num_processes(
     if machine is None:
         return 1
     with hardware.assumed(machine):
-        if any(_num_devices(point.config) > 1 for point in points):
+        if any(_num_devices(trial.config) > 1 for trial in trials):
             return 1
-    return max(1, min(machine.cores, len(points) // POINTS_PER_PROCESS))
+    return max(1, min(machine.cores, len(trials) // TRIALS_PER_PROCESS))
 
 
 def _num_devices(config: Config) -> int:
@@ -142,7 +142,7 @@ def _watch(
     if code < 0 and not stopping.is_set():
         name = signal.Signals(-code).name
         log(
-            f"process {process.pid} of the sweep was killed by {name}; the others compute its points"
+            f"process {process.pid} of the sweep was killed by {name}; the others compute its trials"
         )
 
 

@@ -144,7 +144,7 @@ def test_a_study_joins_its_data_and_packs_finished_runs_without_models(tmp_path)
         "done/checkpoints/1/x",
         "begun/history.jsonl",
     ):
-        path = tmp_path / "study" / "cell" / "points" / file
+        path = tmp_path / "study" / "cell" / "trials" / file
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     study.pack(tmp_path / "study", tmp_path / "study.tar.xz")

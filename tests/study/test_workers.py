@@ -11,7 +11,7 @@ import pytest
 from fedvg_jax.config import Config
 from fedvg_jax.host import hardware
 from fedvg_jax.study import workers
-from fedvg_jax.study.sweep_points import Point
+from fedvg_jax.study.sweep_trials import Trial
 
 MACHINE = hardware.Hardware("cpu", "", num_devices=4, cores=4, memory_bytes=64 * 2**30)
 
@@ -27,9 +27,9 @@ MACHINE = hardware.Hardware("cpu", "", num_devices=4, cores=4, memory_bytes=64 *
         ({"model": "lenet5", "devices": "1"}, 30, MACHINE, 4),
     ],
 )
-def test_auto_starts_a_process_per_core_where_points_use_one_device(changes, count, machine, jobs):
-    points = [Point("", {}, Config(**changes))] * count
-    assert workers.num_processes("auto", points, machine) == jobs
+def test_auto_starts_a_process_per_core_where_trials_use_one_device(changes, count, machine, jobs):
+    trials = [Trial("", {}, Config(**changes))] * count
+    assert workers.num_processes("auto", trials, machine) == jobs
 
 
 def test_a_process_has_as_many_devices_as_one_alone(monkeypatch):

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from benchmarks.studies.paper import measures
 from benchmarks.studies.paper.measures import Finding, Values
-from fedvg_jax.study.cells import Study
+from fedvg_jax.study.groups import Study
 from fedvg_jax.study.markup import Table, label
 
 COMMAND = "python -m fedvg_jax.sweep --config configs/sweeps/paper/{}.toml"
@@ -116,7 +116,7 @@ def scale_of(study: Study) -> Scale:
     rounds, clients = (
         _range({getattr(config, name) for config in configs}) for name in ("rounds", "clients")
     )
-    seeds = _range({len(cell.runs) for cell in study.cells.values() if cell.runs})
+    seeds = _range({len(cell.runs) for cell in study.groups.values() if cell.runs})
     return Scale(images, dataset, model, rounds, clients, seeds, len(configs))
 
 

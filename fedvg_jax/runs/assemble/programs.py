@@ -1,6 +1,6 @@
 """The jitted programs of a run, built once and shared by all runs of a process that differ in values only.
 
-Programs of what a caller passes are shared by the runs of one call, such as the points of a sweep.
+Programs of what a caller passes are shared by the runs of one call, such as the trials of a sweep.
 
 A program depends on the *static* settings (which algorithm, model, executor, ...) and on shapes. Everything else is an
 argument: hyperparameters are traced scalars, and the seed, the partition and the schedule are data. So another seed,

@@ -36,7 +36,7 @@ from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs import chunks, loop, starts
 from fedvg_jax.runs.assemble import simulation
-from fedvg_jax.runs.assemble.given import Given, check_kind, code_of, new_functions, traced_anew
+from fedvg_jax.runs.assemble.given import Given, check_kind, code_of, new_functions
 from fedvg_jax.runs.assemble.programs import WeightingOrFactory
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.placement import pool_rows
@@ -45,6 +45,7 @@ from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:
+    from fedvg_jax.study.executors import ExecutorOrMaker
     from fedvg_jax.study.sweep_folder import SweepResult
 
 Metrics = Mapping[str, Callable[[Variables, Data], Any] | Metric]
@@ -246,6 +247,8 @@ def run_sweep(
     tune: Mapping[str, Sequence] | None = None,
     tune_seeds: str | Sequence[int] | None = None,
     jobs: int | str = 1,
+    executor: ExecutorOrMaker | None = None,
+    shard: str | None = None,
     changed: Literal["recompute", "keep"] | None = None,
     progress: bool | None = None,
     track: str | Sequence[str] | None = None,
@@ -268,13 +271,18 @@ def run_sweep(
             `algorithm` or `weighting` declares. Values of "weighting", "algorithm", "task" and "selection" may be
             objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a function has its own name. Tables, figures
             and folders have these names.
-        out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
+        out: folder of the sweep. The same call continues a sweep that was stopped; finished trials are not run again.
         metrics: as in `run`, for all runs; a report compares them by name.
         tune: setting -> values. Separate runs, in the folder `tuning` of `out`, choose the value with the best result
             on D_val for every combination of the axes without seeds, as with `--tune`. sweep.json has the choices.
         tune_seeds: seeds of these runs; None for "1000:1002".
-        jobs: processes that share the runs of `out`, this one included, or "auto": one per core, if runs use one core
-            each. They cannot receive functions; scripts that are started with one `out` share its runs, too.
+        jobs: processes of this machine that share the runs, or "auto": one per core, if runs use one core each. With 1,
+            this process computes them. Scripts that are started with one `out` share its runs, too.
+        executor: a `concurrent.futures.Executor` that computes the runs, such as `client.get_executor()` of Dask, or a
+            function without arguments that returns one, which is called again if the executor breaks. Objects and
+            functions are sent by `cloudpickle`. The processes must see `out`, or return histories without it.
+        shard: "I/N", the part of the runs that this call computes, for calls that nothing coordinates. None takes the
+            task of a job array of Slurm, if there is one. Results of other parts are in the list if `out` has them.
         changed: what happens to runs of `out` that were computed with another object, or without a metric, of this
             call: "recompute" computes them again, "keep" keeps those that are finished. None refuses them. Functions
             are compared by their code and the values that they hold, not by comments and docstrings.
@@ -297,34 +305,28 @@ def run_sweep(
     >>> results[3].values, results[3].result.summary["rounds"]
     ({'alpha': 10.0, 'seed': 1}, 1)
     """
+    from fedvg_jax.study import executors, sweeps, tuning
+    from fedvg_jax.study.trial_runs import Recipe
+
     start = _with_trackers(Config() if config is None else config, track)
     folder = Config(out=out).out  # pyright: ignore[reportArgumentType]  a text becomes a path
     check_kind(hyper)
-    given = traced_anew(
-        Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
-    )
-    from fedvg_jax.study import sweeps, tuning
-
-    tuned, measured = tuning.make_tuning(tune or {}, tune_seeds), _checked_metrics(metrics)
-    call = {
-        "config": config,
-        "axes": axes,
-        "out": folder,
-        "track": track,
-        "data": data,
-        "partition": partition,
-    }
-    call |= {
-        "changed": changed,
-        "tune": tune,
-        "tune_seeds": tune_seeds,
-        "hyper": hyper,
-        "initial": initial,
-    }
     if changed not in (None, "recompute", "keep"):
         raise UsageError(f'changed must be None, "recompute" or "keep"; got {changed!r:.100}')
-    work = sweeps.Work(folder, given, metrics=measured, changed=changed)
-    return sweeps.run_sweep(start, axes, work, _is_shown(progress), tuned, jobs, call)
+    given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
+    call = sweeps.Call(
+        start,
+        axes,
+        folder,
+        Recipe(given, metrics=_checked_metrics(metrics)),
+        _is_shown(progress),
+        tuning.make_tuning(tune or {}, tune_seeds),
+        changed,
+        jobs,
+        executor,
+        executors.read_shard(shard),
+    )
+    return sweeps.run_sweep(call)
 
 
 def make_schedule(

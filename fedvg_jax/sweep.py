@@ -25,6 +25,11 @@ Options of the sweep:
   --tune-seeds A:B       seeds of the tuning runs (1000:1002)
   --jobs N               processes that share the trials, each with its cores;
                          auto: one per core, where trials use one core each
+  --executor MODULE:FUNCTION
+                         computes the trials on the concurrent.futures.Executor
+                         that the function returns
+  --shard I/N            part of the trials that this command computes; by
+                         default that of the task of a Slurm array
   --dry-run              list unfinished trials and programs, train nothing
 
 Options of a run: python -m fedvg_jax.sweep --help-all
@@ -39,11 +44,12 @@ if __name__ == "__main__":
         signal.SIGINT, signal.SIG_DFL
     )  # ends the process amid its imports, without a traceback
 
-import contextlib
+import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,7 +60,7 @@ from fedvg_jax.config.options import partition_seed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files, hardware
 from fedvg_jax.runs import endings
-from fedvg_jax.study import sweep_folder, sweep_trials, tuning, workers
+from fedvg_jax.study import executors, sweep_folder, sweep_trials, tuning
 from fedvg_jax.study.sweep_folder import count
 from fedvg_jax.study.sweep_trials import Axis, Layer, Sweep, Trial
 from fedvg_jax.views import tracking
@@ -72,11 +78,13 @@ class CommandLine(NamedTuple):
     plan: tuning.Plan
     out: Path
     """folder of the sweep"""
-    argv: Sequence[str] = ()
-    """the words"""
     dry_run: bool = False
     jobs: int | str = "auto"
-    """see `workers.num_processes`"""
+    """see `executors.num_processes`"""
+    executor: str = ""
+    """MODULE:FUNCTION; "" for processes of this machine"""
+    shard: tuple[int, int] = (1, 1)
+    """see `executors.read_shard`"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -94,12 +102,6 @@ def main(argv: Sequence[str]) -> int:
         if "--help-all" in argv:
             print(f"\n{command_line.help_text(commands.RUN, 'Options of a run.')}")
         return 0
-    if workers.is_started():
-        with contextlib.suppress(
-            UsageError, workers.Stopped
-        ):  # the process that started this one says it
-            _compute(read_command_line(argv))
-        return 0
     return commands.guarded(lambda: run(read_command_line(argv)))
 
 
@@ -114,16 +116,11 @@ def run(command: CommandLine) -> int:
     tracking.require(trials[0].config, has_folder=True)
     if command.dry_run:
         return _show_plan(command, console)
-    number = workers.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
-    words, log = ["-m", "fedvg_jax.sweep", *command.argv], functools.partial(say, console)
+    log = functools.partial(say, console)
     try:
-        with contextlib.ExitStack() as stack:
-            can_share = stack.enter_context(sweep_folder.shared(command.out, log))
-            start = stack.enter_context(
-                workers.further_processes(words, number if can_share else 1, log)
-            )
-            trials = _compute(command, console, start)
-    except workers.Stopped as stop:
+        with sweep_folder.shared(command.out, log, command.shard != (1, 1)) as can_share:
+            trials = _compute(command, console, can_share)
+    except executors.Stopped as stop:
         say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")
         return endings.exit_code(stop.signal)
     return _show_results(command, trials, console)
@@ -149,28 +146,27 @@ def opening_lines(command: CommandLine) -> list[str]:
     return lines
 
 
-def _compute(
-    command: CommandLine, console: Console | None = None, start: Callable[[], None] = lambda: None
-) -> list[Trial]:
+def _compute(command: CommandLine, console: Console, can_share: bool) -> list[Trial]:
     """Computes what is left of a sweep; returns its trials, with the values that tuning has chosen.
-
-    Args:
-        command: see `CommandLine`.
-        console: where to print; None in a process that another one has started.
-        start: starts the other processes, after all trials are checked.
 
     Raises:
         Stopped: by a signal.
         UsageError: some trial cannot work.
     """
+    jobs = executors.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
+    jobs = jobs if can_share else 1
+    if jobs > 1:
+        os.environ.update(executors.environment(jobs))  # before jax starts
     commands.start_jax()
     from fedvg_jax.study import sweeps
+    from fedvg_jax.study.trial_runs import Recipe
 
-    work = sweeps.Work()
-    if console:
-        sweeps.check(command.plan.pending, work)
-    start()
-    return sweeps.compute_plan(command.plan, console, work)[0]
+    work = sweeps.Work(Recipe(), shard=command.shard)
+    sweeps.check(command.plan.pending, work)
+    executor = executors.named(command.executor) if command.executor else None
+    with executors.opened(executor, jobs) as slots:
+        work = dataclasses.replace(work, slots=slots)
+        return sweeps.compute_plan(command.plan, console, work)[0]
 
 
 def _show_results(command: CommandLine, trials: Sequence[Trial], console: Console) -> int:
@@ -182,6 +178,9 @@ def _show_results(command: CommandLine, trials: Sequence[Trial], console: Consol
     from fedvg_jax.study import markup, report, tables
     from fedvg_jax.study.collect import collect
 
+    is_whole = all(sweep_folder.is_done(command.out, trial) for trial in trials)
+    if command.shard != (1, 1) and not is_whole:
+        return _show_shard(command, trials, console)
     refusal = None
     try:
         if missing := report.missing_packages():
@@ -207,6 +206,21 @@ def _show_results(command: CommandLine, trials: Sequence[Trial], console: Consol
     return 0
 
 
+def _show_shard(command: CommandLine, trials: Sequence[Trial], console: Console) -> int:
+    """Says that a part of the sweep is computed, and returns the exit code; the last part writes the report.
+
+    Raises:
+        UsageError: a trial of the part failed.
+    """
+    from fedvg_jax.study import sweeps
+
+    mine = sweeps.of_shard(trials, command.shard)
+    number, of = command.shard
+    say(console, f"shard {number}/{of}: {count(len(mine))} of {len(trials)}; folder {command.out}")
+    sweep_folder.refuse_unfinished(command.out, mine)
+    return 0
+
+
 def _show_plan(command: CommandLine, console: Console) -> int:
     """Lists unfinished trials and their programs; writes nothing."""
     from fedvg_jax.study import sweeps
@@ -218,7 +232,7 @@ def _show_plan(command: CommandLine, console: Console) -> int:
         say(console, f"nothing to compute{done}")
         return 0
     groups = sweeps.by_program(trials)
-    for i, group in enumerate(groups):
+    for i, group in enumerate(groups.values()):
         say(console, f"program {i + 1}: {count(len(group))}")
         for trial in group:
             say(console, f"  {trial.name}")
@@ -250,9 +264,17 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         raise UsageError(f"{both[0]} has a value and is in --tune; leave one of the two out")
     tuned = tuning.make_tuning({**file.tune, **grid}, file.tune_seeds if seeds is None else seeds)
     plan = tuning.make_plan(sweep, None, tuned)
+    if "executor" in own and "jobs" in own:
+        raise UsageError("--jobs has no effect beside --executor; leave one of the two out")
     out, jobs = own.get("out") or default_folder(plan), own.get("jobs", "auto")
-    jobs = int(jobs) if jobs.isdecimal() else jobs
-    return CommandLine(plan._replace(out=out), out, argv, "dry_run" in own, jobs)
+    return CommandLine(
+        plan._replace(out=out),
+        out,
+        "dry_run" in own,
+        int(jobs) if jobs.isdecimal() else jobs,
+        own.get("executor", ""),
+        executors.read_shard(own.get("shard")),
+    )
 
 
 def make_sweep(flags: dict[str, list[str]], file: sweep_trials.SweepFile, source: str) -> Sweep:
@@ -303,7 +325,8 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
     for name in ("--out", "--config"):
         parser.add_argument(name, type=files.user_path)
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--jobs")
+    for name in ("--jobs", "--executor", "--shard"):
+        parser.add_argument(name)
     parser.add_argument("--tune", nargs="+", action="append")
     parser.add_argument("--tune-seeds", nargs="+")
     own, others = parser.parse_known_args(command_line.with_hyphens(argv))

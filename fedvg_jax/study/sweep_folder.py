@@ -201,17 +201,18 @@ def refuse_taken(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def shared(out: Path | None, log: Callable[[str], None]) -> Iterator[bool]:
+def shared(out: Path | None, log: Callable[[str], None], has_parts: bool = False) -> Iterator[bool]:
     """Yields whether processes can share a sweep; where files cannot be locked, this process has it alone.
 
     Args:
         out: the folder of the sweep; None for a sweep in memory.
         log: called with one line if it is not shared.
+        has_parts: whether every command computes trials of its own, so that none needs a lock.
 
     Raises:
         UsageError: another process has it, or the folder cannot be used.
     """
-    if out is None or files.can_lock(out):
+    if out is None or has_parts or files.can_lock(out):
         yield True
         return
     with files.writing(f"the folder of the sweep {out}", "--out"):

@@ -2,6 +2,7 @@
 
 import functools
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import numpy as np
 import fedvg_jax as fv
 from fedvg_jax import sweep as sweep_command
 from fedvg_jax.core.types import Hyperparameter
-from fedvg_jax.study import sweep_trials, tuning
+from fedvg_jax.study import executors, sweep_trials, tuning
 from fedvg_jax.study.sweep_trials import Layer, Sweep
 
 CONFIG = fv.Config(clients=4, rounds=1, model="linear")
@@ -62,6 +63,11 @@ def again(function):
         return function(task)
 
     return other
+
+
+def with_lock(lock):
+    """A weighting that no other process can get."""
+    return lambda task: fv.weightings.uniform() if lock else None
 
 
 def run_sweep(axes, config=CONFIG, **given):
@@ -123,17 +129,18 @@ CASES = [
         run_sweep({"weighting": [functools.partial(tempered)]}),
         "weighting",
     ),
-    ("processes without a folder", run_sweep({"seed": [0]}, jobs=2), "out"),
     (
         "an object for a process",
-        run_sweep({"weighting": {"a": tempered}}, jobs=2, out="x"),
-        "weighting",
+        run_sweep({"weighting": {"a": with_lock(threading.Lock())}}, jobs=2),
+        "weighting a cannot be sent",
     ),
-    (
-        "a generator for a process",
-        run_sweep({"seed": [0]}, jobs=2, out="x", tune={"lr": (rate for rate in (0.1, 0.2))}),
-        "jobs",
-    ),
+    ("an executor that is none", run_sweep({"seed": [0]}, executor=3), "executor"),
+    ("a function that returns no executor", run_sweep({"seed": [0]}, executor=dict), "executor"),
+    ("processes beside an executor", run_sweep({"seed": [0]}, jobs=2, executor=dict), "jobs"),
+    ("no shard", run_sweep({"seed": [0]}, shard="3/2"), "shard"),
+    ("a shard without a count", words("--seed", "0:2", "--shard", "1"), "shard"),
+    ("jobs beside --executor", words("--executor", "a:b", "--jobs", "2"), "--executor"),
+    ("no module of an executor", lambda: executors.named("no_module:f"), "--executor"),
     ("no number of processes", run_sweep({"seed": [0]}, jobs="all", out="x"), "jobs"),
     ("objects that are zipped", run_sweep({("weighting", "lr"): [(tempered, 0.1)]}), "weighting"),
     ("two objects of one name", run_sweep({"weighting": [tempered, again(tempered)]}), "tempered"),

@@ -4,9 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import re
-import subprocess
 import sys
 import threading
 
@@ -15,15 +13,17 @@ import numpy as np
 import pytest
 from support import linear
 from support.files import one_line
-from support.small_sweeps import timeless
+from support.small_sweeps import histories, timeless
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
 from fedvg_jax.host import files
 from fedvg_jax.runs.assemble.given import Given, identities
-from fedvg_jax.study import sweep_folder, sweep_trials, sweeps
+from fedvg_jax.study import sweep_folder, sweep_trials
 from fedvg_jax.study.collect import collect
+from fedvg_jax.study.sweep_trials import Trial
+from fedvg_jax.study.trial_runs import Recipe
 from fedvg_jax.views import tracking
 
 CONFIG = fv.Config(clients=4, rounds=1, model="linear")
@@ -37,30 +37,13 @@ def tempered(task):
     return rule._replace(hyperparameters=(Hyperparameter("T", 1.0, 0.0, 4.0),))
 
 
-def test_processes_of_a_call_compute_the_results_of_runs_alone(tmp_path):
-    """Both tune."""
-    given = {"tune": {"lr": [0.1, 0.2]}, "tune_seeds": [7], "data": arrays()}
-    results = fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "s", jobs=2, **given)
-    alone = fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "alone", **given)
-    assert [timeless(r.result.records) for r in results] == [
-        timeless(r.result.records) for r in alone
-    ]
-
-
-def test_processes_are_started_for_unfinished_trials_only(tmp_path, monkeypatch):
-    """On four cores, `auto` shares many unfinished trials, and computes a single one in this process."""
-
-    def refuse(*arguments, **options):
-        raise OSError("started")
-
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    lr = [0.1, 0.11, 0.12, 0.13, 0.14, 0.15, 0.16, 0.17, 0.18]
-    small = dataclasses.replace(CONFIG, devices="1")
-    with pytest.raises(OSError, match="started"):
-        fv.run_sweep(small, {"lr": lr}, tmp_path / "other", jobs="auto")
-    fv.run_sweep(small, {"lr": lr[:-1]}, tmp_path / "s")
-    assert len(fv.run_sweep(small, {"lr": lr}, tmp_path / "s", jobs="auto")) == len(lr)
+def test_tuned_processes_have_the_results_of_one(tmp_path):
+    custom = {"tune": {"lr": [0.1, 0.2]}, "tune_seeds": [7], "data": arrays()}
+    both, alone = (
+        fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / str(jobs), jobs=jobs, **custom)
+        for jobs in (2, 1)
+    )
+    assert histories(both) == histories(alone)
 
 
 def arrays(factor=1):
@@ -84,7 +67,8 @@ def test_declared_hyperparameters_are_axes_whose_trials_equal_runs_alone(tmp_pat
 
 def test_a_hyperparameter_of_an_axis_wins_over_the_given_one():
     given = Given(hyper={"T": 1.0, "eps": 0.5})
-    assert sweeps.of_trial({"seed": 0, "hyper.T": 2.0}, given, {}).hyper == {"T": 2.0, "eps": 0.5}
+    trial = Trial("", {"seed": 0, "hyper.T": 2.0}, CONFIG)
+    assert Recipe(given).given_of(trial).hyper == {"T": 2.0, "eps": 0.5}
 
 
 def test_axis_of_one_value_is_extended_by_more_and_refused_without_it(tmp_path):

@@ -23,7 +23,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs.assemble import population
 from fedvg_jax.runs.record import digests, folder as run_folder
-from fedvg_jax.study import report, sweep_folder, sweep_trials, sweeps
+from fedvg_jax.study import executors, report, sweep_folder, sweep_trials, sweeps, trial_runs
 from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_trials import Trial
 
@@ -39,6 +39,13 @@ def open_sweep(out, swept=AXES, config=CONFIG):
     trials = sweep_trials.make_trials(sweep)
     sweep_folder.open_folder(out, sweep_folder.document(sweep, trials))
     return trials
+
+
+def compute(trials, out, **listeners):
+    """The results of trials that this process computes."""
+    with executors.opened(None, 1) as slots:
+        work = sweeps.Work(trial_runs.Recipe(), slots=slots)
+        return sweeps.compute(trials, out, work, sweeps.Listeners(**listeners))
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +85,7 @@ def test_trials_share_a_data_set_only_if_nothing_differs_that_it_is_read_with():
         Watched(dataclasses.replace(CONFIG, max_rows=600, max_rows_seed=1)) for _ in range(2)
     )
     population.load_data(reading)
-    sweeps.data_key(key)
+    trial_runs.data_key(key)
     assert {"dataset", "max_rows", "max_rows_seed"} <= reading.names <= key.names
 
 
@@ -153,7 +160,7 @@ def test_killed_sweep_has_the_histories_and_the_report_of_an_undisturbed_one(tmp
 
         trials = open_sweep(folders[1], changed, swept)
         with pytest.raises(Killed):
-            sweeps.compute(trials, sweeps.Work(folders[1], on_records=kill))
+            compute(trials, folders[1], on_records=kill)
     results = [fedvg_jax.run_sweep(swept, changed, folder) for folder in folders]
     assert [r.result.summary["resumed_from"] for r in results[1]] == [None, 2]
     assert histories(results[1]) == histories(results[0])
@@ -182,8 +189,9 @@ def test_stop_signal_ends_the_sweep_after_the_present_chunk_and_it_can_go_on(who
         signal.raise_signal(signal.SIGTERM)
 
     out = tmp_path / "out"
-    work = sweeps.Work(out, on_records=stop)
-    assert sweeps.compute(open_sweep(out), work) == "SIGTERM" and work.results == {}
+    with pytest.raises(executors.Stopped) as stopped:
+        compute(open_sweep(out), out, on_records=stop)
+    assert (stopped.value.signal, stopped.value.results) == ("SIGTERM", {})
     assert len(fedvg_jax.History.load(out / "trials" / whole[1][0].name).records) == 1
     assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out)) == histories(whole[1])
 
@@ -196,9 +204,7 @@ def test_waiting_process_takes_over_the_trial_of_one_that_ends(tmp_path, monkeyp
     other = files.claimed(folder / sweep_folder.CLAIM)
     other.__enter__()
     monkeypatch.setattr(time, "sleep", lambda seconds: other.__exit__(None, None, None))
-    work = sweeps.Work(out)
-    assert sweeps.compute(trials, work) is None
-    assert list(work.results) == [trials[1].name, trials[0].name]
+    assert list(compute(trials, out)) == [trials[1].name, trials[0].name]
 
 
 def test_diverged_trial_is_recorded_stops_nothing_and_is_not_tried_again(tmp_path):
@@ -251,9 +257,7 @@ def test_processes_of_a_command_try_a_failing_trial_once_and_the_next_command_ag
     for number in range(1, 3):
         sweep_folder.clear_failures(out, trials)  # as the command does before it starts workers
         for _ in range(2):  # workers, of which the second finds what the first has recorded
-            sweeps.compute(
-                trials, sweeps.Work(out, on_end=lambda trial, failure: tried.append(failure.kind))
-            )
+            compute(trials, out, on_end=lambda trial, failure: tried.append(failure.kind))
         assert tried == ["failed"] * len(trials) * number
 
 
@@ -279,9 +283,7 @@ def test_processes_take_the_programs_that_no_process_has_begun_first(tmp_path):
     out, computed = tmp_path / "out", []
     trials = open_sweep(out, {"weighting": ["uniform", "samples"], "seed": [0, 1]}, ONE_ROUND)
     sweep_folder.trial_folder(out, trials[0].name).mkdir()
-    sweeps.compute(
-        trials, sweeps.Work(out, on_end=lambda trial, result: computed.append(trial.name))
-    )
+    compute(trials, out, on_end=lambda trial, result: computed.append(trial.name))
     assert computed == [trials[i].name for i in (2, 3, 0, 1)]
 
 
@@ -342,12 +344,10 @@ def test_time_left_is_that_of_the_trials_left_at_the_pace_of_those_that_ended_he
         sweep_folder.write_failure(folder, trial.config, Failure("diverged", 3, "not finite"))
 
     end_elsewhere(trials[0])
-    with sweeps.sweep_progress(
-        Console(file=text, width=200), trials, sweeps.Work(tmp_path)
-    ) as work:
+    with sweeps.sweep_progress(Console(file=text, width=200), trials, tmp_path) as listeners:
         now[0] = 100.0
         end_elsewhere(trials[2])
-        work.on_end(trials[1], Failure("diverged", 3, "not finite"))
+        listeners.on_end(trials[1], Failure("diverged", 3, "not finite"))
     assert text.getvalue() == "3/8  seed=1: diverged in round 3 (not finite), about 4 min left\n"
 
 

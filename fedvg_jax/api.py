@@ -179,6 +179,10 @@ def _checked_metrics(metrics: Metrics | None) -> dict[str, Metric]:
             raise UsageError(
                 f"metrics must be functions; got {metric.function!r:.100} for '{name}'"
             )
+        if metric.rows not in ("val", "test"):
+            raise UsageError(
+                f"metric '{name}': rows must be 'val' or 'test'; got {metric.rows!r:.100}"
+            )
         if metric.better not in (None, "higher", "lower"):
             raise UsageError(
                 f"metric '{name}': better must be 'higher' or 'lower'; got {metric.better!r:.100}"
@@ -246,6 +250,7 @@ def run_sweep(
     metrics: Metrics | None = None,
     tune: Mapping[str, Sequence] | None = None,
     tune_seeds: str | Sequence[int] | None = None,
+    tune_metric: str | None = None,
     jobs: int | str = 1,
     executor: ExecutorOrMaker | None = None,
     shard: str | None = None,
@@ -269,13 +274,16 @@ def run_sweep(
             settings -> tuples of their values. Seeds may be a range "0:5". As in `run`, a seed also draws the
             partition, unless the config or an axis has a `partition_seed`. "hyper.NAME" is a hyperparameter that
             `algorithm` or `weighting` declares. Values of "weighting", "algorithm", "task" and "selection" may be
-            objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a function has its own name. Tables, figures
+            objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a function has its own name. Values of
+            "method" may be bundles: {"mine": fv.Method(algorithm=a, weighting=w), "fedavg": "fedavg"}. Tables, figures
             and folders have these names.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished trials are not run again.
         metrics: as in `run`, for all runs; a report compares them by name.
         tune: setting -> values. Separate runs, in the folder `tuning` of `out`, choose the value with the best result
             on D_val for every combination of the axes without seeds, as with `--tune`. sweep.json has the choices.
         tune_seeds: seeds of these runs; None for "1000:1002".
+        tune_metric: metric on D_val that chooses: "loss", "balanced_accuracy", or the name of one of `metrics` that is
+            an `fv.Metric` with rows="val" and better=. None for accuracy, or the loss of a task without it.
         jobs: processes of this machine that share the runs, or "auto": one per core, if runs use one core each. With 1,
             this process computes them. Scripts that are started with one `out` share its runs, too.
         executor: a `concurrent.futures.Executor` that computes the runs, such as `client.get_executor()` of Dask, or a
@@ -314,13 +322,14 @@ def run_sweep(
     if changed not in (None, "recompute", "keep"):
         raise UsageError(f'changed must be None, "recompute" or "keep"; got {changed!r:.100}')
     given = Given(data, partition, task, algorithm, weighting, selection, hyper, initial)
+    measured = _checked_metrics(metrics)
     call = sweeps.Call(
         start,
         axes,
         folder,
-        Recipe(given, metrics=_checked_metrics(metrics)),
+        Recipe(given, metrics=measured),
         _is_shown(progress),
-        tuning.make_tuning(tune or {}, tune_seeds),
+        tuning.make_tuning(tune or {}, tune_seeds, tune_metric, measured),
         changed,
         jobs,
         executor,

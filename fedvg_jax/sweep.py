@@ -23,6 +23,8 @@ Options of the sweep:
   --tune NAME VALUE...   chooses the value of a setting on D_val, for every
                          method and alpha; may be given several times
   --tune-seeds A:B       seeds of the tuning runs (1000:1002)
+  --tune-metric NAME     metric on D_val that chooses: accuracy, loss,
+                         balanced_accuracy or macro_f1
   --jobs N               processes that share the trials, each with its cores;
                          auto: one per core, where trials use one core each
   --executor MODULE:FUNCTION
@@ -262,7 +264,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     )  # words may tune a setting of the file
     if both := sorted((in_words & {*file.tune, *grid}) | (in_file & file.tune.keys())):
         raise UsageError(f"{both[0]} has a value and is in --tune; leave one of the two out")
-    tuned = tuning.make_tuning({**file.tune, **grid}, file.tune_seeds if seeds is None else seeds)
+    seeds = file.tune_seeds if seeds is None else seeds
+    tuned = tuning.make_tuning({**file.tune, **grid}, seeds, own.get("tune_metric"))
     plan = tuning.make_plan(sweep, None, tuned)
     if "executor" in own and "jobs" in own:
         raise UsageError("--jobs has no effect beside --executor; leave one of the two out")
@@ -325,7 +328,7 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
     for name in ("--out", "--config"):
         parser.add_argument(name, type=files.user_path)
     parser.add_argument("--dry-run", action="store_true")
-    for name in ("--jobs", "--executor", "--shard"):
+    for name in ("--jobs", "--executor", "--shard", "--tune-metric"):
         parser.add_argument(name)
     parser.add_argument("--tune", nargs="+", action="append")
     parser.add_argument("--tune-seeds", nargs="+")

@@ -76,9 +76,7 @@ def make_study(
             f"{where}: no finished run to report; {_listed([*reasons, *lost]) or 'name a folder of runs'}"
         )
     is_one_sweep = len(sweeps) == 1 and len(sweeps[0].trials) == len(read)
-    placed = places.places(
-        [folder.settings for folder in read], sweeps[0].axes if is_one_sweep else ()
-    )
+    placed = _places(read, sweeps, is_one_sweep)
     conditions = tuple(sorted(dict.fromkeys(place.condition for place in placed), key=_order))
     frame = make_frame(read, placed, conditions)
     if mixed := _mixed_sources(frame):
@@ -105,6 +103,7 @@ def make_study(
         Path(source).resolve().name for source in sources
     ]
     notes = [*_shared_partition(frame, conditions), *_of_models(runs, outcome.metric)]
+    notes += [] if is_one_sweep else tuning.different_grids(sweeps)
     return Study(
         title="; ".join(dict.fromkeys(titles)),
         methods=tuple(dict.fromkeys(place.method for place in placed)),
@@ -115,6 +114,22 @@ def make_study(
         notes=(*notes, *twins, *lost),
         tuned=tuple(tuning.choices_in_words(sweeps)),
     )
+
+
+def _places(read: Sequence[Folder], sweeps: Sequence[Stored], is_one_sweep: bool) -> list[Place]:
+    """Returns the places of runs, whose names have no values that each method was tuned to."""
+    settings = [folder.settings for folder in read]
+    if is_one_sweep:
+        return places.places(settings, sweeps[0].axes)
+    tuned = tuning.tuned_by_all(sweeps, len(read))
+    others = [{n: v for n, v in each.items() if n not in tuned} for each in settings]
+    placed = places.places(others)
+    chosen: dict[tuple, dict[str, Any]] = {}
+    for place, each in zip(placed, settings, strict=True):
+        values = {name: each.get(name) for name in tuned}
+        if chosen.setdefault((place.method, place.condition), values) != values:
+            return places.places(settings)  # one method with the choices of two sweeps
+    return placed
 
 
 def _order(condition: Condition) -> list[tuple[str, float, str]]:

@@ -10,7 +10,9 @@ from fedvg_jax.config.methods import PERSONAL
 from fedvg_jax.config.options import effective
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
-from fedvg_jax.study.sweep_trials import HYPER, OBJECTS, PLACES
+from fedvg_jax.study import named
+from fedvg_jax.study.named import OBJECTS
+from fedvg_jax.study.sweep_trials import HYPER, PLACES
 
 Condition = tuple[tuple[str, Any], ...]
 """(setting, value) of every setting that varies besides the method and the seeds."""
@@ -27,7 +29,7 @@ METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "departures")
 METHOD_GROUPS += ("train", "lora", "send", "robust")
 """Groups of settings, and settings, that belong to the name of the method where they vary."""
 
-NAMED_APART = ("seed", "partition_seed", "algorithm", "weighting")
+NAMED_APART = ("seed", "partition_seed", "method", "algorithm", "weighting")
 """Settings that the seeds and the base of a method's name have."""
 
 FIRST = ("dataset", "model", "partition", "alpha")
@@ -56,7 +58,8 @@ def settings_of(
     settings = {name: value for name, value in effective(config).items() if name not in ignored}
     settings = uses.with_passed(settings | uses.used_departures(config), given)
     for name, value in values.items():
-        if name.startswith(HYPER) or name in (*PLACES, "fidelity"):
+        is_custom_method = name == "method" and named.is_custom_method(value)
+        if name.startswith(HYPER) or name in (*PLACES, "fidelity") or is_custom_method:
             settings[name] = value
         elif name in OBJECTS and name not in given and value != "native":
             settings[uses.PASSED[name]] = value  # a name that the user gave, or the setting's own
@@ -123,7 +126,8 @@ def _varies(
 
 def _place(run: Mapping[str, Any], of_condition: Sequence[str], of_method: Sequence[str]) -> Place:
     """Returns the place of a run; the method's name has its settings that do not go without saying."""
-    base = method_of(run["algorithm"], run["weighting"], run.get("local", ""))
+    built_in = method_of(run["algorithm"], run["weighting"], run.get("local", ""))
+    base = run.get("method", built_in)
     words = [base]
     for name in of_method:
         if name in run and not _goes_without_saying(name, run[name], base):

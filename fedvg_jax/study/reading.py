@@ -79,11 +79,7 @@ def _holds_runs(path: Path) -> bool:
 
 def _read_trial(folder: Path, trial: StoredTrial, sweep: Stored) -> Folder:
     """Returns what the folder of a sweep's trial has to offer."""
-    given = dict.fromkeys(PASSED.keys() & sweep.objects, "")
-    for argument in PASSED:
-        name = trial.values.get(argument)
-        if f"{argument} {name}" in sweep.objects:
-            given[argument] = str(name)
+    given = trial.custom
     read = _read_run(folder, trial.values, given, trial.config)
     if isinstance(read, str):
         return Folder(folder.name, settings_of(trial.config, trial.values, given), missing=read)
@@ -91,9 +87,9 @@ def _read_trial(folder: Path, trial: StoredTrial, sweep: Stored) -> Folder:
         return read
     code = {}
     for argument, digest in read.run.manifest.get("code", {}).items():
-        equal = sweep.objects.get(f"{argument} {given.get(argument)}") or sweep.objects.get(
-            argument, []
-        )
+        name = given.get(argument)
+        keys = (f"{argument} {name}", f"method {name}", argument)
+        equal = next((sweep.objects[key] for key in keys if key in sweep.objects), [])
         code[argument] = equal[0] if digest in equal else digest
     return read._replace(run=read.run._replace(manifest={**read.run.manifest, "code": code}))
 

@@ -22,6 +22,7 @@ from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import digests, folder as run_folder
 from fedvg_jax.runs.record.history import History
+from fedvg_jax.study import named
 from fedvg_jax.study.sweep_trials import Sweep, Trial
 
 if TYPE_CHECKING:
@@ -91,6 +92,8 @@ class StoredTrial(NamedTuple):
     """of the sweep's axes that the trial uses"""
     config: Config
     """without the settings that change no result, such as folders"""
+    custom: Mapping[str, str] = {}
+    """argument that takes an object from Python -> its name; "" for one without"""
 
 
 class Stored(NamedTuple):
@@ -129,14 +132,13 @@ def document(
         for name, value in first.items()
         if all(s[name] == value for s in of_trials.values())
     }
-    listed = [
-        {
-            "name": p.name,
-            "values": uses.plain(p.values),
-            "settings": _without(of_trials[p.name], base),
-        }
-        for p in trials
-    ]
+    to_all = dict.fromkeys(uses.PASSED.keys() & objects.keys(), "")
+    listed = []
+    for trial in trials:
+        entry = {"name": trial.name, "values": uses.plain(trial.values)}
+        entry["settings"] = _without(of_trials[trial.name], base)
+        entry["custom"] = to_all | named.names_of(sweep.bundles, trial.values)
+        listed.append(entry)
     axes = [uses.plain(axis.as_json()) for axis in sweep.axes]
     content = {"title": sweep.title, "axes": axes, "base": base, "trials": listed}
     content["objects"] = {name: [identity.digest] for name, identity in objects.items()}
@@ -177,6 +179,7 @@ def parse(content: Mapping[str, Any], path: Path) -> Stored:
             str(trial["name"]): StoredTrial(
                 trial["values"],
                 configs.apply(Config(), {**content["base"], **trial["settings"]}, str(path)),
+                trial.get("custom", {}),
             )
             for trial in content["trials"]
         }

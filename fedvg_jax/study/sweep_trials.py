@@ -23,21 +23,18 @@ from fedvg_jax.config import presets
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten, python_scalar, suggestion
-from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
 from fedvg_jax.config.options import SETTINGS, Config, layered, registered
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import refuse_unused, replaced_with, unmet, used as used_settings
-from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.study import named as named_values
+from fedvg_jax.study.named import OBJECTS, Bundle
 
 HYPER = "hyper."
 """Prefix of axes of hyperparameters that objects from Python declare."""
 
 RANGED = ("seed", "partition_seed")
 """Settings whose values may be ranges such as 0:5."""
-
-OBJECTS = ("weighting", "algorithm", "task", "selection")
-"""Arguments of a run that take objects from Python, which may be values of axes."""
 
 NO_AXES = {
     "out": "every trial has a folder of its own below the sweep's",
@@ -124,84 +121,6 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
             f"record cannot be an axis, because it changes no result; give one value: {joined[:200]}"
         )
     return axis
-
-
-Named = dict[str, dict[str, Any]]
-"""Argument of a run -> name on its axis -> object or setting."""
-
-
-def named_objects(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], Named, Named]:
-    """Returns axes with names in place of values, and argument -> name -> object, and -> name -> setting.
-
-    The values of an axis of `OBJECTS` are a dict, name -> object or setting, or a list, in which a function has its own
-    name.
-
-    Raises:
-        UsageError: an object has no name, the name of another one, or one that means a value of the setting.
-
-    >>> def root(task): ...
-    >>> plain, _, settings = named_objects({"weighting": {"root": root, "baseline": "samples"}, "seed": "0:2"})
-    >>> plain, settings
-    ({'weighting': ['root', 'baseline'], 'seed': '0:2'}, {'weighting': {'baseline': 'samples'}})
-    """
-    if not isinstance(axes, Mapping):
-        raise UsageError(
-            f"axes must be a dict of settings with their values; got {type(axes).__name__}"
-        )
-    plain, objects, settings = dict(axes), {}, {}
-    for argument in OBJECTS:
-        given = axes.get(argument, "")
-        if isinstance(given, str) or (
-            isinstance(given, (list, tuple)) and all(isinstance(v, str) for v in given)
-        ):
-            continue
-        plain[argument] = []
-        for name, value in _names_and_values(argument, given):
-            if not name or not isinstance(name, str) or name == "<lambda>":
-                raise UsageError(
-                    f"axes: an object of {argument} has no name; give a dict, name -> object"
-                )
-            named = (settings if isinstance(value, str) else objects).setdefault(argument, {})
-            if (
-                _is_name_of_another(argument, name, value)
-                or named.setdefault(name, value) is not value
-            ):
-                raise UsageError(
-                    f"axes: {argument} {name} is the name of another {argument}; give it one of its own"
-                )
-            plain[argument].append(name)
-    return plain, objects, settings
-
-
-def _names_and_values(argument: str, given: Any) -> list[tuple[Any, Any]]:
-    """Returns the names of an axis with their values; a function has its own name, and a setting its value."""
-    if isinstance(given, Mapping):
-        return list(given.items())
-    listed = given if isinstance(given, list) else [given]
-    named = []
-    for value in listed:
-        name = (
-            registered(argument, value)
-            if isinstance(value, str)
-            else getattr(value, "__name__", "")
-        )
-        named.append((name, value))
-    return named
-
-
-KNOWN = (*ALGORITHMS, NATIVE, *WEIGHTINGS)
-"""Names of algorithms and weightings."""
-
-
-def _is_name_of_another(argument: str, name: str, value: Any) -> bool:
-    """Returns whether a name is that of an algorithm or a weighting, and the value is something else."""
-    if not isinstance(value, str):
-        return registered(argument, name) in KNOWN
-    if registered(argument, name) == registered(argument, value):
-        return False
-    return registered(argument, name) in KNOWN and method_of("fedavg", value) != registered(
-        argument, name
-    )
 
 
 def parse_axes(
@@ -364,10 +283,8 @@ class Sweep(NamedTuple):
     start: Config | None = None
     """settings below all layers; by default the preset of the data set"""
     title: str = ""
-    objects: Mapping[str, Mapping[str, Any]] = {}
-    """argument -> name on its axis -> object from Python"""
-    names: Mapping[str, Mapping[str, str]] = {}
-    """setting -> name on its axis -> the value that a caller gave this name"""
+    bundles: Mapping[str, Mapping[str, Bundle]] = {}
+    """axis -> name on it -> what that stands for"""
 
 
 class Trial(NamedTuple):
@@ -412,9 +329,9 @@ class Resolved(NamedTuple):
     config: Config
     """checked"""
     custom: dict[str, Any]
-    """the values that are no settings: names of objects from Python, and hyperparameters that these declare"""
+    """names of objects from Python by argument, and hyperparameters that these declare"""
     named: dict[str, str]
-    """the names that a caller gave to values of settings"""
+    """the names that a caller gave to values, by axis"""
     used: dict[str, Any]
     """the values that the run uses, typed as its settings"""
 
@@ -423,20 +340,20 @@ def _resolve(sweep: Sweep, values: Mapping[str, Any], labels: Sequence[str]) -> 
     """Returns a combination of the axes' values, resolved.
 
     Args:
-        sweep: its layers and objects.
+        sweep: its layers and bundles.
         values: of all axes, by name.
         labels: the names of axes that tell trials apart.
     """
-    custom = {
-        n: v for n, v in values.items() if n.startswith(HYPER) or v in sweep.objects.get(n, ())
-    }
-    named = {n: v for n, v in values.items() if v in sweep.names.get(n, ())}
-    settings = {name: value for name, value in values.items() if name not in custom}
-    settings |= {name: sweep.names[name][value] for name, value in named.items()}
+    hyper = {name: value for name, value in values.items() if name.startswith(HYPER)}
+    custom = named_values.names_of(sweep.bundles, values) | hyper
+    named = {n: v for n, v in values.items() if v in sweep.bundles.get(n, ())}
+    settings = named_values.settings_of(sweep.bundles, values)
+    settings = {name: value for name, value in settings.items() if name not in hyper}
     config = trial_config(sweep, settings, name_of(_only(values, labels)))
-    typed = _typed_values(config, settings) | custom | named
+    typed = _typed_values(config, values) | hyper | named
     labelled = {name: typed[name] for name in values if name in labels}
-    unused = [name for name in labelled if name not in custom and _is_unused(config, name, custom)]
+    without_use = [name for name in labelled if _is_unused(config, name, custom)]
+    unused = [name for name in without_use if name not in custom]
     return Resolved(
         config,
         custom,
@@ -595,7 +512,7 @@ def _refuse_never_used(sweep: Sweep, trials: Sequence[Trial]) -> None:
     names = [*last, *(name for axis in sweep.axes for name in axis.names)]
 
     def is_unused_in(trial: Trial, name: str) -> bool:
-        objects = {n: v for n, v in trial.values.items() if v in sweep.objects.get(n, ())}
+        objects = named_values.names_of(sweep.bundles, trial.values)
         return _is_unused(trial.config, name, objects)
 
     for name in names:

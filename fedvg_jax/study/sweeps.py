@@ -30,7 +30,7 @@ from fedvg_jax.runs import endings
 from fedvg_jax.runs.assemble.given import Given, identities, merge_hyperparameters
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import History, Record
-from fedvg_jax.study import executors, sweep_folder, sweep_trials, trial_runs, tuning
+from fedvg_jax.study import executors, named, sweep_folder, sweep_trials, trial_runs, tuning
 from fedvg_jax.study.executors import Slot, Stopped
 from fedvg_jax.study.sweep_folder import Failure, SweepResult
 from fedvg_jax.study.sweep_trials import Sweep, Trial
@@ -230,15 +230,15 @@ def check(trials: Sequence[Trial], work: Work) -> None:
         names_tensors = any(of_model[name] for name in OF_TENSORS)
         if names_tensors or any(value is not None for value in recipe.given_of(trial)):
             data = trial_runs.data_key(trial.config)
-            keys[trial.name] = (data, recipe.names_of_objects(trial), *of_model.values())
+            keys[trial.name] = (data, *recipe.names(trial).values(), *of_model.values())
     first_of_each = {keys[trial.name]: trial for trial in reversed(trials) if trial.name in keys}
     declaring: dict[tuple, tuple[Algorithm, Weighting]] = {}
     for key, trial in first_of_each.items():
         try:
             sim = trial_runs.simulation_of(prepared, trial)
         except UsageError as error:
-            named = f"trial {trial.name}: {error}" if len(first_of_each) > 1 else str(error)
-            raise UsageError(named) from None
+            prefix = f"trial {trial.name}: " if len(first_of_each) > 1 else ""
+            raise UsageError(f"{prefix}{error}") from None
         declaring[key] = sim.algorithm, sim.weighting
     declared = {
         parameter.name
@@ -320,20 +320,13 @@ def _plan(call: Call) -> tuple[tuning.Plan, Work]:
     sweep_trials.refuse_set(call.start)
     if call.tuned and call.out is None:
         raise UsageError("tune needs out=, a folder for the tuning runs and their choices")
-    axes, objects, names = sweep_trials.named_objects(call.axes)
-    listed = {
-        argument: [*objects.get(argument, ()), *names.get(argument, ())]
-        for argument in {**objects, **names}
-    }
-    parsed = sweep_trials.parse_axes(axes, listed)
-    sweep = Sweep(parsed, start=call.start, objects=objects, names=names)
+    axes, bundles = named.name_values(call.axes)
+    sweep = Sweep(sweep_trials.parse_axes(axes, bundles), start=call.start, bundles=bundles)
     plan = tuning.make_plan(sweep, call.out, call.tuned)
     given, metrics = call.recipe.given, call.recipe.metrics
-    of_objects = identities(given, metrics)
-    for argument, named in objects.items():
-        of_objects |= {f"{argument} {name}": identify(value) for name, value in named.items()}
+    of_objects = identities(given, metrics) | _identities(bundles)
     digests = {name: identity.digest for name, identity in of_objects.items()}
-    recipe = Recipe(given, objects, tuple(names), metrics, digests)
+    recipe = Recipe(given, bundles, metrics, digests)
     work = Work(recipe, of_objects, call.changed, call.shard)
     for trial in plan.every:
         tracking.require(trial.config, call.out is not None)
@@ -341,6 +334,17 @@ def _plan(call: Call) -> tuple[tuning.Plan, Work]:
         sweep_folder.check_sources(plan.every)
     check(plan.every, work)
     return plan, work
+
+
+def _identities(bundles: named.Bundles) -> dict[str, Identity]:
+    """Returns the identities of the objects on axes, by "AXIS NAME"."""
+    identified = {}
+    for axis, of_axis in bundles.items():
+        for name, (objects, _) in of_axis.items():
+            if objects:  # that of a single object is its own, as in a run
+                value = next(iter(objects.values())) if len(objects) == 1 else objects
+                identified[f"{axis} {name}"] = identify(value)
+    return identified
 
 
 def _listed(

@@ -12,9 +12,9 @@ import hashlib
 import pickle
 import threading
 import traceback
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cloudpickle
 import jax
@@ -29,9 +29,10 @@ from fedvg_jax.runs.assemble import population, programs, simulation
 from fedvg_jax.runs.assemble.given import FUNCTIONS, Given, traced_anew
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
-from fedvg_jax.study import sweep_folder
+from fedvg_jax.study import named, sweep_folder
+from fedvg_jax.study.named import OBJECTS, Bundle
 from fedvg_jax.study.sweep_folder import Failure
-from fedvg_jax.study.sweep_trials import HYPER, OBJECTS, Trial
+from fedvg_jax.study.sweep_trials import HYPER, Trial
 from fedvg_jax.views import tracking
 
 
@@ -40,10 +41,8 @@ class Recipe(NamedTuple):
 
     given: Given = Given()
     """what takes the place of settings, the same for all trials"""
-    objects: Mapping[str, Mapping[str, Any]] = {}
-    """argument of a run -> name on its axis -> object from Python"""
-    named: Collection[str] = ()
-    """axes on which a caller has named values of settings"""
+    bundles: Mapping[str, Mapping[str, Bundle]] = {}
+    """axis -> name on it -> what that stands for"""
     metrics: Mapping[str, Metric] = {}
     """see `fedvg_jax.run`"""
     digests: Mapping[str, str] = {}
@@ -51,32 +50,33 @@ class Recipe(NamedTuple):
 
     def given_of(self, trial: Trial) -> Given:
         """Returns what is given for a trial, with the objects and hyperparameters of its axes, which win."""
-        values = trial.values
-        hyper = {n.removeprefix(HYPER): v for n, v in values.items() if n.startswith(HYPER)}
-        chosen = {
-            n: named[values[n]] for n, named in self.objects.items() if values.get(n) in named
-        }
-        return self.given._replace(hyper={**(self.given.hyper or {}), **hyper} or None, **chosen)
+        objects = named.objects_of(self.bundles, trial.values)
+        hyper = {**(self.given.hyper or {}), **objects.pop("hyper", {})}
+        for name, value in trial.values.items():
+            if name.startswith(HYPER):
+                hyper[name.removeprefix(HYPER)] = value
+        return self.given._replace(hyper=hyper or None, **objects)
 
-    def names_of_objects(self, trial: Trial) -> tuple:
-        """Returns the names of a trial's objects from axes."""
-        return tuple(trial.values.get(name) for name in self.objects)
+    def names(self, trial: Trial) -> dict[str, str]:
+        """Returns the names that a caller gave to values of a trial, by axis."""
+        return {axis: trial.values[axis] for axis in self.bundles if axis in trial.values}
 
     def replaced(self, trial: Trial) -> dict[str, str]:
         """Returns what takes the place of a trial's settings -> its name; "" for one without."""
-        replaced = self.given_of(trial).replaced
-        of_axes = {n: str(trial.values[n]) for n in self.objects if n in replaced}
-        return replaced | of_axes
+        return self.given_of(trial).replaced | named.names_of(self.bundles, trial.values)
 
     def code(self, trial: Trial) -> dict[str, str]:
         """Returns the digests of a trial's objects by argument, and of the metrics."""
         code = {}
         for name, digest in self.digests.items():
-            argument, _, of_axis = name.partition(" ")
-            if argument == run_folder.METRIC:
+            axis, _, value = name.partition(" ")
+            if axis == run_folder.METRIC:
                 code[name] = digest
-            elif argument in FUNCTIONS and (not of_axis or trial.values[argument] == of_axis):
-                code[argument] = digest
+            elif value and trial.values.get(axis) == value:
+                objects = self.bundles[axis][value].objects
+                code |= {argument: digest for argument in objects if argument in FUNCTIONS}
+            elif axis in FUNCTIONS and not value:
+                code[axis] = digest
         return code
 
 
@@ -116,16 +116,18 @@ class Listeners(NamedTuple):
 
 def prepare(recipe: Recipe) -> Prepared:
     """Returns a recipe for a process that has computed nothing of it."""
-    objects = {
-        argument: {name: _traced_anew(argument, value) for name, value in named.items()}
-        for argument, named in recipe.objects.items()
+    bundles = {
+        axis: {name: _traced_anew(bundle) for name, bundle in of_axis.items()}
+        for axis, of_axis in recipe.bundles.items()
     }
-    recipe = recipe._replace(given=traced_anew(recipe.given), objects=objects)
+    recipe = recipe._replace(given=traced_anew(recipe.given), bundles=bundles)
     return Prepared(recipe, {}, {})
 
 
-def _traced_anew(argument: str, value: Any) -> Any:
-    return getattr(traced_anew(Given(**{argument: value})), argument)
+def _traced_anew(bundle: Bundle) -> Bundle:
+    """Returns a bundle with new functions."""
+    made = traced_anew(Given(**bundle.objects))
+    return bundle._replace(objects={name: getattr(made, name) for name in bundle.objects})
 
 
 def data_key(config: Config) -> tuple:
@@ -137,7 +139,7 @@ def data_key(config: Config) -> tuple:
 
 def program_key(trial: Trial) -> tuple:
     """Returns a key that is equal for trials of one program, up to shapes of partitions."""
-    objects = tuple(trial.values.get(argument) for argument in OBJECTS)
+    objects = tuple(trial.values.get(axis) for axis in (*OBJECTS, "method"))
     return programs.static_settings(trial.config), data_key(trial.config), objects
 
 
@@ -153,13 +155,13 @@ def simulation_of(
             prepared.data.clear()
             prepared.data[key] = population.load_data(config)
         given = given._replace(data=prepared.data[key])
-    cache = prepared.caches.setdefault(recipe.names_of_objects(trial), reuse.keeper())
+    cache = prepared.caches.setdefault(tuple(recipe.names(trial).values()), reuse.keeper())
     sim = simulation.assemble(config, given, cache)
     return sim._replace(
         given=recipe.replaced(trial),
         metrics=recipe.metrics,
         code=recipe.code(trial),
-        names={name: trial.values[name] for name in recipe.named},
+        names=recipe.names(trial),
     )
 
 
@@ -275,8 +277,8 @@ def pack(recipe: Recipe) -> Sent:
 def _culprit(recipe: Recipe) -> str:
     """Returns the name of the first object of a recipe that cannot be sent."""
     parts = {name: value for name, value in recipe.given._asdict().items() if value is not None}
-    for argument, named in recipe.objects.items():
-        parts |= {f"{argument} {name}": value for name, value in named.items()}
+    for axis, bundles in recipe.bundles.items():
+        parts |= {f"{axis} {name}": bundle for name, bundle in bundles.items()}
     parts |= {f"{run_folder.METRIC} {name}": value for name, value in recipe.metrics.items()}
     for name, value in parts.items():
         try:

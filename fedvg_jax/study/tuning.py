@@ -6,6 +6,7 @@ for every condition on its tuning runs. Those runs have seeds of their own, and 
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,7 @@ from fedvg_jax.config.checks import check
 from fedvg_jax.config.declare import flatten
 from fedvg_jax.config.presets import SHORTHANDS, apply
 from fedvg_jax.config.uses import plain
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core.types import Metric, UsageError
 from fedvg_jax.runs.record import history
 from fedvg_jax.study import sweep_folder, sweep_trials
 from fedvg_jax.study.places import value_text
@@ -29,12 +30,20 @@ SEEDS = "1000:1002"
 """Seeds of the tuning runs, where none are given."""
 
 
+ON_VALIDATION = ("accuracy", "loss", "balanced_accuracy", "macro_f1")
+"""Metrics of the package on D_val."""
+
+
 class Tuning(NamedTuple):
     """What is tuned."""
 
     axes: tuple[Axis, ...]
     """the tuned settings with their values"""
     seeds: tuple[int, ...]
+    metric: str = ""
+    """on D_val, by which values are chosen; "" for accuracy, or loss for a task without it"""
+    better: str = ""
+    """which of its values are better: "higher" or "lower"; "" for what the records say"""
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -78,28 +87,53 @@ class Plan(NamedTuple):
         ]
 
 
-def make_tuning(settings: Mapping[str, Any], seeds: Any = None) -> Tuning | None:
+def make_tuning(
+    settings: Mapping[str, Any],
+    seeds: Any = None,
+    metric: str | None = None,
+    custom: Mapping[str, Metric] = {},
+) -> Tuning | None:
     """Returns what is tuned; None for nothing.
 
     Args:
         settings: setting -> its values.
         seeds: of the tuning runs: numbers, or a range.
+        metric: by which values are chosen: a metric on D_val, such as "loss", or the name of a custom one.
+        custom: the metrics of the call.
 
     Raises:
-        UsageError: a setting is unknown or cannot be tuned.
+        UsageError: a setting is unknown or cannot be tuned, or the metric is not measured on D_val.
     """
     if not settings:
-        if seeds is not None:
+        if seeds is not None or metric is not None:
             raise UsageError(
-                "tune: seeds of tuning need settings to tune, such as --tune lr 0.1 0.2"
+                "tune: seeds and a metric of tuning need settings to tune, such as --tune lr 0.1 0.2"
             )
         return None
+    better = _direction(metric, custom) if metric else ""
     (seed_axis,) = sweep_trials.cross({"seed": SEEDS if seeds is None else seeds}, "tune")
     if repeated := [name for name in settings if name in (*RANGED, *SHORTHANDS, "dataset")]:
         raise UsageError(f"tune: {repeated[0]} cannot be tuned; make it an axis")
-    return Tuning(
-        tuple(sweep_trials.cross(settings, "tune")), tuple(row[0] for row in seed_axis.values)
-    )
+    axes = tuple(sweep_trials.cross(settings, "tune"))
+    return Tuning(axes, tuple(row[0] for row in seed_axis.values), metric or "", better)
+
+
+def _direction(metric: str, custom: Mapping[str, Metric]) -> str:
+    """Returns which values of a metric are better; UsageError for one that is not measured on D_val."""
+    if metric not in custom:
+        if metric.removeprefix("val_") not in ON_VALIDATION:
+            known = ", ".join((*ON_VALIDATION, *custom))
+            raise UsageError(f"tune_metric {metric[:100]}: no metric on D_val; known are {known}")
+        return history.BETTER[metric.removeprefix("val_")]
+    if custom[metric].rows != "val":
+        raise UsageError(
+            f'tune_metric {metric}: it is measured on test rows; if not, say so by fv.Metric(function, rows="val")'
+        )
+    if custom[metric].better is None:
+        raise UsageError(
+            f'tune_metric {metric}: nothing says which values are better; give fv.Metric(function, better="lower")'
+        )
+    return str(custom[metric].better)
 
 
 def condition_of(values: Mapping[str, Any]) -> str:
@@ -194,16 +228,14 @@ def choose(out: Path, trials: Sequence[Trial], tuning: Tuning) -> dict[str, Choi
     sweep_folder.refuse_unfinished(out, trials, "tuning run")
     choices = {}
     for condition, runs_of in by_condition(trials, tuning.settings).items():
-        scores = {name: _score(out, runs) for name, runs in runs_of.items()}
+        scores = {name: _score(out, runs, tuning) for name, runs in runs_of.items()}
         finished = {name: score for name, score in scores.items() if score is not None}
         if not finished:
             raise UsageError(
                 f"every value of {condition} diverged in a tuning run; give other values to --tune"
             )
-        best = max(
-            finished, key=lambda name: round(finished[name][1], 8)
-        )  # of records with nine digits
-        metric, quality = finished[best]
+        # records have nine digits
+        best = max(finished, key=lambda name: round(finished[name].quality, 8))
         first = runs_of[best][0]
         trained = flatten(first.config)  # which has the weighting that native stands for
         values = {
@@ -212,9 +244,7 @@ def choose(out: Path, trials: Sequence[Trial], tuning: Tuning) -> dict[str, Choi
             if name in tuning.settings
         }
         count = sum(map(len, runs_of.values()))
-        choices[condition] = Choice(
-            values, metric, quality if metric == "accuracy" else -quality, count
-        )
+        choices[condition] = Choice(values, finished[best].metric, finished[best].mean, count)
     return choices
 
 
@@ -267,27 +297,74 @@ def choices_in_words(sweeps: Sequence[Stored]) -> list[dict[str, Any]]:
     return chosen
 
 
+def tuned_by_all(sweeps: Sequence[Stored], num_runs: int) -> set[str]:
+    """Returns the settings that every sweep has tuned, if all runs are of these sweeps.
+
+    Their values belong to the methods that they were chosen for, and tell no runs apart.
+    """
+    if not sweeps or sum(len(sweep.trials) for sweep in sweeps) != num_runs:
+        return set()
+    return set.intersection(*({*sweep.tuning.get("settings", ())} for sweep in sweeps))
+
+
+def different_grids(sweeps: Sequence[Stored]) -> list[str]:
+    """Returns a line for every setting that sweeps have tuned over different values, and one for their seeds."""
+    lines = []
+    tuned = tuned_by_all(sweeps, sum(len(sweep.trials) for sweep in sweeps))
+    for name in sorted(tuned):
+        grids = dict.fromkeys(str(sweep.tuning["settings"][name]) for sweep in sweeps)
+        if len(grids) > 1:
+            lines.append(f"{name} was tuned over different values: {' and '.join(grids)}")
+    seeds = dict.fromkeys(str(sweep.tuning.get("seeds")) for sweep in sweeps)
+    if tuned and len(seeds) > 1:
+        lines.append(f"tuning runs had different seeds: {' and '.join(seeds)}")
+    return lines
+
+
 def chosen_text(choice: Choice, tuned: Tuning) -> str:
     """Returns the choice of a condition in words."""
     values = ", ".join(value_texts(choice.values, tuned.grid)) or "nothing to choose"
-    score = f"{choice.score:.2%}" if choice.metric == "accuracy" else f"{choice.score:.4g}"
+    is_share = choice.metric in ON_VALIDATION and choice.metric != "loss"
+    score = f"{choice.score:.2%}" if is_share else f"{choice.score:.4g}"
     return f"{values} (validation {choice.metric} {score}, {choice.num_runs} runs)"
 
 
 def as_json(tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:
     """Returns the entry `tuning` of sweep.json."""
     chosen = {condition: choice._asdict() for condition, choice in choices.items()}
-    return plain({"settings": tuning.grid, "seeds": list(tuning.seeds), "chosen": chosen})
+    return plain(
+        {
+            "settings": tuning.grid,
+            "seeds": list(tuning.seeds),
+            "metric": tuning.metric,
+            "chosen": chosen,
+        }
+    )
 
 
-def _score(out: Path, runs: Sequence[Trial]) -> tuple[str, float] | None:
-    """Returns metric and mean quality on D_val of the runs of one combination; None if a run diverged."""
-    qualities, metric = [], ""
+class Score(NamedTuple):
+    """The runs of one combination of tuned values."""
+
+    metric: str
+    mean: float
+    quality: float
+    """the mean, or minus it where lower values are better"""
+
+
+def _score(out: Path, runs: Sequence[Trial], tuning: Tuning) -> Score | None:
+    """Returns the mean of a metric on D_val over the runs of one combination; None if a run diverged."""
+    values, metric, better = [], tuning.metric.removeprefix("val_"), tuning.better
     for trial in runs:
         folder = sweep_folder.trial_folder(out, trial.name)
         if sweep_folder.read_failure(folder):
             return None
         last = history.read(folder)[-1]
-        metric = history.primary_metric(last)
-        qualities.append(history.quality(last))
-    return metric, statistics.fmean(qualities)
+        metric = metric or history.primary_metric(last)
+        better = better or history.BETTER[metric]
+        name = f"val_{metric}" if f"val_{metric}" in last else metric
+        if name not in last:
+            raise UsageError(f"tune_metric {metric}: {trial.name} has recorded none")
+        worst = -math.inf if better == "higher" else math.inf
+        values.append(worst if last[name] is None else last[name])  # None is not finite
+    mean = statistics.fmean(values)
+    return Score(metric, mean, mean if better == "higher" else -mean)

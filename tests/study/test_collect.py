@@ -439,7 +439,9 @@ def test_run_without_an_evaluation_is_missing(tmp_path):
 def test_objects_and_their_hyperparameters_name_methods(tmp_path):
     axes = {"hyper.T": [0.5, 2.0], "seed": [0, 1]}
     sweep = write_sweep(tmp_path / "s", axes, lambda v: (0.5, 0.6 + v["hyper.T"] / 10))
-    edit(sweep / "sweep.json", objects={"weighting": ["mine.tempered"]})
+    trials = json.loads((sweep / "sweep.json").read_text())["trials"]
+    trials = [trial | {"custom": {"weighting": ""}} for trial in trials]
+    edit(sweep / "sweep.json", objects={"weighting": ["mine.tempered"]}, trials=trials)
     study = collect([sweep])
     assert study.methods == ("own weighting, T 0.5", "own weighting, T 2")
     assert all(len(group.runs) == 2 for group in study.groups.values())

@@ -20,7 +20,7 @@ from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
 from fedvg_jax.host import files
 from fedvg_jax.runs.assemble.given import Given, identities
-from fedvg_jax.study import sweep_folder, sweep_trials
+from fedvg_jax.study import named, sweep_folder, sweep_trials
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.sweep_trials import Trial
 from fedvg_jax.study.trial_runs import Recipe
@@ -358,9 +358,8 @@ def test_own_weightings_by_name_are_an_axis_whose_trials_equal_runs_alone_and_me
 
 
 def test_functions_of_a_list_have_their_own_names_on_the_axis():
-    axes, objects, _ = sweep_trials.named_objects(
-        {"weighting": [root, "fedvg", square], "seed": "0:2"}
-    )
+    axes, bundles = named.name_values({"weighting": [root, "fedvg", square], "seed": "0:2"})
     assert axes == {"weighting": ["root", "fedvg", "square"], "seed": "0:2"}
-    assert objects == {"weighting": {"root": root, "square": square}}
-    assert sweep_trials.named_objects({"weighting": root})[1] == {"weighting": {"root": root}}
+    objects = {name: dict(bundle.objects) for name, bundle in bundles["weighting"].items()}
+    assert objects == {"root": {"weighting": root}, "fedvg": {}, "square": {"weighting": square}}
+    assert named.name_values({"weighting": root})[0] == {"weighting": ["root"]}

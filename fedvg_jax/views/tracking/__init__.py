@@ -223,7 +223,7 @@ def _describe(
     """Returns what a tracker shows of a run: objects from Python stand in place of the settings that they replace."""
     out = config.out.resolve() if config.out else None
     own = [given[argument] for argument in ("algorithm", "weighting") if argument in given]
-    named = "-".join(filter(None, own)) or "own-method"
+    named = "-".join(dict.fromkeys(filter(None, own))) or "own-method"
     method = named if own else method_of(config.algorithm, config.weighting, config.local)
     name = out.name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
     sweep = out.parent.parent if out and out.parent.name == "trials" else Path()

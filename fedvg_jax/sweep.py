@@ -46,11 +46,14 @@ if __name__ == "__main__":
         signal.SIGINT, signal.SIG_DFL
     )  # ends the process amid its imports, without a traceback
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
+import importlib
 import json
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -157,9 +160,11 @@ def _compute(command: CommandLine, console: Console, can_share: bool) -> list[Tr
     """
     jobs = executors.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
     jobs = jobs if can_share else 1
-    if jobs > 1:
-        os.environ.update(executors.environment(jobs))  # before jax starts
-    commands.start_jax()
+    if jobs == 1 and not command.executor:
+        commands.start_jax()
+    else:
+        os.environ.update(executors.environment(jobs))  # before jax starts, if some check needs it
+        commands.set_environment()
     from fedvg_jax.study import sweeps
     from fedvg_jax.study.trial_runs import Recipe
 
@@ -167,8 +172,19 @@ def _compute(command: CommandLine, console: Console, can_share: bool) -> list[Tr
     sweeps.check(command.plan.pending, work)
     executor = executors.named(command.executor) if command.executor else None
     with executors.opened(executor, jobs) as slots:
-        work = dataclasses.replace(work, slots=slots)
+        work = dataclasses.replace(work, slots=slots, on_last=_import_for_report)
         return sweeps.compute_plan(command.plan, console, work)[0]
+
+
+def _import_for_report() -> None:
+    """Starts to import what the report needs, which takes seconds, while other processes compute the last trials."""
+
+    def load() -> None:
+        with contextlib.suppress(ImportError):
+            for name in ("pandas", "scipy.stats", "matplotlib.figure"):
+                importlib.import_module(name)
+
+    threading.Thread(target=load, daemon=True).start()
 
 
 def _show_results(command: CommandLine, trials: Sequence[Trial], console: Console) -> int:

@@ -97,6 +97,7 @@ def compute(
     on_end: Callable[[Trial, Any], str],
     log: Callable[[str], None],
     received: Sequence[str] = (),
+    on_last: Callable[[], None] = lambda: None,
 ) -> str:
     """Computes all trials of a queue.
 
@@ -111,6 +112,7 @@ def compute(
             wait for another command, the name of a signal that stops all, or "".
         log: gets a line about every executor that broke.
         received: signals that this process receives; grows.
+        on_last: called when the last trial has been given out, and this process has time.
 
     Returns:
         The signal that stopped the trials, or "".
@@ -121,9 +123,13 @@ def compute(
     programs = {t.name: key for key, trials in queue.programs.items() for t in trials}
     losses: collections.Counter[str] = collections.Counter()
     held: list[Trial] = []
+    has_rest = True
     while queue.programs or held or any(slot.pending for slot in slots):
         for slot in slots:
             _fill(slot, queue, submit)
+        if has_rest and not queue.programs:
+            has_rest = False
+            on_last()
         for slot, future in _finished(slots):
             if future not in slot.pending:  # lost with another one
                 continue

@@ -69,6 +69,8 @@ class Work:
     """see `executors.read_shard`"""
     slots: Sequence[Slot] = ()
     """see `executors.opened`"""
+    on_last: Callable[[], None] = lambda: None
+    """see `executors.compute`"""
 
     @functools.cached_property
     def prepared(self) -> trial_runs.Prepared:
@@ -144,7 +146,9 @@ def compute(
     queue = executors.Queue(programs, begun)
     catching = contextlib.nullcontext(()) if is_here else endings.catch_signals(log=listeners.log)
     with catching as received:
-        stop = executors.compute(queue, work.slots, submit, on_end, listeners.log, received)
+        stop = executors.compute(
+            queue, work.slots, submit, on_end, listeners.log, received, work.on_last
+        )
     if stop:
         raise Stopped(stop, results)
     return results

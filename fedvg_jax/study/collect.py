@@ -187,7 +187,7 @@ def _row(folder: Folder, place: Place, conditions: Sequence[Condition]) -> dict[
     }
     if folder.run:
         row["stopped"] = f"{folder.name}: {folder.run.stop}" if folder.run.stop else ""
-        row["own_seed"] = seed if "partition" in folder.run.given else -1
+        row["own_seed"] = seed if "partition" in folder.run.custom else -1
         row["data"] = str(folder.run.manifest.get("data"))
         row["partition"] = str(folder.run.manifest.get("partition", partition_seed))
     return row
@@ -293,7 +293,7 @@ def _refuse_other_objects(runs: Sequence[Run]) -> None:
     first: dict[tuple[str, str], Run] = {}
     for run in runs:
         for argument, digest in run.manifest.get("code", {}).items():
-            name = run.given.get(argument, "")
+            name = run.custom.get(argument, "")
             other = first.setdefault((argument, name), run)
             if other.manifest["code"][argument] != digest:
                 what = f"{argument} {name}".strip()

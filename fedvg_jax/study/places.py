@@ -45,23 +45,23 @@ class Place(NamedTuple):
 
 
 def settings_of(
-    config: Config, values: Mapping[str, Any] = {}, given: Mapping[str, str] = {}
+    config: Config, values: Mapping[str, Any] = {}, custom: Mapping[str, str] = {}
 ) -> dict[str, Any]:
     """Returns the settings that affect the results of a run, by dotted name.
 
     Args:
         config: its settings.
         values: of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name.
-        given: what Python passed in place of settings, of those in `PASSED` -> its name; "" for one without.
+        custom: what Python passed in place of settings, of those in `PASSED` -> its name; "" for one without.
     """
-    ignored = NO_RESULT.union(uses.unused(config), ["departures"], uses.replaced_with(given))
+    ignored = NO_RESULT.union(uses.unused(config), ["departures"], uses.replaced_with(custom))
     settings = {name: value for name, value in effective(config).items() if name not in ignored}
-    settings = uses.with_passed(settings | uses.used_departures(config), given)
+    settings = uses.with_passed(settings | uses.used_departures(config), custom)
     for name, value in values.items():
         is_custom_method = name == "method" and named.is_custom_method(value)
         if name.startswith(HYPER) or name in (*PLACES, "fidelity") or is_custom_method:
             settings[name] = value
-        elif name in OBJECTS and name not in given and value != "native":
+        elif name in OBJECTS and name not in custom and value != "native":
             settings[uses.PASSED[name]] = value  # a name that the user gave, or the setting's own
     return settings
 

@@ -79,15 +79,15 @@ def _holds_runs(path: Path) -> bool:
 
 def _read_trial(folder: Path, trial: StoredTrial, sweep: Stored) -> Folder:
     """Returns what the folder of a sweep's trial has to offer."""
-    given = trial.custom
-    read = _read_run(folder, trial.values, given, trial.config)
+    custom = trial.custom
+    read = _read_run(folder, trial.values, custom, trial.config)
     if isinstance(read, str):
-        return Folder(folder.name, settings_of(trial.config, trial.values, given), missing=read)
+        return Folder(folder.name, settings_of(trial.config, trial.values, custom), missing=read)
     if read.run is None:
         return read
     code = {}
     for argument, digest in read.run.manifest.get("code", {}).items():
-        name = given.get(argument)
+        name = custom.get(argument)
         keys = (f"{argument} {name}", f"method {name}", argument)
         equal = next((sweep.objects[key] for key in keys if key in sweep.objects), [])
         code[argument] = equal[0] if digest in equal else digest
@@ -97,14 +97,14 @@ def _read_trial(folder: Path, trial: StoredTrial, sweep: Stored) -> Folder:
 def _read_run(
     folder: Path,
     values: Mapping[str, Any] = {},
-    given: Mapping[str, str] = {},
+    custom: Mapping[str, str] = {},
     planned: Config | None = None,
 ) -> Folder | str:
     """Returns what a run folder has to offer, or why its settings are lost; damaged files are one line.
 
     Args:
         folder: of the run.
-        values, given: see `settings_of`.
+        values, custom: see `settings_of`.
         planned: settings that the sweep of the run has for it.
     """
     name = folder.name
@@ -126,9 +126,9 @@ def _read_run(
     recorded = {
         argument: text for argument, text in manifest.get("given", {}).items() if argument in PASSED
     }
-    given = {**given, **recorded}
+    custom = {**custom, **recorded}
     values = {**history.summary.get("names", {}), **values}
-    read = Folder(name, settings_of(history.config, values, given))
+    read = Folder(name, settings_of(history.config, values, custom))
     kind, failure = _failure(folder, history)
     if not kind and (problem := _unfinished(folder, history)):
         return read._replace(missing=f"{name}: {problem}")
@@ -136,7 +136,7 @@ def _read_run(
         return read._replace(missing=f"{name}: {misfits[0]}")
     if kind:
         return read._replace(failure=f"{name}: {failure}", kind=kind)
-    return read._replace(run=Run(folder, history, partition, manifest, layers, given))
+    return read._replace(run=Run(folder, history, partition, manifest, layers, custom))
 
 
 def _failure(folder: Path, history: History) -> tuple[str, str]:

@@ -371,10 +371,10 @@ def _in_memory(each: SweepResult, default: str) -> Folder:
     name = each.name or default
     assert each.config is not None, "every result has its settings"
     summary = {} if isinstance(each.result, Failure) else each.result.summary
-    given = each.given or {
+    custom = each.custom or {
         argument: text for argument, text in summary.get("given", {}).items() if argument in PASSED
     }
-    settings = settings_of(each.config, {**summary.get("names", {}), **each.values}, given)
+    settings = settings_of(each.config, {**summary.get("names", {}), **each.values}, custom)
     if isinstance(each.result, Failure):
         return Folder(
             name, settings, failure=f"{name}: {failure_text(each.result)}", kind=each.result.kind
@@ -384,4 +384,4 @@ def _in_memory(each: SweepResult, default: str) -> Folder:
     manifest = {"code": each.digests, "data": each.digests.get("data")}
     if "partition" in each.digests:
         manifest["partition"] = each.digests["partition"]
-    return Folder(name, settings, Run(Path(name), each.result, {}, manifest, given=given))
+    return Folder(name, settings, Run(Path(name), each.result, {}, manifest, custom=custom))

@@ -62,7 +62,7 @@ class SweepResult(NamedTuple):
         values: The axes' values that the trial uses, by setting.
         result: The history, or a `Failure` if the trial diverged or failed.
         config: The settings of the trial.
-        given: Setting -> name of the object from Python that replaces it; "" for an object without a name.
+        custom: Setting -> name of the object from Python that replaces it; "" for an object without a name.
         sweep: The names of all trials of the sweep.
         digests: Digests of the objects from Python that the trial uses: "data", "weighting" and so on.
     """
@@ -71,7 +71,7 @@ class SweepResult(NamedTuple):
     values: dict[str, Any]
     result: History | Failure
     config: Config | None = None
-    given: Mapping[str, str] = {}
+    custom: Mapping[str, str] = {}
     sweep: tuple[str, ...] = ()
     digests: Mapping[str, str] = {}
 

@@ -232,7 +232,7 @@ def check(trials: Sequence[Trial], work: Work) -> None:
     for trial in trials:
         of_model = {name: SETTINGS[name].get(trial.config) for name in OF_MODEL}
         names_tensors = any(of_model[name] for name in OF_TENSORS)
-        if names_tensors or any(value is not None for value in recipe.given_of(trial)):
+        if names_tensors or any(value is not None for value in recipe.custom_of(trial)):
             data = trial_runs.data_key(trial.config)
             keys[trial.name] = (data, *recipe.names(trial).values(), *of_model.values())
     first_of_each = {keys[trial.name]: trial for trial in reversed(trials) if trial.name in keys}
@@ -250,9 +250,9 @@ def check(trials: Sequence[Trial], work: Work) -> None:
         for part in parts
         for parameter in part.hyperparameters
     }
-    _refuse_replaced(trials, recipe.given, declared)
+    _refuse_replaced(trials, recipe.custom, declared)
     for trial in trials:
-        its = recipe.given_of(trial)
+        its = recipe.custom_of(trial)
         if its.hyper:
             algorithm, weighting = declaring[keys[trial.name]]
             pairs = ((algorithm, its.algorithm), (weighting, its.weighting))
@@ -260,15 +260,15 @@ def check(trials: Sequence[Trial], work: Work) -> None:
             merge_hyperparameters(trial.config, algorithm, weighting, its.hyper, passed)
 
 
-def _refuse_replaced(trials: Sequence[Trial], given: Given, declared: Collection[str]) -> None:
+def _refuse_replaced(trials: Sequence[Trial], custom: Given, declared: Collection[str]) -> None:
     """Raises UsageError for an axis that has no effect beside a given object, which declares some hyperparameters."""
-    replaced = replaced_with(given.replaced) | {PASSED[name] for name in given.replaced}
+    replaced = replaced_with(custom.replaced) | {PASSED[name] for name in custom.replaced}
     replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
     on_axes = dict.fromkeys(name for trial in trials for name in trial.values)
     for name in on_axes:
         if name in replaced and (name not in SETTINGS or name not in declared):
             raise UsageError(
-                f"axes: {name} has no effect beside {'=, '.join(given.replaced)}=; leave one of them out"
+                f"axes: {name} has no effect beside {'=, '.join(custom.replaced)}=; leave one of them out"
             )
 
 
@@ -327,14 +327,14 @@ def _plan(call: Call) -> tuple[tuning.Plan, Work]:
     axes, bundles = named.name_values(call.axes)
     sweep = Sweep(sweep_trials.parse_axes(axes, bundles), start=call.start, bundles=bundles)
     plan = tuning.make_plan(sweep, call.out, call.tuned)
-    given, metrics = call.recipe.given, call.recipe.metrics
-    of_objects = identities(given, metrics) | _identities(bundles)
+    custom, metrics = call.recipe.custom, call.recipe.metrics
+    of_objects = identities(custom, metrics) | _identities(bundles)
     digests = {name: identity.digest for name, identity in of_objects.items()}
-    recipe = Recipe(given, bundles, metrics, digests)
+    recipe = Recipe(custom, bundles, metrics, digests)
     work = Work(recipe, of_objects, call.changed, call.shard)
     for trial in plan.every:
         tracking.require(trial.config, call.out is not None)
-    if given.data is None:
+    if custom.data is None:
         sweep_folder.check_sources(plan.every)
     check(plan.every, work)
     return plan, work

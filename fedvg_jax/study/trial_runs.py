@@ -39,7 +39,7 @@ from fedvg_jax.views import tracking
 class Recipe(NamedTuple):
     """What the trials of a sweep share, besides their settings."""
 
-    given: Given = Given()
+    custom: Given = Given()
     """what takes the place of settings, the same for all trials"""
     bundles: Mapping[str, Mapping[str, Bundle]] = {}
     """axis -> name on it -> what that stands for"""
@@ -48,14 +48,14 @@ class Recipe(NamedTuple):
     digests: Mapping[str, str] = {}
     """of what is given, of the objects and of the metrics; see `sweep_folder.Stored.objects`"""
 
-    def given_of(self, trial: Trial) -> Given:
+    def custom_of(self, trial: Trial) -> Given:
         """Returns what is given for a trial, with the objects and hyperparameters of its axes, which win."""
         objects = named.objects_of(self.bundles, trial.values)
-        hyper = {**(self.given.hyper or {}), **objects.pop("hyper", {})}
+        hyper = {**(self.custom.hyper or {}), **objects.pop("hyper", {})}
         for name, value in trial.values.items():
             if name.startswith(HYPER):
                 hyper[name.removeprefix(HYPER)] = value
-        return self.given._replace(hyper=hyper or None, **objects)
+        return self.custom._replace(hyper=hyper or None, **objects)
 
     def names(self, trial: Trial) -> dict[str, str]:
         """Returns the names that a caller gave to values of a trial, by axis."""
@@ -63,7 +63,7 @@ class Recipe(NamedTuple):
 
     def replaced(self, trial: Trial) -> dict[str, str]:
         """Returns what takes the place of a trial's settings -> its name; "" for one without."""
-        return self.given_of(trial).replaced | named.names_of(self.bundles, trial.values)
+        return self.custom_of(trial).replaced | named.names_of(self.bundles, trial.values)
 
     def code(self, trial: Trial) -> dict[str, str]:
         """Returns the digests of a trial's objects by argument, and of the metrics."""
@@ -120,7 +120,7 @@ def prepare(recipe: Recipe) -> Prepared:
         axis: {name: _traced_anew(bundle) for name, bundle in of_axis.items()}
         for axis, of_axis in recipe.bundles.items()
     }
-    recipe = recipe._replace(given=traced_anew(recipe.given), bundles=bundles)
+    recipe = recipe._replace(custom=traced_anew(recipe.custom), bundles=bundles)
     return Prepared(recipe, {}, {})
 
 
@@ -148,15 +148,15 @@ def simulation_of(
 ) -> simulation.Simulation:
     """Returns the simulation of a trial, which continues from the newest checkpoint in its folder."""
     recipe, config = prepared.recipe, _config_in(folder, trial.config)
-    given = recipe.given_of(trial)
-    if given.data is None:
+    custom = recipe.custom_of(trial)
+    if custom.data is None:
         key = data_key(config)
         if key not in prepared.data:
             prepared.data.clear()
             prepared.data[key] = population.load_data(config)
-        given = given._replace(data=prepared.data[key])
+        custom = custom._replace(data=prepared.data[key])
     cache = prepared.caches.setdefault(tuple(recipe.names(trial).values()), reuse.keeper())
-    sim = simulation.assemble(config, given, cache)
+    sim = simulation.assemble(config, custom, cache)
     return sim._replace(
         given=recipe.replaced(trial),
         metrics=recipe.metrics,
@@ -276,7 +276,7 @@ def pack(recipe: Recipe) -> Sent:
 
 def _culprit(recipe: Recipe) -> str:
     """Returns the name of the first object of a recipe that cannot be sent."""
-    parts = {name: value for name, value in recipe.given._asdict().items() if value is not None}
+    parts = {name: value for name, value in recipe.custom._asdict().items() if value is not None}
     for axis, bundles in recipe.bundles.items():
         parts |= {f"{axis} {name}": bundle for name, bundle in bundles.items()}
     parts |= {f"{run_folder.METRIC} {name}": value for name, value in recipe.metrics.items()}

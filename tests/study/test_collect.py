@@ -397,7 +397,7 @@ def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path)
     own = write_run(tmp_path / "runs" / "own", (0.5,), method="fedvg")
     edit(own / "manifest.json", given={"weighting": ""})
     (run,) = collect([tmp_path / "runs"]).runs
-    assert run.given == {"weighting": ""} and run.weighting == "own weighting"
+    assert run.custom == {"weighting": ""} and run.weighting == "own weighting"
     write_run(tmp_path / "runs" / "named", (0.5,), method="fedvg")
     study = collect([tmp_path / "runs"], partial=True)
     assert set(study.methods) == {"fedvg", "own weighting"}

@@ -68,7 +68,7 @@ def test_declared_hyperparameters_are_axes_whose_trials_equal_runs_alone(tmp_pat
 def test_a_hyperparameter_of_an_axis_wins_over_the_given_one():
     given = Given(hyper={"T": 1.0, "eps": 0.5})
     trial = Trial("", {"seed": 0, "hyper.T": 2.0}, CONFIG)
-    assert Recipe(given).given_of(trial).hyper == {"T": 2.0, "eps": 0.5}
+    assert Recipe(given).custom_of(trial).hyper == {"T": 2.0, "eps": 0.5}
 
 
 def test_axis_of_one_value_is_extended_by_more_and_refused_without_it(tmp_path):

@@ -70,7 +70,7 @@ def _values_by_key(study: Study) -> dict[tuple[str, str, str, float], list[Value
         finals = list(cell.results().values())
         if finals:
             run = next(iter(cell.runs.values()))
-            config, name = run.config, paper_name(run.config, run.given)
+            config, name = run.config, paper_name(run.config, run.custom)
             if name and config.partition in DIRICHLET:
                 key = config.dataset, config.model, name, config.alpha
                 by_key.setdefault(key, []).append(Value(*key, *statistics.mean_and_std(finals)))

@@ -142,7 +142,7 @@ def against_paper(study: Study) -> Table | None:
             cell.results(),
             cell.results("max"),
         )
-        if run and maxima and (theirs := published(run.config, run.given)):
+        if run and maxima and (theirs := published(run.config, run.custom)):
             ours = {"ours, final round": finals, "ours, maximum": maxima}
             means = {
                 name: statistics.mean_and_std(list(values.values()))

@@ -47,7 +47,6 @@ if __name__ == "__main__":
     )  # ends the process amid its imports, without a traceback
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import importlib
@@ -165,14 +164,13 @@ def _compute(command: CommandLine, console: Console, can_share: bool) -> list[Tr
     else:
         os.environ.update(executors.environment(jobs))  # before jax starts, if some check needs it
         commands.set_environment()
-    from fedvg_jax.study import sweeps
-    from fedvg_jax.study.trial_runs import Recipe
-
-    work = sweeps.Work(Recipe(), shard=command.shard)
-    sweeps.check(command.plan.pending, work)
     executor = executors.named(command.executor) if command.executor else None
     with executors.opened(executor, jobs) as slots:
-        work = dataclasses.replace(work, slots=slots, on_last=_import_for_report)
+        from fedvg_jax.study import sweeps
+        from fedvg_jax.study.trial_runs import Recipe
+
+        work = sweeps.Work(Recipe(), None, command.shard, slots, _import_for_report)
+        sweeps.check(command.plan.pending, work)
         return sweeps.compute_plan(command.plan, console, work)[0]
 
 
@@ -267,32 +265,36 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     Raises:
         UsageError: for an option that cannot work at some trial, or that no trial uses.
     """
-    own, flags = split_flags(argv)
-    grid = {name.replace("-", "_"): words for name, *words in own.get("tune", ())}
+    options, flags = split_flags(argv)
+    grid = {name.replace("-", "_"): words for name, *words in options.get("tune", ())}
     for name, words in grid.items():
         sweep_trials.check_name(name, "--tune")
         grid[name] = _typed_list(name, words)
-    seeds = _typed_list("seed", own["tune_seeds"]) if "tune_seeds" in own else None
-    file = sweep_trials.read_file(own["config"]) if "config" in own else sweep_trials.SweepFile({})
-    sweep = make_sweep(flags, file, str(own.get("config")))
+    seeds = _typed_list("seed", options["tune_seeds"]) if "tune_seeds" in options else None
+    file = (
+        sweep_trials.read_file(options["config"])
+        if "config" in options
+        else sweep_trials.SweepFile({})
+    )
+    sweep = make_sweep(flags, file, str(options.get("config")))
     in_file, in_words = (
         layer.settings.keys() for layer in sweep.layers[-2:]
     )  # words may tune a setting of the file
     if both := sorted((in_words & {*file.tune, *grid}) | (in_file & file.tune.keys())):
         raise UsageError(f"{both[0]} has a value and is in --tune; leave one of the two out")
     seeds = file.tune_seeds if seeds is None else seeds
-    tuned = tuning.make_tuning({**file.tune, **grid}, seeds, own.get("tune_metric"))
+    tuned = tuning.make_tuning({**file.tune, **grid}, seeds, options.get("tune_metric"))
     plan = tuning.make_plan(sweep, None, tuned)
-    if "executor" in own and "jobs" in own:
+    if "executor" in options and "jobs" in options:
         raise UsageError("--jobs has no effect beside --executor; leave one of the two out")
-    out, jobs = own.get("out") or default_folder(plan), own.get("jobs", "auto")
+    out, jobs = options.get("out") or default_folder(plan), options.get("jobs", "auto")
     return CommandLine(
         plan._replace(out=out),
         out,
-        "dry_run" in own,
+        "dry_run" in options,
         int(jobs) if jobs.isdecimal() else jobs,
-        own.get("executor", ""),
-        executors.read_shard(own.get("shard")),
+        options.get("executor", ""),
+        executors.read_shard(options.get("shard")),
     )
 
 
@@ -348,7 +350,7 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
         parser.add_argument(name)
     parser.add_argument("--tune", nargs="+", action="append")
     parser.add_argument("--tune-seeds", nargs="+")
-    own, others = parser.parse_known_args(command_line.with_hyphens(argv))
+    options, others = parser.parse_known_args(command_line.with_hyphens(argv))
     parser = command_line.Parser(PROG)
     command_line.add_settings(parser, takes_many=True)
     found = command_line.read_words(parser, others, f"{PROG} --help lists the options")
@@ -356,7 +358,7 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
         raise UsageError(
             f"{command_line.flag_of(repeated)} is given twice; give it once, with all its values"
         )
-    return vars(own), {name: several[0] for name, several in found.items()}
+    return vars(options), {name: several[0] for name, several in found.items()}
 
 
 def _typed_list(name: str, words: Sequence[str]) -> list[Any]:

@@ -318,7 +318,7 @@ def _local_slot(index: int, count: int) -> Slot:
     executor = loky.ProcessPoolExecutor(
         1, env=environment(count), initializer=start_process, initargs=(mine, os.getpid())
     )
-    process = executor.submit(os.getpid)
+    process = executor.submit(import_packages)
     return Slot(executor, lambda: _local_slot(index, count), 1, process)
 
 
@@ -354,6 +354,12 @@ def start_process(cores: Sequence[int], parent: int) -> None:
             time.sleep(POLL_SECONDS)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def import_packages() -> int:
+    """Imports what trials need, while the process that sends them prepares; returns the id of this process."""
+    importlib.import_module("fedvg_jax.study.trial_runs")
+    return os.getpid()
 
 
 def num_processes(

@@ -61,8 +61,6 @@ class Work:
     """What a sweep is computed with."""
 
     recipe: Recipe
-    identities: Mapping[str, Identity] = dataclasses.field(default_factory=dict)
-    """of what is given, of the objects and of the metrics; see `sweep_folder.Stored.objects`"""
     changed: sweep_folder.Changed | None = None
     """see `sweep_folder.open_folder`"""
     shard: tuple[int, int] = (1, 1)
@@ -71,6 +69,8 @@ class Work:
     """see `executors.opened`"""
     on_last: Callable[[], None] = lambda: None
     """see `executors.compute`"""
+    identities: Mapping[str, Identity] = dataclasses.field(default_factory=dict)
+    """of what is given, of the objects and of the metrics; see `sweep_folder.Stored.objects`"""
 
     @functools.cached_property
     def prepared(self) -> trial_runs.Prepared:
@@ -331,7 +331,7 @@ def _plan(call: Call) -> tuple[tuning.Plan, Work]:
     of_objects = identities(custom, metrics) | _identities(bundles)
     digests = {name: identity.digest for name, identity in of_objects.items()}
     recipe = Recipe(custom, bundles, metrics, digests)
-    work = Work(recipe, of_objects, call.changed, call.shard)
+    work = Work(recipe, call.changed, call.shard, identities=of_objects)
     for trial in plan.every:
         tracking.require(trial.config, call.out is not None)
     if custom.data is None:

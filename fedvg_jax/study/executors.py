@@ -345,6 +345,10 @@ def start_process(cores: Sequence[int], parent: int) -> None:
     if cores:
         os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # compiled programs are no leak: with psutil, loky would replace a process that has grown by 300 MB
+    import loky.process_executor
+
+    loky.process_executor._USE_PSUTIL = False  # pyright: ignore
 
     def watch() -> None:
         while os.getppid() == parent:

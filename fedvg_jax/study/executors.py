@@ -10,6 +10,7 @@ import collections
 import contextlib
 import dataclasses
 import importlib
+import math
 import os
 import signal
 import threading
@@ -136,16 +137,10 @@ def compute(
             trial = slot.pending.pop(future)
             result = _result_of(future)
             if isinstance(result, futures.BrokenExecutor):
-                lost = [trial, *slot.pending.values()]
-                slot.pending.clear()
-                if received:
-                    continue
-                _make_anew(slot, result, lost, log)
-                if len(lost) == 1:
-                    losses[trial.name] += 1
-                if losses[trial.name] < MOST_LOSSES:
-                    for each in lost:
-                        queue.put(programs[each.name], each)
+                again = [] if received else _take_back(slot, trial, result, losses, log)
+                for lost in again:
+                    queue.put(programs[lost.name], lost)
+                if again or received:
                     continue
                 result = RuntimeError(f"its process was killed {MOST_LOSSES} times")
             outcome = on_end(trial, result)
@@ -195,6 +190,22 @@ def _result_of(future: Any) -> Any:
         return future.result()
     except Exception as error:
         return error
+
+
+def _take_back(
+    slot: Slot,
+    trial: Trial,
+    error: BaseException,
+    losses: collections.Counter[str],
+    log: Callable[[str], None],
+) -> list[Trial]:
+    """Replaces an executor that broke; returns its trials, except one that has killed `MOST_LOSSES` processes alone."""
+    lost = [trial, *slot.pending.values()]
+    slot.pending.clear()
+    _make_anew(slot, error, lost, log)
+    if len(lost) == 1:
+        losses[trial.name] += 1
+    return lost if losses[trial.name] < MOST_LOSSES else []
 
 
 def _make_anew(
@@ -279,7 +290,7 @@ def opened(executor: ExecutorOrMaker | None, count: int) -> Iterator[list[Slot]]
 def _given_slot(executor: ExecutorOrMaker) -> Slot:
     """Returns the slot of a caller's executor."""
     make = None
-    if not hasattr(executor, "submit") and callable(executor):
+    if callable(executor) and (isinstance(executor, type) or not hasattr(executor, "submit")):
         make = executor
         executor = make()
     if not callable(getattr(executor, "submit", None)):
@@ -345,10 +356,10 @@ def start_process(cores: Sequence[int], parent: int) -> None:
     if cores:
         os.sched_setaffinity(0, cores)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # compiled programs are no leak: with psutil, loky would replace a process that has grown by 300 MB
+    # loky would collect garbage after every trial, in 0.2 s, and replace a process that has grown by 300 MB
     import loky.process_executor
 
-    loky.process_executor._USE_PSUTIL = False  # pyright: ignore
+    loky.process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf  # pyright: ignore
 
     def watch() -> None:
         while os.getppid() == parent:

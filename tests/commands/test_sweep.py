@@ -220,6 +220,17 @@ def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_
         assert timeless(computed.records) == timeless(alone.records)
 
 
+def test_an_executor_that_a_module_names_computes_the_trials(run):
+    code, out, err = run("--seed", "0:2", "--executor", "concurrent.futures:ThreadPoolExecutor")
+    assert (code, err) == (0, "") and "2/2" in out
+
+
+def test_the_last_shard_shows_the_results(run):
+    for shard, is_last in (("1/2", False), ("2/2", True)):
+        code, out, err = run("--seed", "0:2", "--shard", shard)
+        assert (code, err) == (0, "") and ("n = 2 runs per condition" in out) == is_last
+
+
 @pytest.mark.slow
 def test_killed_sweep_leaves_no_worker_and_continues_to_the_same_histories(run, tmp_path):
     words = ["--rounds", "400", "--checkpoint-every", "50", "--seed", "0:4"]

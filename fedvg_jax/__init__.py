@@ -32,6 +32,7 @@ _NAMES = {
     "fedvg_jax.runs.assemble.simulation": "Simulation",
     "fedvg_jax.runs.record.checkpoint": "best_variables final_variables",
     "fedvg_jax.runs.record.history": "DivergedError History StopRun",
+    "fedvg_jax.study.named": "Method",
     "fedvg_jax.study.report": "Compared compare",
     "fedvg_jax.study.sweep_folder": "Failure SweepResult",
     "fedvg_jax.weightings": "aggregate fisher_trace generalised_weights gradient_norms inverse_norm_weights "

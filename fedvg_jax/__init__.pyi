@@ -66,6 +66,7 @@ from fedvg_jax.runs.record.history import (
     History as History,
     StopRun as StopRun,
 )
+from fedvg_jax.study.named import Method as Method
 from fedvg_jax.study.report import Compared as Compared, compare as compare
 from fedvg_jax.study.sweep_folder import Failure as Failure, SweepResult as SweepResult
 from fedvg_jax.weightings import (

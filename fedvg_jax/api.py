@@ -36,7 +36,7 @@ from fedvg_jax.engine.clock import Clock
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import files, processes
 from fedvg_jax.resolve import experiment as experiments
-from fedvg_jax.resolve.custom import Custom, WeightingOrFactory, code_of, new_functions, traced_anew
+from fedvg_jax.resolve.custom import Custom, WeightingOrFactory, code_of, new_functions
 from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.placement import pool_rows
@@ -45,6 +45,7 @@ from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:
+    from fedvg_jax.study.executors import ExecutorOrMaker
     from fedvg_jax.study.sweep_folder import SweepResult
 
 Metrics = Mapping[str, Callable[[Variables, Data], Any] | Metric]
@@ -195,6 +196,10 @@ def _checked_metrics(metrics: Metrics | None) -> dict[str, Metric]:
             raise UsageError(
                 f"metrics must be functions; got {metric.function!r:.100} for '{name}'"
             )
+        if metric.rows not in ("val", "test"):
+            raise UsageError(
+                f"metric '{name}': rows must be 'val' or 'test'; got {metric.rows!r:.100}"
+            )
         if metric.better not in (None, "higher", "lower"):
             raise UsageError(
                 f"metric '{name}': better must be 'higher' or 'lower'; got {metric.better!r:.100}"
@@ -262,7 +267,10 @@ def run_sweep(
     metrics: Metrics | None = None,
     tune: Mapping[str, Sequence] | None = None,
     tune_seeds: str | Sequence[int] | None = None,
+    tune_metric: str | None = None,
     jobs: int | str = 1,
+    executor: ExecutorOrMaker | None = None,
+    shard: str | None = None,
     changed: Literal["recompute", "keep"] | None = None,
     progress: bool | None = None,
     track: str | Sequence[str] | None = None,
@@ -290,15 +298,23 @@ def run_sweep(
             settings -> tuples of their values. Seeds may be a range "0:5". As in `run`, a seed also draws the
             partition, unless the config or an axis has a `partition_seed`. "hyper.NAME" is a hyperparameter that
             `algorithm` or `weighting` declares. Values of "weighting", "algorithm", "task" and "selection" may be
-            objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a function has its own name. Tables, figures
+            objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a function has its own name. Values of
+            "method" may be bundles: {"mine": fv.Method(algorithm=a, weighting=w), "fedavg": "fedavg"}. Tables, figures
             and folders have these names.
-        out: folder of the sweep. The same call continues a sweep that was stopped; finished points are not run again.
+        out: folder of the sweep. The same call continues a sweep that was stopped; finished trials are not run again.
         metrics: as in `run`, for all runs; a report compares them by name.
         tune: setting -> values. Separate runs, in the folder `tuning` of `out`, choose the value with the best result
             on D_val for every combination of the axes without seeds, as with `--tune`. sweep.json has the choices.
         tune_seeds: seeds of these runs; None for "1000:1002".
-        jobs: processes that share the runs of `out`, this one included, or "auto": one per core, if runs use one core
-            each. They cannot receive functions; scripts that are started with one `out` share its runs, too.
+        tune_metric: metric on D_val that chooses: "loss", "balanced_accuracy", or the name of one of `metrics` that is
+            an `fv.Metric` with rows="val" and better=. None for accuracy, or the loss of a task without it.
+        jobs: processes of this machine that share the runs, or "auto": one per core, if runs use one core each. With 1,
+            this process computes them. Scripts that are started with one `out` share its runs, too.
+        executor: a `concurrent.futures.Executor` that computes the runs, such as `client.get_executor()` of Dask, or a
+            function without arguments that returns one, which is called again if the executor breaks. Objects and
+            functions are sent by `cloudpickle`. The processes must see `out`, or return histories without it.
+        shard: "I/N", the part of the runs that this call computes, for calls that nothing coordinates. None takes the
+            task of a job array of Slurm, if there is one. Results of other parts are in the list if `out` has them.
         changed: what happens to runs of `out` that were computed with another object, or without a metric, of this
             call: "recompute" computes them again, "keep" keeps those that are finished. None refuses them. Functions
             are compared by their code and the values that they hold, not by comments and docstrings.
@@ -322,33 +338,30 @@ def run_sweep(
     >>> results[3].values, results[3].result.summary["rounds"]
     ({'alpha': 10.0, 'seed': 1}, 1)
     """
+    from fedvg_jax.study import executors, sweeps, tuning
+    from fedvg_jax.study.trial_runs import Recipe
+
     start = _with_trackers(Config() if config is None else config, track)
     data = user_data.of_call(data, label, group, transformer)
     folder = Config(out=out).out  # pyright: ignore[reportArgumentType]  a text becomes a path
     methods = task, algorithm, weighting, selection, aggregate, send, attack
-    given = traced_anew(Custom(data, partition, *methods, hyper, clock, initial))
-    from fedvg_jax.study import sweeps, tuning
-
-    tuned, measured = tuning.make_tuning(tune or {}, tune_seeds), _checked_metrics(metrics)
-    call = {
-        "config": config,
-        "axes": axes,
-        "out": folder,
-        "track": track,
-        "data": data,
-        "partition": partition,
-    }
-    call |= {
-        "changed": changed,
-        "tune": tune,
-        "tune_seeds": tune_seeds,
-        "hyper": hyper,
-        "initial": initial,
-    }
+    custom = Custom(data, partition, *methods, hyper, clock, initial)
     if changed not in (None, "recompute", "keep"):
         raise UsageError(f'changed must be None, "recompute" or "keep"; got {changed!r:.100}')
-    work = sweeps.Work(folder, given, metrics=measured, changed=changed)
-    return sweeps.run_sweep(start, axes, work, _is_shown(progress), tuned, jobs, call)
+    measured = _checked_metrics(metrics)
+    call = sweeps.Call(
+        start,
+        axes,
+        folder,
+        Recipe(custom, metrics=measured),
+        _is_shown(progress),
+        tuning.make_tuning(tune or {}, tune_seeds, tune_metric, measured),
+        changed,
+        jobs,
+        executor,
+        executors.read_shard(shard),
+    )
+    return sweeps.run_sweep(call)
 
 
 def make_schedule(

@@ -86,7 +86,7 @@ def make_parser() -> command_line.Parser:
         help="accuracy in (0, 1]; default: the baseline's final mean",
     )
     add("--choice", metavar="final|at_best_val|max", help=CHOICE)
-    add("--partial", action="store_true", help="report what is finished, and mark the cells")
+    add("--partial", action="store_true", help="report what is finished, and mark the conditions")
     add("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; no NAME: none")
     add("-h", "--help", action="help", help="show this help")
     return parser

@@ -23,9 +23,16 @@ Options of the sweep:
   --tune NAME VALUE...   chooses the value of a setting on D_val, for every
                          method and alpha; may be given several times
   --tune-seeds A:B       seeds of the tuning runs (1000:1002)
-  --jobs N               processes that share the points, each with its cores;
-                         auto: one per core, where points use one core each
-  --dry-run              list unfinished points and programs, train nothing
+  --tune-metric NAME     metric on D_val that chooses: accuracy, loss,
+                         balanced_accuracy or macro_f1
+  --jobs N               processes that share the trials, each with its cores;
+                         auto: one per core, where trials use one core each
+  --executor MODULE:FUNCTION
+                         computes the trials on the concurrent.futures.Executor
+                         that the function returns
+  --shard I/N            part of the trials that this command computes; by
+                         default that of the task of a Slurm array
+  --dry-run              list unfinished trials and programs, train nothing
 
 Options of a run: python -m fedvg_jax.sweep --help-all
 """
@@ -42,8 +49,11 @@ if __name__ == "__main__":
 import contextlib
 import functools
 import hashlib
+import importlib
 import json
-from collections.abc import Callable, Sequence
+import os
+import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,9 +64,9 @@ from fedvg_jax.config.options import partition_seed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files, hardware
 from fedvg_jax.runs import endings
-from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
+from fedvg_jax.study import executors, sweep_folder, sweep_trials, tuning
 from fedvg_jax.study.sweep_folder import count
-from fedvg_jax.study.sweep_points import Axis, Layer, Point, Sweep
+from fedvg_jax.study.sweep_trials import Axis, Layer, Sweep, Trial
 from fedvg_jax.views import tracking
 from fedvg_jax.views.output import say
 
@@ -72,11 +82,13 @@ class CommandLine(NamedTuple):
     plan: tuning.Plan
     out: Path
     """folder of the sweep"""
-    argv: Sequence[str] = ()
-    """the words"""
     dry_run: bool = False
     jobs: int | str = "auto"
-    """see `workers.num_processes`"""
+    """see `executors.num_processes`"""
+    executor: str = ""
+    """MODULE:FUNCTION; "" for processes of this machine"""
+    shard: tuple[int, int] = (1, 1)
+    """see `executors.read_shard`"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,7 +98,7 @@ def main(argv: Sequence[str]) -> int:
         argv: the arguments.
 
     Returns:
-        The exit code: 0 if no point failed; 2 for an error, described in one line; 129, 130 or 143 after SIGHUP, SIGINT
+        The exit code: 0 if no trial failed; 2 for an error, described in one line; 129, 130 or 143 after SIGHUP, SIGINT
         or SIGTERM.
     """
     if {"-h", "--help", "--help-all"} & set(argv):
@@ -94,49 +106,38 @@ def main(argv: Sequence[str]) -> int:
         if "--help-all" in argv:
             print(f"\n{command_line.help_text(commands.RUN, 'Options of a run.')}")
         return 0
-    if workers.is_started():
-        with contextlib.suppress(
-            UsageError, workers.Stopped
-        ):  # the process that started this one says it
-            _compute(read_command_line(argv))
-        return 0
     return commands.guarded(lambda: run(read_command_line(argv)))
 
 
 def run(command: CommandLine) -> int:
-    """Computes or plans the points of a sweep, shows them, and returns the exit code."""
+    """Computes or plans the trials of a sweep, shows them, and returns the exit code."""
     from rich.console import Console
 
-    console, points = Console(), command.plan.points
+    console, trials = Console(), command.plan.trials
     for line in opening_lines(command):
         say(console, line)
-    sweep_folder.check_sources(points)
-    tracking.require(points[0].config, has_folder=True)
+    sweep_folder.check_sources(trials)
+    tracking.require(trials[0].config, has_folder=True)
     if command.dry_run:
         return _show_plan(command, console)
-    number = workers.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
-    words, log = ["-m", "fedvg_jax.sweep", *command.argv], functools.partial(say, console)
+    log = functools.partial(say, console)
     try:
-        with contextlib.ExitStack() as stack:
-            can_share = stack.enter_context(sweep_folder.shared(command.out, log))
-            start = stack.enter_context(
-                workers.further_processes(words, number if can_share else 1, log)
-            )
-            points = _compute(command, console, start)
-    except workers.Stopped as stop:
+        with sweep_folder.shared(command.out, log, command.shard != (1, 1)) as can_share:
+            trials = _compute(command, console, can_share)
+    except executors.Stopped as stop:
         say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")
         return endings.exit_code(stop.signal)
-    return _show_results(command, points, console)
+    return _show_results(command, trials, console)
 
 
 def opening_lines(command: CommandLine) -> list[str]:
     """Returns what is printed first: the size of the sweep, and of its tuning."""
-    sweep, points, _, tuned, runs = command.plan
+    sweep, trials, _, tuned, runs = command.plan
     lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in sweep.axes]
     lines = [
-        f"sweep of {count(len(points))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"
+        f"sweep of {count(len(trials))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"
     ]
-    seeds, partitions = {p.config.seed for p in points}, {partition_seed(p.config) for p in points}
+    seeds, partitions = {p.config.seed for p in trials}, {partition_seed(p.config) for p in trials}
     if len(seeds) > 1 and len(partitions) == 1:
         lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")
     if tuned:
@@ -144,44 +145,58 @@ def opening_lines(command: CommandLine) -> list[str]:
         lines.append(
             f"tuning {', '.join(tuned.settings)} first: {num_runs} with {seeds}, chosen on D_val"
         )
-        if any(point.config.dp.clip for point in runs):
+        if any(trial.config.dp.clip for trial in runs):
             lines.append("epsilon does not count the tuning runs, which see the same clients")
     return lines
 
 
-def _compute(
-    command: CommandLine, console: Console | None = None, start: Callable[[], None] = lambda: None
-) -> list[Point]:
-    """Computes what is left of a sweep; returns its points, with the values that tuning has chosen.
-
-    Args:
-        command: see `CommandLine`.
-        console: where to print; None in a process that another one has started.
-        start: starts the other processes, after all points are checked.
+def _compute(command: CommandLine, console: Console, can_share: bool) -> list[Trial]:
+    """Computes what is left of a sweep; returns its trials, with the values that tuning has chosen.
 
     Raises:
         Stopped: by a signal.
-        UsageError: some point cannot work.
+        UsageError: some trial cannot work.
     """
-    commands.start_jax()
-    from fedvg_jax.study import sweeps
+    jobs = executors.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
+    jobs = jobs if can_share else 1
+    if jobs == 1 and not command.executor:
+        commands.start_jax()
+    else:
+        os.environ.update(executors.environment(jobs))  # before jax starts, if some check needs it
+        commands.set_environment()
+    executor = executors.named(command.executor) if command.executor else None
+    with executors.opened(executor, jobs) as slots:
+        from fedvg_jax.study import sweeps
+        from fedvg_jax.study.trial_runs import Recipe
 
-    work = sweeps.Work()
-    if console:
+        work = sweeps.Work(Recipe(), None, command.shard, slots, _import_for_report)
         sweeps.check(command.plan.pending, work)
-    start()
-    return sweeps.compute_plan(command.plan, console, work)[0]
+        return sweeps.compute_plan(command.plan, console, work)[0]
 
 
-def _show_results(command: CommandLine, points: Sequence[Point], console: Console) -> int:
+def _import_for_report() -> None:
+    """Starts to import what the report needs, which takes seconds, while other processes compute the last trials."""
+
+    def load() -> None:
+        with contextlib.suppress(ImportError):
+            for name in ("pandas", "scipy.stats", "matplotlib.figure"):
+                importlib.import_module(name)
+
+    threading.Thread(target=load, daemon=True).start()
+
+
+def _show_results(command: CommandLine, trials: Sequence[Trial], console: Console) -> int:
     """Prints the table, writes the report, and returns the exit code.
 
     Raises:
-        UsageError: a point failed, or no study can be made of the points.
+        UsageError: a trial failed, or no study can be made of the trials.
     """
     from fedvg_jax.study import markup, report, tables
     from fedvg_jax.study.collect import collect
 
+    is_whole = all(sweep_folder.is_done(command.out, trial) for trial in trials)
+    if command.shard != (1, 1) and not is_whole:
+        return _show_shard(command, trials, console)
     refusal = None
     try:
         if missing := report.missing_packages():
@@ -198,31 +213,46 @@ def _show_results(command: CommandLine, points: Sequence[Point], console: Consol
                 written = report.write([command.out], command.out / "report")
             for line in (*written.findings, f"report: {written.paths[-1]}"):
                 say(console, line)
-    except UsageError as error:  # no point is finished, or no study can be made of the points
+    except UsageError as error:  # no trial is finished, or no study can be made of the trials
         refusal = error
     say(console, f"folder of the sweep: {command.out}")
-    sweep_folder.refuse_unfinished(command.out, points)
+    sweep_folder.refuse_unfinished(command.out, trials)
     if refusal:
         raise refusal
     return 0
 
 
-def _show_plan(command: CommandLine, console: Console) -> int:
-    """Lists unfinished points and their programs; writes nothing."""
+def _show_shard(command: CommandLine, trials: Sequence[Trial], console: Console) -> int:
+    """Says that a part of the sweep is computed, and returns the exit code; the last part writes the report.
+
+    Raises:
+        UsageError: a trial of the part failed.
+    """
     from fedvg_jax.study import sweeps
 
-    points, num_planned = command.plan.pending, len(command.plan.every)
-    num_done = num_planned - len(points)
+    mine = sweeps.of_shard(trials, command.shard)
+    number, of = command.shard
+    say(console, f"shard {number}/{of}: {count(len(mine))} of {len(trials)}; folder {command.out}")
+    sweep_folder.refuse_unfinished(command.out, mine)
+    return 0
+
+
+def _show_plan(command: CommandLine, console: Console) -> int:
+    """Lists unfinished trials and their programs; writes nothing."""
+    from fedvg_jax.study import sweeps
+
+    trials, num_planned = command.plan.pending, len(command.plan.every)
+    num_done = num_planned - len(trials)
     done = f"; {num_done} of {count(num_planned)} finished" if num_done else ""
-    if not points:
+    if not trials:
         say(console, f"nothing to compute{done}")
         return 0
-    groups = sweeps.by_program(points)
-    for i, group in enumerate(groups):
+    groups = sweeps.by_program(trials)
+    for i, group in enumerate(groups.values()):
         say(console, f"program {i + 1}: {count(len(group))}")
-        for point in group:
-            say(console, f"  {point.name}")
-    say(console, f"{count(len(points))}, {count(len(groups), 'program')}{done}")
+        for trial in group:
+            say(console, f"  {trial.name}")
+    say(console, f"{count(len(trials))}, {count(len(groups), 'program')}{done}")
     return 0
 
 
@@ -230,32 +260,45 @@ def _show_plan(command: CommandLine, console: Console) -> int:
 
 
 def read_command_line(argv: Sequence[str]) -> CommandLine:
-    """Returns the sweep that a command line asks for, with all its points checked.
+    """Returns the sweep that a command line asks for, with all its trials checked.
 
     Raises:
-        UsageError: for an option that cannot work at some point, or that no point uses.
+        UsageError: for an option that cannot work at some trial, or that no trial uses.
     """
-    own, flags = split_flags(argv)
-    grid = {name.replace("-", "_"): words for name, *words in own.get("tune", ())}
+    options, flags = split_flags(argv)
+    grid = {name.replace("-", "_"): words for name, *words in options.get("tune", ())}
     for name, words in grid.items():
-        sweep_points.check_name(name, "--tune")
+        sweep_trials.check_name(name, "--tune")
         grid[name] = _typed_list(name, words)
-    seeds = _typed_list("seed", own["tune_seeds"]) if "tune_seeds" in own else None
-    file = sweep_points.read_file(own["config"]) if "config" in own else sweep_points.SweepFile({})
-    sweep = make_sweep(flags, file, str(own.get("config")))
+    seeds = _typed_list("seed", options["tune_seeds"]) if "tune_seeds" in options else None
+    file = (
+        sweep_trials.read_file(options["config"])
+        if "config" in options
+        else sweep_trials.SweepFile({})
+    )
+    sweep = make_sweep(flags, file, str(options.get("config")))
     in_file, in_words = (
         layer.settings.keys() for layer in sweep.layers[-2:]
     )  # words may tune a setting of the file
     if both := sorted((in_words & {*file.tune, *grid}) | (in_file & file.tune.keys())):
         raise UsageError(f"{both[0]} has a value and is in --tune; leave one of the two out")
-    tuned = tuning.make_tuning({**file.tune, **grid}, file.tune_seeds if seeds is None else seeds)
+    seeds = file.tune_seeds if seeds is None else seeds
+    tuned = tuning.make_tuning({**file.tune, **grid}, seeds, options.get("tune_metric"))
     plan = tuning.make_plan(sweep, None, tuned)
-    out, jobs = own.get("out") or default_folder(plan), own.get("jobs", "auto")
-    jobs = int(jobs) if jobs.isdecimal() else jobs
-    return CommandLine(plan._replace(out=out), out, argv, "dry_run" in own, jobs)
+    if "executor" in options and "jobs" in options:
+        raise UsageError("--jobs has no effect beside --executor; leave one of the two out")
+    out, jobs = options.get("out") or default_folder(plan), options.get("jobs", "auto")
+    return CommandLine(
+        plan._replace(out=out),
+        out,
+        "dry_run" in options,
+        int(jobs) if jobs.isdecimal() else jobs,
+        options.get("executor", ""),
+        executors.read_shard(options.get("shard")),
+    )
 
 
-def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source: str) -> Sweep:
+def make_sweep(flags: dict[str, list[str]], file: sweep_trials.SweepFile, source: str) -> Sweep:
     """Returns the sweep of a file and of the flags that are settings, which override the file.
 
     Args:
@@ -265,7 +308,7 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_points.SweepFile, source
     """
     columns = {name: _typed_list(name, words) for name, words in flags.items()}
     settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
-    crossed = sweep_points.cross(
+    crossed = sweep_trials.cross(
         {name: values for name, values in columns.items() if len(values) != 1}, "command line"
     )
     given = {*settings, *(axis.names[0] for axis in crossed)}
@@ -303,10 +346,11 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
     for name in ("--out", "--config"):
         parser.add_argument(name, type=files.user_path)
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--jobs")
+    for name in ("--jobs", "--executor", "--shard", "--tune-metric"):
+        parser.add_argument(name)
     parser.add_argument("--tune", nargs="+", action="append")
     parser.add_argument("--tune-seeds", nargs="+")
-    own, others = parser.parse_known_args(command_line.with_hyphens(argv))
+    options, others = parser.parse_known_args(command_line.with_hyphens(argv))
     parser = command_line.Parser(PROG)
     command_line.add_settings(parser, takes_many=True)
     found = command_line.read_words(parser, others, f"{PROG} --help lists the options")
@@ -314,7 +358,7 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
         raise UsageError(
             f"{command_line.flag_of(repeated)} is given twice; give it once, with all its values"
         )
-    return vars(own), {name: several[0] for name, several in found.items()}
+    return vars(options), {name: several[0] for name, several in found.items()}
 
 
 def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
@@ -327,7 +371,7 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
         return [word.lower() == "true" for word in words or ["true"]]
     if not words:
         raise UsageError(f"{name} needs a value")
-    listed = [str(value) for word in words for value in sweep_points.seeds(name, word)]
+    listed = [str(value) for word in words for value in sweep_trials.seeds(name, word)]
     return [command_line.value_of(name, word) for word in listed]
 
 
@@ -344,7 +388,7 @@ def _without(file_axes: Sequence[Axis], given: set[str]) -> list[Axis]:
 
 def default_folder(plan: tuning.Plan) -> Path:
     """Returns runs/sweep-DIGEST: equal sweeps have one folder, so that the same command continues its sweep."""
-    content = sweep_folder.document(plan.sweep, plan.points)
+    content = sweep_folder.document(plan.sweep, plan.trials)
     text = json.dumps([content, repr(plan.tuning)], sort_keys=True)
     return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 

@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
                 process.wait(RESERVE / 2)
             except subprocess.TimeoutExpired:
                 process.kill()
-    finished = len(list(args.out.glob("*/points/*/summary.json")))
+    finished = len(list(args.out.glob("*/trials/*/summary.json")))
     print(f"{finished} runs in {args.out}")
     return int(code != 0)
 

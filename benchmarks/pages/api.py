@@ -18,7 +18,7 @@ SECTIONS = {
     "runs": (
         "Whole runs",
         "run Config History final_variables best_variables evaluate simulation Simulation"
-        " UsageError DivergedError StopRun run_sweep SweepResult Failure compare Compared",
+        " UsageError DivergedError StopRun run_sweep Method SweepResult Failure compare Compared",
     ),
     "rounds": (
         "Rounds and hypergradients",

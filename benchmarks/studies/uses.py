@@ -167,8 +167,8 @@ def collect(source: Path, folder: Path, command: str, commit: str) -> None:
     study = study_of([source], partial=True)
     table = pd.read_csv(io.StringIO(comma_separated(tables.runs(study))), dtype=str)
     runs = []  # in the order of the table
-    for scenario, method in itertools.product(study.scenarios, study.methods):
-        runs += [run for _, run in sorted(study.cell(method, scenario).runs.items())]
+    for condition, method in itertools.product(study.conditions, study.methods):
+        runs += [run for _, run in sorted(study.group(method, condition).runs.items())]
     if "alpha" not in table:
         table.insert(0, "alpha", f"{runs[0].config.alpha:g}")
     table[[*MORE]] = [more(run.records, run.config.lr) for run in runs]

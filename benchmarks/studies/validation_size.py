@@ -106,7 +106,7 @@ def rows_for_half(sizes: Sequence[int], shares: Sequence[float]) -> float:
 def finished(folder: Path, *parts: str) -> Iterator[tuple[str, Any]]:
     """Yields (part, run) of the finished runs in a folder of sweeps."""
     for part in filter(lambda part: (folder / part / "sweep.json").exists(), parts):
-        cells = collect([folder / part], partial=True).cells.values()
+        cells = collect([folder / part], partial=True).groups.values()
         yield from ((part, run) for cell in cells for _, run in sorted(cell.runs.items()))
 
 

@@ -131,6 +131,8 @@ class Metric(NamedTuple):
     """(global model, data) -> one number; a metric of a task takes (output, y) of one example"""
     better: Literal["higher", "lower"] | None = None
     """which values are better; None leaves it to the option --metric of a report"""
+    rows: Literal["val", "test"] = "test"
+    """rows of `data` that it measures; values are tuned by metrics on "val" only"""
 
 
 class Option(NamedTuple):

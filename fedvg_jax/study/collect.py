@@ -12,9 +12,9 @@ from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL
 from fedvg_jax.study import places, reading, tuning
-from fedvg_jax.study.cells import Frame, Study
+from fedvg_jax.study.groups import Frame, Study
 from fedvg_jax.study.outcomes import CHOICES, choose_outcome
-from fedvg_jax.study.places import Place, Scenario
+from fedvg_jax.study.places import Condition, Place
 from fedvg_jax.study.reading import Folder
 from fedvg_jax.study.run import Run
 from fedvg_jax.study.sweep_folder import Stored
@@ -27,7 +27,7 @@ OF_OWN_MODELS = (
     " models; the table of clients has the global model on all test rows beside them"
 )
 
-PLACE = ["method", "scenario", "seed", "partition_seed"]
+PLACE = ["method", "condition", "seed", "partition_seed"]
 """Columns that name a run: two with equal values are one run that was done twice."""
 
 
@@ -38,7 +38,7 @@ def collect(
 
     Args:
         folders: sweep folders (with sweep.json), run folders, or folders of these.
-        partial: keep to the runs that are finished and mark the cells that lack some.
+        partial: keep to the runs that are finished and mark the groups that lack some.
         metric: the outcome that is compared, a name of `outcomes.measured`; "min:NAME" and "max:NAME" declare that
             lower or higher values are better. None for the accuracy of the clients' own models if a method has such
             models and all runs record it, else for the global model's, or loss if some run has no accuracy.
@@ -75,19 +75,17 @@ def make_study(
         raise UsageError(
             f"{where}: no finished run to report; {_listed([*reasons, *lost]) or 'name a folder of runs'}"
         )
-    is_one_sweep = len(sweeps) == 1 and len(sweeps[0].points) == len(read)
-    placed = places.places(
-        [folder.settings for folder in read], sweeps[0].axes if is_one_sweep else ()
-    )
-    scenarios = tuple(sorted(dict.fromkeys(place.scenario for place in placed), key=_order))
-    frame = make_frame(read, placed, scenarios)
+    is_one_sweep = len(sweeps) == 1 and len(sweeps[0].trials) == len(read)
+    placed = _places(read, sweeps, is_one_sweep)
+    conditions = tuple(sorted(dict.fromkeys(place.condition for place in placed), key=_order))
+    frame = make_frame(read, placed, conditions)
     if mixed := _mixed_sources(frame):
         raise UsageError(
             f"the runs are of different data or partitions: {_listed(mixed)}; report them apart"
         )
     frame, twins = _without_twins(frame)
     if not is_one_sweep:
-        frame = _with_unpaired(frame, scenarios)
+        frame = _with_unpaired(frame, conditions)
     missing = [*frame["missing"], *lost]
     if any(missing) and not partial:
         raise UsageError(
@@ -104,11 +102,12 @@ def make_study(
     titles = [sweep.title for sweep in sweeps if sweep.title] or [
         Path(source).resolve().name for source in sources
     ]
-    notes = [*_shared_partition(frame, scenarios), *_of_models(runs, outcome.metric)]
+    notes = [*_shared_partition(frame, conditions), *_of_models(runs, outcome.metric)]
+    notes += [] if is_one_sweep else tuning.different_grids(sweeps)
     return Study(
         title="; ".join(dict.fromkeys(titles)),
         methods=tuple(dict.fromkeys(place.method for place in placed)),
-        scenarios=scenarios,
+        conditions=conditions,
         frame=frame,
         outcome=outcome,
         settings=places.shared_settings([folder.settings for folder in finished]),
@@ -117,10 +116,26 @@ def make_study(
     )
 
 
-def _order(scenario: Scenario) -> list[tuple[str, float, str]]:
-    """Returns the sorting key of a scenario: numbers by size, other values by their text."""
+def _places(read: Sequence[Folder], sweeps: Sequence[Stored], is_one_sweep: bool) -> list[Place]:
+    """Returns the places of runs, whose names have no values that each method was tuned to."""
+    settings = [folder.settings for folder in read]
+    if is_one_sweep:
+        return places.places(settings, sweeps[0].axes)
+    tuned = tuning.tuned_by_all(sweeps, len(read))
+    others = [{n: v for n, v in each.items() if n not in tuned} for each in settings]
+    placed = places.places(others)
+    chosen: dict[tuple, dict[str, Any]] = {}
+    for place, each in zip(placed, settings, strict=True):
+        values = {name: each.get(name) for name in tuned}
+        if chosen.setdefault((place.method, place.condition), values) != values:
+            return places.places(settings)  # one method with the choices of two sweeps
+    return placed
+
+
+def _order(condition: Condition) -> list[tuple[str, float, str]]:
+    """Returns the sorting key of a condition: numbers by size, other values by their text."""
     key = []
-    for name, value in scenario:
+    for name, value in condition:
         is_number = isinstance(value, (int, float))
         key.append((name, value, "") if is_number else (name, math.inf, str(value)))
     return key
@@ -141,26 +156,26 @@ def _has_personal_models(run: Run) -> bool:
 
 
 def make_frame(
-    read: Sequence[Folder], placed: Sequence[Place], scenarios: Sequence[Scenario]
+    read: Sequence[Folder], placed: Sequence[Place], conditions: Sequence[Condition]
 ) -> Frame:
     """Returns the frame of a study without outcomes, in the order of the seeds of each method."""
     import pandas
 
-    rows = [_row(folder, place, scenarios) for folder, place in zip(read, placed, strict=True)]
+    rows = [_row(folder, place, conditions) for folder, place in zip(read, placed, strict=True)]
     frame = pandas.DataFrame(rows, dtype=object)
     return frame.sort_values(["seed", "partition_seed"], kind="stable", ignore_index=True)
 
 
-def _row(folder: Folder, place: Place, scenarios: Sequence[Scenario]) -> dict[str, Any]:
+def _row(folder: Folder, place: Place, conditions: Sequence[Condition]) -> dict[str, Any]:
     """Returns the row of one run."""
-    seed, partition_seed = place.replicate
+    seed, partition_seed = place.seeds
     row = {
         "name": folder.name,
         "method": place.method,
-        "scenario": scenarios.index(place.scenario),
+        "condition": conditions.index(place.condition),
         "seed": seed,
         "partition_seed": partition_seed,
-        "replicate": place.replicate,
+        "seeds": place.seeds,
         "run": folder.run,
         "missing": folder.missing,
         "failure": folder.failure,
@@ -172,7 +187,7 @@ def _row(folder: Folder, place: Place, scenarios: Sequence[Scenario]) -> dict[st
     }
     if folder.run:
         row["stopped"] = f"{folder.name}: {folder.run.stop}" if folder.run.stop else ""
-        row["own_seed"] = seed if "partition" in folder.run.given else -1
+        row["own_seed"] = seed if "partition" in folder.run.custom else -1
         row["data"] = str(folder.run.manifest.get("data"))
         row["partition"] = str(folder.run.manifest.get("partition", partition_seed))
     return row
@@ -205,8 +220,8 @@ def _twin(first: Run, second: Run) -> str:
     return f"{second.folder.name} repeats {first.folder.name} and is left out"
 
 
-def _with_unpaired(frame: Frame, scenarios: Sequence[Scenario]) -> Frame:
-    """Returns the frame with a row for every run that a method lacks and another has in the same scenario.
+def _with_unpaired(frame: Frame, conditions: Sequence[Condition]) -> Frame:
+    """Returns the frame with a row for every run that a method lacks and another has in the same condition.
 
     A run that is missing or has failed has a row already.
     """
@@ -218,25 +233,25 @@ def _with_unpaired(frame: Frame, scenarios: Sequence[Scenario]) -> Frame:
     absent = wanted.isna().melt(ignore_index=False).reset_index()
     lacking, placed = [], []
     for row in absent[absent["value"]].itertuples():
-        scenario = scenarios[row.scenario]
-        place = Place(row.method, scenario, (row.seed, row.partition_seed))
-        where = ", ".join(filter(None, (row.method, places.scenario_text(scenario))))
-        line = f"{where}: no run with {places.replicate_text(place.replicate)}"
+        condition = conditions[row.condition]
+        place = Place(row.method, condition, (row.seed, row.partition_seed))
+        where = ", ".join(filter(None, (row.method, places.condition_text(condition))))
+        line = f"{where}: no run with {places.seeds_text(place.seeds)}"
         lacking.append(Folder("", {}, missing=line))
         placed.append(place)
     return (
-        pandas.concat([frame, make_frame(lacking, placed, scenarios)], ignore_index=True)
+        pandas.concat([frame, make_frame(lacking, placed, conditions)], ignore_index=True)
         if placed
         else frame
     )
 
 
-SOURCES = {"data": ["scenario"], "partition": ["scenario", "partition_seed", "own_seed"]}
+SOURCES = {"data": ["condition"], "partition": ["condition", "partition_seed", "own_seed"]}
 """Digest of a run -> columns that decide it. A partition from Python may depend on all seeds."""
 
 
 def _mixed_sources(frame: Frame) -> list[str]:
-    """Returns a line on scenarios with different data, and on different partitions of one seed."""
+    """Returns a line on conditions with different data, and on different partitions of one seed."""
     finished = frame[frame["run"].notna()]
     lines = []
     for name, keys in SOURCES.items():
@@ -252,14 +267,14 @@ def _mixed_sources(frame: Frame) -> list[str]:
 # --- notes
 
 
-def _shared_partition(frame: Frame, scenarios: Sequence[Scenario]) -> list[str]:
-    """Returns a line on scenarios in which seeds share a partition."""
-    drawn = frame[frame["run"].notna()].drop_duplicates(["scenario", "seed", "partition"])
-    counts = drawn.groupby("scenario")["partition"].agg(["size", "nunique"])
+def _shared_partition(frame: Frame, conditions: Sequence[Condition]) -> list[str]:
+    """Returns a line on conditions in which seeds share a partition."""
+    drawn = frame[frame["run"].notna()].drop_duplicates(["condition", "seed", "partition"])
+    counts = drawn.groupby("condition")["partition"].agg(["size", "nunique"])
     shared = counts.index[counts["nunique"] < counts["size"]]
     if shared.empty:
         return []
-    named = "; ".join(places.scenario_text(scenarios[position]) for position in shared)
+    named = "; ".join(places.condition_text(conditions[position]) for position in shared)
     where = f" at {named}" if len(shared) < len(counts) else ""
     return [
         f"seeds{where} share a partition, so that differences and intervals hold for the partitions drawn only"
@@ -278,7 +293,7 @@ def _refuse_other_objects(runs: Sequence[Run]) -> None:
     first: dict[tuple[str, str], Run] = {}
     for run in runs:
         for argument, digest in run.manifest.get("code", {}).items():
-            name = run.given.get(argument, "")
+            name = run.custom.get(argument, "")
             other = first.setdefault((argument, name), run)
             if other.manifest["code"][argument] != digest:
                 what = f"{argument} {name}".strip()

@@ -1,4 +1,4 @@
-"""Where a run belongs in a study: the name of its method, its scenario, and its seeds."""
+"""Where a run belongs in a study: the name of its method, its condition, and its seeds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from fedvg_jax.config.methods import PERSONAL
 from fedvg_jax.config.options import effective
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
-from fedvg_jax.study.sweep_points import HYPER, OBJECTS, PLACES
+from fedvg_jax.study import named
+from fedvg_jax.study.named import OBJECTS
+from fedvg_jax.study.sweep_trials import HYPER, PLACES
 
-Scenario = tuple[tuple[str, Any], ...]
+Condition = tuple[tuple[str, Any], ...]
 """(setting, value) of every setting that varies besides the method and the seeds."""
 
-Replicate = tuple[int, int]
+Seeds = tuple[int, int]
 """(seed, partition seed); runs of two methods are paired by it."""
 
 NO_RESULT = RESUMABLE_CHANGES - {"rounds"}
@@ -27,38 +29,39 @@ METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "departures")
 METHOD_GROUPS += ("train", "lora", "send", "robust")
 """Groups of settings, and settings, that belong to the name of the method where they vary."""
 
-NAMED_APART = ("seed", "partition_seed", "algorithm", "weighting")
-"""Settings that a replicate and the base of a method's name have."""
+NAMED_APART = ("seed", "partition_seed", "method", "algorithm", "weighting")
+"""Settings that the seeds and the base of a method's name have."""
 
 FIRST = ("dataset", "model", "partition", "alpha")
-"""Settings that come first in a scenario, in this order."""
+"""Settings that come first in a condition, in this order."""
 
 
 class Place(NamedTuple):
     """Where a run belongs in a study."""
 
     method: str
-    scenario: Scenario
-    replicate: Replicate
+    condition: Condition
+    seeds: Seeds
 
 
 def settings_of(
-    config: Config, values: Mapping[str, Any] = {}, given: Mapping[str, str] = {}
+    config: Config, values: Mapping[str, Any] = {}, custom: Mapping[str, str] = {}
 ) -> dict[str, Any]:
     """Returns the settings that affect the results of a run, by dotted name.
 
     Args:
         config: its settings.
         values: of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name.
-        given: what Python passed in place of settings, of those in `PASSED` -> its name; "" for one without.
+        custom: what Python passed in place of settings, of those in `PASSED` -> its name; "" for one without.
     """
-    ignored = NO_RESULT.union(uses.unused(config), ["departures"], uses.replaced_with(given))
+    ignored = NO_RESULT.union(uses.unused(config), ["departures"], uses.replaced_with(custom))
     settings = {name: value for name, value in effective(config).items() if name not in ignored}
-    settings = uses.with_passed(settings | uses.used_departures(config), given)
+    settings = uses.with_passed(settings | uses.used_departures(config), custom)
     for name, value in values.items():
-        if name.startswith(HYPER) or name in (*PLACES, "fidelity"):
+        is_custom_method = name == "method" and named.is_custom_method(value)
+        if name.startswith(HYPER) or name in (*PLACES, "fidelity") or is_custom_method:
             settings[name] = value
-        elif name in OBJECTS and name not in given and value != "native":
+        elif name in OBJECTS and name not in custom and value != "native":
             settings[uses.PASSED[name]] = value  # a name that the user gave, or the setting's own
     return settings
 
@@ -78,8 +81,8 @@ def shared_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def places(runs: Sequence[Mapping[str, Any]], axes: Collection[str] = ()) -> list[Place]:
     """Returns the place of every run.
 
-    Names and scenarios have the settings that a sweep declares as axes. Without a sweep, they have all settings that
-    vary. A scenario has none that follows from the ones before it, such as a model that goes with its data set.
+    Names and conditions have the settings that a sweep declares as axes. Without a sweep, they have all settings that
+    vary. A condition has none that follows from the ones before it, such as a model that goes with its data set.
 
     Args:
         runs: settings of all runs of the study, and of those that are missing; see `settings_of`.
@@ -91,11 +94,11 @@ def places(runs: Sequence[Mapping[str, Any]], axes: Collection[str] = ()) -> lis
         declared = {uses.PASSED.get(name, name) for name in axes}
         names = [name for name in names if declared & {name, _group(name)}]
     of_method = [name for name in names if _group(name) in METHOD_GROUPS]
-    of_scenario: list[str] = []
+    of_condition: list[str] = []
     for name in sorted(names, key=_rank):
-        if name not in of_method and _varies(name, runs, of_scenario):
-            of_scenario.append(name)
-    return [_place(run, of_scenario, of_method) for run in runs]
+        if name not in of_method and _varies(name, runs, of_condition):
+            of_condition.append(name)
+    return [_place(run, of_condition, of_method) for run in runs]
 
 
 def _group(name: str) -> str:
@@ -104,7 +107,7 @@ def _group(name: str) -> str:
 
 
 def _rank(name: str) -> int:
-    """Returns the position of a setting in a scenario."""
+    """Returns the position of a setting in a condition."""
     return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
@@ -121,15 +124,16 @@ def _varies(
     return False
 
 
-def _place(run: Mapping[str, Any], of_scenario: Sequence[str], of_method: Sequence[str]) -> Place:
+def _place(run: Mapping[str, Any], of_condition: Sequence[str], of_method: Sequence[str]) -> Place:
     """Returns the place of a run; the method's name has its settings that do not go without saying."""
-    base = method_of(run["algorithm"], run["weighting"], run.get("local", ""))
+    built_in = method_of(run["algorithm"], run["weighting"], run.get("local", ""))
+    base = run.get("method", built_in)
     words = [base]
     for name in of_method:
         if name in run and not _goes_without_saying(name, run[name], base):
             words.append(f"{_short(name, base)} {value_text(run[name])}")
-    scenario = tuple((name, run[name]) for name in of_scenario if name in run)
-    return Place(", ".join(words), scenario, (run["seed"], run["partition_seed"]))
+    condition = tuple((name, run[name]) for name in of_condition if name in run)
+    return Place(", ".join(words), condition, (run["seed"], run["partition_seed"]))
 
 
 def _goes_without_saying(name: str, value: Any, base: str) -> bool:
@@ -160,13 +164,13 @@ def _short(name: str, base: str) -> str:
 # --- in words
 
 
-def scenario_text(scenario: Scenario) -> str:
-    """Returns a scenario for people.
+def condition_text(condition: Condition) -> str:
+    """Returns a condition for people.
 
-    >>> scenario_text((("dataset", "digits"), ("alpha", 0.05)))
+    >>> condition_text((("dataset", "digits"), ("alpha", 0.05)))
     'dataset digits, alpha 0.05'
     """
-    return ", ".join(f"{name} {value_text(value)}" for name, value in scenario)
+    return ", ".join(f"{name} {value_text(value)}" for name, value in condition)
 
 
 def value_text(value: Any) -> str:
@@ -178,13 +182,13 @@ def value_text(value: Any) -> str:
     return f"{value:.12g}" if isinstance(value, float) else str(value)
 
 
-def replicate_text(replicate: Replicate) -> str:
-    """Returns a replicate for people; a partition seed that equals the seed goes without saying.
+def seeds_text(seeds: Seeds) -> str:
+    """Returns a seed and a partition seed for people; a partition seed that equals the seed goes without saying.
 
-    >>> replicate_text((3, 42)), replicate_text((3, 3))
+    >>> seeds_text((3, 42)), seeds_text((3, 3))
     ('seed 3, partition seed 42', 'seed 3')
     """
-    seed, partition_seed = replicate
+    seed, partition_seed = seeds
     return (
         f"seed {seed}"
         if seed == partition_seed

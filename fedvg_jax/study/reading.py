@@ -16,11 +16,11 @@ from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import outcomes, sweep_folder
 from fedvg_jax.study.places import settings_of
 from fedvg_jax.study.run import Run
-from fedvg_jax.study.sweep_folder import Stored, StoredPoint
+from fedvg_jax.study.sweep_folder import Stored, StoredTrial
 
 
 class Folder(NamedTuple):
-    """What a run folder, or a point of a sweep, has to offer."""
+    """What a run folder, or a trial of a sweep, has to offer."""
 
     name: str
     settings: Mapping[str, Any]
@@ -45,8 +45,8 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Folder], list[str], list[Sto
         if (folder / sweep_folder.DOCUMENT).exists():
             sweep = sweep_folder.read(folder)
             sweeps.append(sweep)
-            for name, point in sweep.points.items():
-                runs.append(_read_point(sweep_folder.point_folder(folder, name), point, sweep))
+            for name, trial in sweep.trials.items():
+                runs.append(_read_trial(sweep_folder.trial_folder(folder, name), trial, sweep))
         elif run_folder.is_run(folder):
             read = _read_run(folder)
             if isinstance(read, str):
@@ -65,8 +65,8 @@ def _folders_of_runs(folder: Path) -> list[Path]:
     """Returns the sweeps and runs in a folder; UsageError without any."""
     inner = [path for path in sorted(folder.iterdir()) if _holds_runs(path)]
     if not inner:
-        points = folder / sweep_folder.POINTS
-        hint = f", such as {points}" if points.is_dir() else ""
+        trials = folder / sweep_folder.TRIALS
+        hint = f", such as {trials}" if trials.is_dir() else ""
         raise UsageError(
             f"{folder} holds no runs (no sweep.json, config.json); name a sweep or a run{hint}"
         )
@@ -77,23 +77,19 @@ def _holds_runs(path: Path) -> bool:
     return (path / sweep_folder.DOCUMENT).exists() or run_folder.is_run(path)
 
 
-def _read_point(folder: Path, point: StoredPoint, sweep: Stored) -> Folder:
-    """Returns what the folder of a sweep's point has to offer."""
-    given = dict.fromkeys(PASSED.keys() & sweep.objects, "")
-    for argument in PASSED:
-        name = point.values.get(argument)
-        if f"{argument} {name}" in sweep.objects:
-            given[argument] = str(name)
-    read = _read_run(folder, point.values, given, point.config)
+def _read_trial(folder: Path, trial: StoredTrial, sweep: Stored) -> Folder:
+    """Returns what the folder of a sweep's trial has to offer."""
+    custom = trial.custom
+    read = _read_run(folder, trial.values, custom, trial.config)
     if isinstance(read, str):
-        return Folder(folder.name, settings_of(point.config, point.values, given), missing=read)
+        return Folder(folder.name, settings_of(trial.config, trial.values, custom), missing=read)
     if read.run is None:
         return read
     code = {}
     for argument, digest in read.run.manifest.get("code", {}).items():
-        equal = sweep.objects.get(f"{argument} {given.get(argument)}") or sweep.objects.get(
-            argument, []
-        )
+        name = custom.get(argument)
+        keys = (f"{argument} {name}", f"method {name}", argument)
+        equal = next((sweep.objects[key] for key in keys if key in sweep.objects), [])
         code[argument] = equal[0] if digest in equal else digest
     return read._replace(run=read.run._replace(manifest={**read.run.manifest, "code": code}))
 
@@ -101,14 +97,14 @@ def _read_point(folder: Path, point: StoredPoint, sweep: Stored) -> Folder:
 def _read_run(
     folder: Path,
     values: Mapping[str, Any] = {},
-    given: Mapping[str, str] = {},
+    custom: Mapping[str, str] = {},
     planned: Config | None = None,
 ) -> Folder | str:
     """Returns what a run folder has to offer, or why its settings are lost; damaged files are one line.
 
     Args:
         folder: of the run.
-        values, given: see `settings_of`.
+        values, custom: see `settings_of`.
         planned: settings that the sweep of the run has for it.
     """
     name = folder.name
@@ -130,9 +126,9 @@ def _read_run(
     recorded = {
         argument: text for argument, text in manifest.get("given", {}).items() if argument in PASSED
     }
-    given = {**given, **recorded}
+    custom = {**custom, **recorded}
     values = {**history.summary.get("names", {}), **values}
-    read = Folder(name, settings_of(history.config, values, given))
+    read = Folder(name, settings_of(history.config, values, custom))
     kind, failure = _failure(folder, history)
     if not kind and (problem := _unfinished(folder, history)):
         return read._replace(missing=f"{name}: {problem}")
@@ -140,7 +136,7 @@ def _read_run(
         return read._replace(missing=f"{name}: {misfits[0]}")
     if kind:
         return read._replace(failure=f"{name}: {failure}", kind=kind)
-    return read._replace(run=Run(folder, history, partition, manifest, layers, given))
+    return read._replace(run=Run(folder, history, partition, manifest, layers, custom))
 
 
 def _failure(folder: Path, history: History) -> tuple[str, str]:
@@ -153,7 +149,7 @@ def _failure(folder: Path, history: History) -> tuple[str, str]:
 
 
 def failure_text(failure: sweep_folder.Failure) -> str:
-    """Returns why a point did not finish, in one line."""
+    """Returns why a trial did not finish, in one line."""
     when = f" in round {failure.round}" if failure.round else ""
     reason = one_line(failure.reason).removeprefix(f"round {failure.round}: ")
     return f"{failure.kind}{when}: {reason}"

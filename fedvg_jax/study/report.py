@@ -21,16 +21,16 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import statistics, tables
-from fedvg_jax.study.cells import Study
 from fedvg_jax.study.collect import collect, make_study
 from fedvg_jax.study.figures import FIGURES, base, curves
 from fedvg_jax.study.figures.base import Drawing
+from fedvg_jax.study.groups import Study
 from fedvg_jax.study.markup import FORMATS, Table, frame, html_table, hypertext, plain_html
 from fedvg_jax.study.outcomes import CHOICES, Choice, evaluations
-from fedvg_jax.study.places import scenario_text, settings_of, value_text
+from fedvg_jax.study.places import condition_text, settings_of, value_text
 from fedvg_jax.study.reading import Folder, failure_text, read_all
 from fedvg_jax.study.run import Run
-from fedvg_jax.study.sweep_folder import DOCUMENT, Failure, Stored, StoredPoint, SweepResult, count
+from fedvg_jax.study.sweep_folder import DOCUMENT, Failure, Stored, StoredTrial, SweepResult, count
 
 if TYPE_CHECKING:
     import pandas
@@ -70,7 +70,7 @@ def write(
         out: folder of the report; None for `report` in the first of `dirs`.
         baseline: method that the others are compared with, or "all" for every pair; None for fedavg.
         target: accuracy from 0 to 1, or loss, for "rounds to the target"; None for the baseline's final mean.
-        partial: report the runs that are finished, and mark cells that lack some.
+        partial: report the runs that are finished, and mark groups that lack some.
         figures: names of `FIGURES`; None for all that the runs have values for.
         choice: the evaluation that stands for a run in the tables of accuracy and effects: final, at_best_val or max.
         metric: see `collect`.
@@ -130,12 +130,12 @@ def findings(study: Study, chosen: tables.Options) -> list[str]:
 def names_of(study: Study) -> list[str]:
     """Returns the texts of a study that its figures show."""
     classes = [str(name) for run in study.runs for name in run.partition.get("class_names", ())]
-    scenarios = map(scenario_text, study.scenarios)
+    conditions = map(condition_text, study.conditions)
     return [
         study.title,
         study.outcome.title,
         *map(method_title, study.methods),
-        *scenarios,
+        *conditions,
         *dict.fromkeys(classes),
     ]
 
@@ -188,8 +188,10 @@ def summary(study: Study) -> str:
     """Returns a sentence on the size of the study."""
     runs, methods = count(len(study.runs), "run"), count(len(study.methods), "method")
     titles = "; ".join(map(method_title, study.methods))
-    scenarios = "; ".join(map(scenario_text, study.scenarios))
-    where = f" in {len(study.scenarios)} settings ({scenarios})" if len(study.scenarios) > 1 else ""
+    conditions = "; ".join(map(condition_text, study.conditions))
+    where = (
+        f" in {len(study.conditions)} settings ({conditions})" if len(study.conditions) > 1 else ""
+    )
     return f"{runs} of {methods} ({titles}){where}."
 
 
@@ -334,7 +336,7 @@ def _of_results(results: Sequence[Any], partial: bool, metric: str | None) -> St
     sources = list(dict.fromkeys(map(_source, folders)))
     read, lost, sweeps = read_all(sources)
     kept = [each for each in read if not each.run or each.run.folder in folders]
-    in_folders = {name for sweep in sweeps for name in sweep.points}
+    in_folders = {name for sweep in sweeps for name in sweep.trials}
     in_memory = [each for each in listed if not _is_stored(each, in_folders)]
     kept += [_in_memory(each, f"result {i + 1}") for i, each in enumerate(in_memory)]
     sweeps += _sweep_in_memory(in_memory)
@@ -360,8 +362,8 @@ def _sweep_in_memory(listed: Sequence[SweepResult]) -> list[Stored]:
     if len(planned) != 1 or {each.name for each in listed} != {*listed[0].sweep}:
         return []
     axes = tuple(dict.fromkeys(name for each in listed for name in each.values))
-    points = {each.name: StoredPoint(each.values, each.config) for each in listed if each.config}
-    return [Stored("results", axes, points, {}, {})]
+    trials = {each.name: StoredTrial(each.values, each.config) for each in listed if each.config}
+    return [Stored("results", axes, trials, {}, {})]
 
 
 def _in_memory(each: SweepResult, default: str) -> Folder:
@@ -369,10 +371,10 @@ def _in_memory(each: SweepResult, default: str) -> Folder:
     name = each.name or default
     assert each.config is not None, "every result has its settings"
     summary = {} if isinstance(each.result, Failure) else each.result.summary
-    given = each.given or {
+    custom = each.custom or {
         argument: text for argument, text in summary.get("given", {}).items() if argument in PASSED
     }
-    settings = settings_of(each.config, {**summary.get("names", {}), **each.values}, given)
+    settings = settings_of(each.config, {**summary.get("names", {}), **each.values}, custom)
     if isinstance(each.result, Failure):
         return Folder(
             name, settings, failure=f"{name}: {failure_text(each.result)}", kind=each.result.kind
@@ -382,4 +384,4 @@ def _in_memory(each: SweepResult, default: str) -> Folder:
     manifest = {"code": each.digests, "data": each.digests.get("data")}
     if "partition" in each.digests:
         manifest["partition"] = each.digests["partition"]
-    return Folder(name, settings, Run(Path(name), each.result, {}, manifest, given=given))
+    return Folder(name, settings, Run(Path(name), each.result, {}, manifest, custom=custom))

@@ -23,13 +23,13 @@ class Run(NamedTuple):
     manifest: Mapping[str, Any] = {}
     layers: Sequence[str] = ()
     """Names of the columns of `layer_shares`."""
-    given: Mapping[str, str] = {}
+    custom: Mapping[str, str] = {}
     """What the run got from Python in place of settings -> its name; "" for one without."""
 
     @property
     def weighting(self) -> str:
         """The weighting of the config, or "own weighting" for one from Python."""
-        return with_passed({"weighting": self.config.weighting}, self.given)["weighting"]
+        return with_passed({"weighting": self.config.weighting}, self.custom)["weighting"]
 
     @property
     def config(self) -> Config:

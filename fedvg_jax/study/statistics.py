@@ -12,9 +12,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from fedvg_jax.config import method_title
-from fedvg_jax.study.cells import NOT_FINITE, Cell, Frame, Study, span
+from fedvg_jax.study.groups import NOT_FINITE, Frame, Group, Study, span
 from fedvg_jax.study.outcomes import Choice, Outcome
-from fedvg_jax.study.places import Replicate, scenario_text
+from fedvg_jax.study.places import Seeds, condition_text
 
 LEVEL = 0.05
 """Significance level."""
@@ -58,8 +58,8 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), std
 
 
-def compare(ours: Mapping[Replicate, float], theirs: Mapping[Replicate, float]) -> Comparison:
-    """Returns the comparison of two methods over the replicates that both have.
+def compare(ours: Mapping[Seeds, float], theirs: Mapping[Seeds, float]) -> Comparison:
+    """Returns the comparison of two methods over the seeds that both have.
 
     >>> comparison = compare({(s, 42): s + 2.0 for s in range(3)}, {(s, 42): 2.0 * s for s in range(3)})
     >>> comparison.n, comparison.mean  # differences 2, 1, 0; t(0.975, 2 degrees of freedom) = 4.303
@@ -68,8 +68,8 @@ def compare(ours: Mapping[Replicate, float], theirs: Mapping[Replicate, float]) 
     [-1.484, 3.484]
     """
     shared = sorted(ours.keys() & theirs.keys())
-    first = np.array([ours[replicate] for replicate in shared])
-    second = np.array([theirs[replicate] for replicate in shared])
+    first = np.array([ours[seeds] for seeds in shared])
+    second = np.array([theirs[seeds] for seeds in shared])
     differences = first - second
     tolerance = ROUNDING * np.abs([first, second]).max(initial=0)
     mean = float(differences.mean()) if shared else math.nan
@@ -151,15 +151,25 @@ Pair = tuple[str, str]
 """(method, the method that it is compared with)"""
 
 
-COLUMNS = ["scenario", "method", "other", "n", "difference", "t_low", "t_high", "t_p", "wilcoxon_p"]
+COLUMNS = [
+    "condition",
+    "method",
+    "other",
+    "n",
+    "difference",
+    "t_low",
+    "t_high",
+    "t_p",
+    "wilcoxon_p",
+]
 COLUMNS += ["rounds", "is_whole"]
-"""Columns of comparisons: position of the scenario, the two methods, and fields of `Comparison`; their numbers of
+"""Columns of comparisons: position of the condition, the two methods, and fields of `Comparison`; their numbers of
 rounds, "" where they are equal; and whether both have all their runs."""
 
 
 @functools.lru_cache(4)
 def compare_pairs(study: Study, pairs: tuple[Pair, ...], choice: Choice) -> Frame:
-    """Returns a row for every pair of methods in every scenario: one family, over which Holm corrects.
+    """Returns a row for every pair of methods in every condition: one family, over which Holm corrects.
 
     Tables, findings and figures are made from it. A comparison has no p value where runs of one of the two methods have
     no result: the others are chosen by their success.
@@ -170,7 +180,7 @@ def compare_pairs(study: Study, pairs: tuple[Pair, ...], choice: Choice) -> Fram
     """
     import pandas
 
-    places = itertools.product(range(len(study.scenarios)), pairs)
+    places = itertools.product(range(len(study.conditions)), pairs)
     rows = [_compared(study, position, pair, choice) for position, pair in places]
     frame: Frame = pandas.DataFrame(rows, columns=COLUMNS)
     for name in ("t_p", "wilcoxon_p"):
@@ -184,23 +194,23 @@ def compare_pairs(study: Study, pairs: tuple[Pair, ...], choice: Choice) -> Fram
 
 
 def _compared(study: Study, position: int, pair: Pair, choice: Choice) -> tuple:
-    """Returns a method in comparison with another one in a scenario, without correction."""
-    ours, theirs = (study.cell(method, study.scenarios[position]) for method in pair)
+    """Returns a method in comparison with another one in a condition, without correction."""
+    ours, theirs = (study.group(method, study.conditions[position]) for method in pair)
     comparison = compare(ours.results(choice), theirs.results(choice))
     if ours.losses(choice) or theirs.losses(choice):
         comparison = comparison._replace(t_p=math.nan, wilcoxon_p=math.nan)
-    is_whole = all(cell.is_whole(choice) for cell in (ours, theirs))
+    is_whole = all(group.is_whole(choice) for group in (ours, theirs))
     rounds = "" if ours.rounds == theirs.rounds else f"{ours.rounds} against {theirs.rounds}"
     n, mean, limits, *p_values = comparison
     return position, *pair, n, mean, *limits, *p_values, rounds, is_whole
 
 
 def is_ahead(compared: Frame, method: str, position: int) -> bool:
-    """Returns whether a method is ahead in every comparison in a scenario in which both methods have all their runs.
+    """Returns whether a method is ahead in every comparison in a condition in which both methods have all their runs.
 
     A method that lacks runs is not, and neither is one without comparisons.
     """
-    known = compared[compared["is_whole"] & (compared["scenario"] == position)]
+    known = compared[compared["is_whole"] & (compared["condition"] == position)]
     is_ours, is_theirs = known["method"] == method, known["other"] == method
     wins = (is_ours & (known["outcome"] == "ahead")) | (is_theirs & (known["outcome"] == "behind"))
     return bool(wins.any() and wins.sum() == (is_ours | is_theirs).sum())
@@ -218,7 +228,7 @@ def family(compared: Frame) -> str:
 
 
 def findings(study: Study, compared: Frame, choice: Choice) -> list[str]:
-    """Returns what comparisons say, a line for every scenario, and how the methods are compared; [] without any.
+    """Returns what comparisons say, a line for every condition, and how the methods are compared; [] without any.
 
     A line names the methods with runs that have no result or stopped early, then the pairs in which one method is
     ahead of the other, the largest differences first, and then the pairs that are undecided.
@@ -230,11 +240,11 @@ def findings(study: Study, compared: Frame, choice: Choice) -> list[str]:
         "lead", ascending=False
     )
     lines = []
-    for position, rows in ordered.groupby("scenario"):
-        scenario = study.scenarios[position]
+    for position, rows in ordered.groupby("condition"):
+        condition = study.conditions[position]
         methods = {*rows["method"], *rows["other"]}
         sentences = [
-            _remark(study, study.cell(name, scenario), choice)
+            _remark(study, study.group(name, condition), choice)
             for name in study.methods
             if name in methods
         ]
@@ -245,7 +255,7 @@ def findings(study: Study, compared: Frame, choice: Choice) -> list[str]:
             _pair_in_words(study, row) for row in rows.itertuples() if row.outcome == "undecided"
         ]
         sentences += [f"Undecided: {'; '.join(undecided)}."] if undecided else []
-        where = scenario_text(scenario)
+        where = condition_text(condition)
         lines.append(": ".join(filter(None, (where, " ".join(filter(None, sentences))))))
     what = (
         f"Mean differences in {study.outcome.difference_unit}, {study.outcome.choice_name(choice)}"
@@ -254,15 +264,15 @@ def findings(study: Study, compared: Frame, choice: Choice) -> list[str]:
     return [*lines, f"{what}, paired by seed (n = {span(known['n'])}). {test}."]
 
 
-def _remark(study: Study, cell: Cell, choice: Choice) -> str:
+def _remark(study: Study, group: Group, choice: Choice) -> str:
     """Returns a sentence on the runs of a method that have no result or stopped early; "" where there are none."""
-    title = method_title(cell.method)
-    counts = collections.Counter(cell.losses(choice))
-    counts["stopped early"] = len(cell.lines("stopped"))
-    counts["missing"] = len(cell.lines("missing"))
+    title = method_title(group.method)
+    counts = collections.Counter(group.losses(choice))
+    counts["stopped early"] = len(group.lines("stopped"))
+    counts["missing"] = len(group.lines("missing"))
     verbs = {NOT_FINITE: f"had no finite {study.outcome.title}", "missing": f"{_be(title)} missing"}
     parts = [
-        f"{verbs.get(kind, kind)} in {count} of {len(cell.rows)} runs"
+        f"{verbs.get(kind, kind)} in {count} of {len(group.rows)} runs"
         for kind, count in counts.items()
         if count
     ]

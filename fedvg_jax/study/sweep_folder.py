@@ -1,9 +1,9 @@
-"""The folder of a sweep: sweep.json, and one run folder per point. No jax.
+"""The folder of a sweep: sweep.json, and one run folder per trial. No jax.
 
-sweep.json             the axes, and all settings of every point
-points/NAME/           the run folder of a point
-points/NAME/failure.json  why the point did not finish
-points/NAME/.claim     locked by the process that computes the point
+sweep.json             the axes, and all settings of every trial
+trials/NAME/           the run folder of a trial
+trials/NAME/failure.json  why the trial did not finish
+trials/NAME/.claim     locked by the process that computes the trial
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import digests, folder as run_folder
 from fedvg_jax.runs.record.history import History
-from fedvg_jax.study.sweep_points import Point, Sweep
+from fedvg_jax.study import named
+from fedvg_jax.study.sweep_trials import Sweep, Trial
 
 if TYPE_CHECKING:
     from fedvg_jax.core.identity import Identity
 
 DOCUMENT = "sweep.json"
-POINTS = "points"
+TRIALS = "trials"
 FAILURE = "failure.json"
 CLAIM = ".claim"
 OPENING = ".opening"
@@ -38,7 +39,7 @@ ALONE = ".alone"
 
 
 class Failure(NamedTuple):
-    """Why a point did not finish; it takes the place of the point's history.
+    """Why a trial did not finish; it takes the place of the trial's history.
 
     Attributes:
         kind: "diverged", which the same settings always do, or "failed": an error of settings, files or memory.
@@ -54,43 +55,45 @@ class Failure(NamedTuple):
 
 
 class SweepResult(NamedTuple):
-    """The result of one point of a sweep.
+    """The result of one trial of a sweep.
 
     Attributes:
-        name: Name of the point's folder.
-        values: The axes' values that the point uses, by setting.
-        result: The history, or a `Failure` if the point diverged or failed.
-        config: The settings of the point.
-        given: Setting -> name of the object from Python that replaces it; "" for an object without a name.
-        sweep: The names of all points of the sweep.
-        digests: Digests of the objects from Python that the point uses: "data", "weighting" and so on.
+        name: Name of the trial's folder.
+        values: The axes' values that the trial uses, by setting.
+        result: The history, or a `Failure` if the trial diverged or failed.
+        config: The settings of the trial.
+        custom: Setting -> name of the object from Python that replaces it; "" for an object without a name.
+        sweep: The names of all trials of the sweep.
+        digests: Digests of the objects from Python that the trial uses: "data", "weighting" and so on.
     """
 
     name: str
     values: dict[str, Any]
     result: History | Failure
     config: Config | None = None
-    given: Mapping[str, str] = {}
+    custom: Mapping[str, str] = {}
     sweep: tuple[str, ...] = ()
     digests: Mapping[str, str] = {}
 
 
-def point_folder(out: Path, name: str) -> Path:
-    """Returns the run folder of a point."""
-    return out / POINTS / name
+def trial_folder(out: Path, name: str) -> Path:
+    """Returns the run folder of a trial."""
+    return out / TRIALS / name
 
 
 Changed = Literal["recompute", "keep"]
-"""What happens to the points of an object that has changed."""
+"""What happens to the trials of an object that has changed."""
 
 
-class StoredPoint(NamedTuple):
-    """A point as sweep.json holds it."""
+class StoredTrial(NamedTuple):
+    """A trial as sweep.json holds it."""
 
     values: dict[str, Any]
-    """of the sweep's axes that the point uses"""
+    """of the sweep's axes that the trial uses"""
     config: Config
     """without the settings that change no result, such as folders"""
+    custom: Mapping[str, str] = {}
+    """argument that takes an object from Python -> its name; "" for one without"""
 
 
 class Stored(NamedTuple):
@@ -99,7 +102,7 @@ class Stored(NamedTuple):
     title: str
     axes: tuple[str, ...]
     """settings that vary"""
-    points: dict[str, StoredPoint]
+    trials: dict[str, StoredTrial]
     """by name"""
     objects: dict[str, list[str]]
     """object from Python, such as "data", "weighting NAME" or "metric NAME" -> its digest, and those that a caller has
@@ -110,41 +113,40 @@ class Stored(NamedTuple):
 
 def document(
     sweep: Sweep,
-    points: Sequence[Point],
+    trials: Sequence[Trial],
     objects: Mapping[str, Identity] = {},
     tuning: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
-    """Returns the content of sweep.json, in which a point has the settings `base` and its own.
+    """Returns the content of sweep.json, in which a trial has the settings `base` and its own.
 
     Args:
         sweep: its axes and title.
-        points: its points, with tuned values where settings are tuned.
+        trials: its trials, with tuned values where settings are tuned.
         objects: see `Stored`.
         tuning: see `Stored`.
     """
-    of_points = {point.name: _settings(point.config) for point in points}
-    first = next(iter(of_points.values()))
+    of_trials = {trial.name: _settings(trial.config) for trial in trials}
+    first = next(iter(of_trials.values()))
     base = {
         name: value
         for name, value in first.items()
-        if all(s[name] == value for s in of_points.values())
+        if all(s[name] == value for s in of_trials.values())
     }
-    listed = [
-        {
-            "name": p.name,
-            "values": uses.plain(p.values),
-            "settings": _without(of_points[p.name], base),
-        }
-        for p in points
-    ]
+    to_all = dict.fromkeys(uses.PASSED.keys() & objects.keys(), "")
+    listed = []
+    for trial in trials:
+        entry = {"name": trial.name, "values": uses.plain(trial.values)}
+        entry["settings"] = _without(of_trials[trial.name], base)
+        entry["custom"] = to_all | named.names_of(sweep.bundles, trial.values)
+        listed.append(entry)
     axes = [uses.plain(axis.as_json()) for axis in sweep.axes]
-    content = {"title": sweep.title, "axes": axes, "base": base, "points": listed}
+    content = {"title": sweep.title, "axes": axes, "base": base, "trials": listed}
     content["objects"] = {name: [identity.digest] for name, identity in objects.items()}
     return content | ({"tuning": dict(tuning)} if tuning else {})
 
 
 def _settings(config: Config) -> dict[str, Any]:
-    """Returns the settings of a point that can change its results, as JSON values."""
+    """Returns the settings of a trial that can change its results, as JSON values."""
     return {
         name: uses.plain(value)
         for name, value in configs.flatten(config).items()
@@ -173,15 +175,16 @@ def parse(content: Mapping[str, Any], path: Path) -> Stored:
         UsageError: it is damaged.
     """
     try:
-        points = {
-            str(point["name"]): StoredPoint(
-                point["values"],
-                configs.apply(Config(), {**content["base"], **point["settings"]}, str(path)),
+        trials = {
+            str(trial["name"]): StoredTrial(
+                trial["values"],
+                configs.apply(Config(), {**content["base"], **trial["settings"]}, str(path)),
+                trial.get("custom", {}),
             )
-            for point in content["points"]
+            for trial in content["trials"]
         }
         axes = tuple(str(name) for axis in content["axes"] for name in axis)
-        return Stored(content["title"], axes, points, content["objects"], content.get("tuning", {}))
+        return Stored(content["title"], axes, trials, content["objects"], content.get("tuning", {}))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} is damaged ({type(error).__name__} {one_line(str(error))})"
@@ -201,17 +204,18 @@ def refuse_taken(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def shared(out: Path | None, log: Callable[[str], None]) -> Iterator[bool]:
+def shared(out: Path | None, log: Callable[[str], None], has_parts: bool = False) -> Iterator[bool]:
     """Yields whether processes can share a sweep; where files cannot be locked, this process has it alone.
 
     Args:
         out: the folder of the sweep; None for a sweep in memory.
         log: called with one line if it is not shared.
+        has_parts: whether every command computes trials of its own, so that none needs a lock.
 
     Raises:
         UsageError: another process has it, or the folder cannot be used.
     """
-    if out is None or files.can_lock(out):
+    if out is None or has_parts or files.can_lock(out):
         yield True
         return
     with files.writing(f"the folder of the sweep {out}", "--out"):
@@ -230,13 +234,13 @@ def open_folder(
 ) -> None:
     """Makes the folder of a sweep, or checks that an existing one is of the same sweep.
 
-    A sweep may gain points; it may not lose or change any.
+    A sweep may gain trials; it may not lose or change any.
 
     Args:
         out: the folder.
         content: see `document`.
         objects: the identities in it.
-        changed: what happens to points that were computed with another object of the same name. "recompute" removes
+        changed: what happens to trials that were computed with another object of the same name. "recompute" removes
             them, "keep" keeps those that are finished; None refuses them.
 
     Raises:
@@ -258,19 +262,19 @@ def open_folder(
             text = json.dumps(content, indent=1) + "\n"
             if not path.exists() or path.read_text(encoding="utf-8") != text:
                 files.replace_bytes(path, [text.encode()])
-            (out / POINTS).mkdir(exist_ok=True)
+            (out / TRIALS).mkdir(exist_ok=True)
 
 
 def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
-    """Raises UsageError if a folder holds points that a sweep does not have, or other settings of them."""
+    """Raises UsageError if a folder holds trials that a sweep does not have, or other settings of them."""
     changes = [
         f"it has {name}, which this sweep has not"
-        for name in stored.points
-        if name not in new.points
+        for name in stored.trials
+        if name not in new.trials
     ]
-    for name, point in new.points.items():
-        if name in stored.points:  # data in another folder are compared by their digests
-            changed = run_folder.differences(stored.points[name].config, point.config, {"data_dir"})
+    for name, trial in new.trials.items():
+        if name in stored.trials:  # data in another folder are compared by their digests
+            changed = run_folder.differences(stored.trials[name].config, trial.config, {"data_dir"})
             changes += [f"{change} in {name}" for change in changed]
     if changes:
         raise UsageError(
@@ -281,9 +285,9 @@ def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
 def _settle_changed(
     out: Path, stored: Stored, objects: Mapping[str, Identity], changed: Changed | None
 ) -> None:
-    """Refuses, removes or keeps the points that were computed with other objects than this call has.
+    """Refuses, removes or keeps the trials that were computed with other objects than this call has.
 
-    An object of an axis belongs to the points that have its name; the others belong to all.
+    An object of an axis belongs to the trials that have its name; the others belong to all.
     """
     for name in dict.fromkeys([*stored.objects, *objects]):
         argument, _, value = name.partition(" ")
@@ -292,9 +296,9 @@ def _settle_changed(
             continue
         begun = [
             folder
-            for point, its in stored.points.items()
+            for trial, its in stored.trials.items()
             if not of_axis or its.values.get(argument) == value
-            if has_begun(folder := point_folder(out, point))
+            if has_begun(folder := trial_folder(out, trial))
         ]
         if begun and changed is None:
             rename = ", give it another name" if of_axis else ""
@@ -308,7 +312,7 @@ def _settle_changed(
 
 
 def _change(name: str, stored: Stored, objects: Mapping[str, Identity]) -> str:
-    """Returns in words how an object differs from that of computed points."""
+    """Returns in words how an object differs from that of computed trials."""
     if name not in objects:
         return "is not given, and was when"
     if name not in stored.objects:
@@ -319,12 +323,12 @@ def _change(name: str, stored: Stored, objects: Mapping[str, Identity]) -> str:
 
 
 def has_begun(folder: Path) -> bool:
-    """Returns whether a point has results, or a part of them."""
+    """Returns whether a trial has results, or a part of them."""
     return (folder / digests.HISTORY).exists() or read_failure(folder) is not None
 
 
 def _clear_unclaimed(folder: Path) -> None:
-    """Removes the results of a point.
+    """Removes the results of a trial.
 
     Raises:
         UsageError: a process computes it.
@@ -337,10 +341,10 @@ def _clear_unclaimed(folder: Path) -> None:
         clear(folder)
 
 
-def check_sources(points: Sequence[Point]) -> None:
-    """Raises UsageError for data sets, partitions or pretrained weights that a point would not find."""
+def check_sources(trials: Sequence[Trial]) -> None:
+    """Raises UsageError for data sets, partitions or pretrained weights that a trial would not find."""
     checked = set()
-    for config in (point.config for point in points):
+    for config in (trial.config for trial in trials):
         key = (config.dataset, config.data_dir, config.image_size, config.splits)
         if key not in checked:
             checked.add(key)
@@ -359,7 +363,7 @@ def check_sources(points: Sequence[Point]) -> None:
 
 
 def read_failure(folder: Path) -> Failure | None:
-    """Returns why a point did not finish; None if it finished, or was not computed."""
+    """Returns why a trial did not finish; None if it finished, or was not computed."""
     try:
         stored = files.read_object(folder / FAILURE)
         return Failure(
@@ -379,28 +383,28 @@ def write_failure(folder: Path, config: Config, failure: Failure) -> None:
     run_folder.write_json(folder / FAILURE, failure._asdict())
 
 
-def is_done(out: Path, point: Point) -> bool:
-    """Returns whether nothing is left to compute: the point is finished, or it diverged."""
-    folder = point_folder(out, point.name)
+def is_done(out: Path, trial: Trial) -> bool:
+    """Returns whether nothing is left to compute: the trial is finished, or it diverged."""
+    folder = trial_folder(out, trial.name)
     failure = read_failure(folder)
     return (
-        run_folder.is_finished(folder, point.config)
+        run_folder.is_finished(folder, trial.config)
         if failure is None
         else failure.kind == "diverged"
     )
 
 
-def refuse_unfinished(out: Path, points: Sequence[Point], noun: str = "point") -> None:
-    """Raises UsageError unless nothing is left to compute of the points: they are finished, or they diverged.
+def refuse_unfinished(out: Path, trials: Sequence[Trial], noun: str = "trial") -> None:
+    """Raises UsageError unless nothing is left to compute of the trials: they are finished, or they diverged.
 
     Args:
-        out: folder of the points.
-        points: which were computed, unless they failed or the process that held them was lost.
-        noun: what a point is called.
+        out: folder of the trials.
+        trials: which were computed, unless they failed or the process that held them was lost.
+        noun: what a trial is called.
     """
-    pending = [point for point in points if not is_done(out, point)]
+    pending = [trial for trial in trials if not is_done(out, trial)]
     failures = {
-        p.name: failure for p in pending if (failure := read_failure(point_folder(out, p.name)))
+        p.name: failure for p in pending if (failure := read_failure(trial_folder(out, p.name)))
     }
     if failures:
         name, failure = next(iter(failures.items()))
@@ -411,17 +415,17 @@ def refuse_unfinished(out: Path, points: Sequence[Point], noun: str = "point") -
         raise UsageError(f"{names}; the same command continues them")
 
 
-def count(number: int, noun: str = "point") -> str:
+def count(number: int, noun: str = "trial") -> str:
     """Returns a number of things in words.
 
     >>> count(1), count(2, "seed")
-    ('1 point', '2 seeds')
+    ('1 trial', '2 seeds')
     """
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def clear_failures(out: Path, points: Sequence[Point]) -> None:
-    """Removes the records of points that failed, so that they are computed again; points that diverged stay.
+def clear_failures(out: Path, trials: Sequence[Trial]) -> None:
+    """Removes the records of trials that failed, so that they are computed again; trials that diverged stay.
 
     A command does this once, at its start: what its processes find later is a failure of this command.
 
@@ -429,14 +433,14 @@ def clear_failures(out: Path, points: Sequence[Point]) -> None:
         UsageError: the folder cannot be written.
     """
     with files.writing(f"the folder of the sweep {out}", "--out"):
-        for folder in (point_folder(out, point.name) for point in points):
+        for folder in (trial_folder(out, trial.name) for trial in trials):
             failure = read_failure(folder)
             if failure is not None and failure.kind != "diverged":
                 (folder / FAILURE).unlink(missing_ok=True)
 
 
 def clear(folder: Path) -> None:
-    """Removes the files of a point that was interrupted before its first checkpoint."""
+    """Removes the files of a trial that was interrupted before its first checkpoint."""
     for name in (*digests.OF_RUN, digests.FILE, FAILURE):
         (folder / name).unlink(missing_ok=True)
     digests.remove_checkpoints(folder)

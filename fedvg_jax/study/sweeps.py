@@ -1,11 +1,7 @@
-"""Computes the points of a sweep in one process, which may share them with others; and `run_sweep` of Python.
+"""Computes the trials of a sweep, after those of its tuning; and `run_sweep` of Python.
 
-Points are ordered by their programs, so each program is compiled once, and a data set is read once for the points that
-follow one another. A point is a run with a folder of its own, which the process locks that computes it: finished points
-are skipped, one that was interrupted continues from its checkpoint, and one that fails is recorded, stops nothing, and
-is tried again by the next command.
-
-From Python, objects may replace settings, and hyperparameters that they declare may be axes.
+Finished trials are skipped, one that was interrupted continues from its checkpoint, and one that fails is recorded,
+stops nothing, and is tried again by the next command.
 """
 
 from __future__ import annotations
@@ -16,345 +12,241 @@ import functools
 import logging
 import pickle
 import signal
-import tempfile
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.uses import PASSED, replaced_with
-from fedvg_jax.core import cache
 from fedvg_jax.core.identity import Identity, identify
-from fedvg_jax.core.types import Algorithm, Metric, Weighting
-from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.host import files, hardware
-from fedvg_jax.host.errors import UsageError, one_line
-from fedvg_jax.resolve import data as populations, experiment as experiments
-from fedvg_jax.resolve.custom import FUNCTIONS, Custom as Given, identities, traced_anew
+from fedvg_jax.core.types import Algorithm, Weighting
+from fedvg_jax.host import hardware
+from fedvg_jax.host.errors import UsageError
+from fedvg_jax.resolve.custom import Custom, identities
 from fedvg_jax.resolve.hyperparameters import make_hyper
-from fedvg_jax.runs.assemble import simulation
-from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder
-from fedvg_jax.runs.record.history import DivergedError, History, Record
-from fedvg_jax.study import sweep_folder, sweep_points, tuning, workers
+from fedvg_jax.resolve.method import make_method
+from fedvg_jax.runs import endings
+from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record.history import History, Record
+from fedvg_jax.study import executors, named, sweep_folder, sweep_trials, trial_runs, tuning
+from fedvg_jax.study.executors import Slot, Stopped
 from fedvg_jax.study.sweep_folder import Failure, SweepResult
-from fedvg_jax.study.sweep_points import HYPER, OBJECTS, Point, Sweep
+from fedvg_jax.study.sweep_trials import Sweep, Trial
+from fedvg_jax.study.trial_runs import Computed, Recipe
 from fedvg_jax.views import tracking
 from fedvg_jax.views.output import say
 
-_log_warning = logging.getLogger(__name__).warning
-
-POLL_SECONDS = 1.0
-"""Seconds between two looks at points that other processes compute."""
+Results = dict[str, History | Failure]
+"""Name of a trial that this process has computed, or had computed -> its result."""
 
 
-def by_program(points: Sequence[Point]) -> list[list[Point]]:
-    """Returns the points in groups of one program each, up to shapes of partitions, in the order of first points."""
-    groups: dict[tuple, list[Point]] = {}
-    for point in points:
-        own = tuple(point.values.get(argument) for argument in OBJECTS)
-        groups.setdefault(
-            (experiments.static_settings(point.config), data_key(point.config), own), []
-        ).append(point)
-    return list(groups.values())
+class Listeners(NamedTuple):
+    """What trials report to."""
+
+    on_records: Callable[[Trial, list[Record]], None] = lambda trial, records: None
+    """gets a trial's records of every chunk of rounds, if this process computes it"""
+    on_end: Callable[[Trial, History | Failure], None] = lambda trial, result: None
+    log: Callable[[str], None] = logging.getLogger(__name__).warning
+    """gets lines about trials, which start with their names"""
 
 
-@dataclasses.dataclass
+QUIET = Listeners()
+"""Hears of lines only, which become warnings of Python's `logging`."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Work:
-    """What a process computes points with, what it reports to, and where the results go."""
+    """What a sweep is computed with."""
 
-    out: Path | None = None
-    """folder of the sweep, which `sweep_folder.open_folder` has made; None keeps the results in memory"""
-    given: Given = dataclasses.field(default_factory=Given)
-    """what takes the place of settings, the same for all points"""
-    objects: Objects = dataclasses.field(default_factory=dict)
-    named: Collection[str] = ()
-    """axes on which a caller has named values of settings"""
-    metrics: Mapping[str, Metric] = dataclasses.field(default_factory=dict)
-    """see `fedvg_jax.run`"""
-    identities: Mapping[str, Identity] = dataclasses.field(default_factory=dict)
-    """of what is given, of the objects and of the metrics; see `sweep_folder.Stored.objects`"""
+    recipe: Recipe
     changed: sweep_folder.Changed | None = None
     """see `sweep_folder.open_folder`"""
-    on_records: Callable[[Point, list[Record]], None] = lambda point, records: None
-    """gets a point's records of every chunk of rounds; the records of earlier processes come first"""
-    on_end: Callable[[Point, History | Failure], None] = lambda point, result: None
-    """of every point that this process has computed"""
-    log: Callable[[str], None] = _log_warning
-    """gets a line about a point, which starts with its name"""
-    caches: dict[tuple, cache.Cache] = dataclasses.field(default_factory=dict)
-    """names of a point's objects -> the cache of the programs of these and of what is given; grows"""
-    data: dict[tuple, Arrays] = dataclasses.field(default_factory=dict)
-    """the data set that was read last; the others are not kept, because they may fill the memory"""
-    results: dict[str, History | Failure] = dataclasses.field(default_factory=dict)
-    """of the points that are computed; grows"""
-    stops: list[str] = dataclasses.field(default_factory=list)
-    """signals that stopped the process; grows"""
+    shard: tuple[int, int] = (1, 1)
+    """see `executors.read_shard`"""
+    slots: Sequence[Slot] = ()
+    """see `executors.opened`"""
+    on_last: Callable[[], None] = lambda: None
+    """see `executors.compute`"""
+    identities: Mapping[str, Identity] = dataclasses.field(default_factory=dict)
+    """of what is given, of the objects and of the metrics; see `sweep_folder.Stored.objects`"""
 
-    def names_of_objects(self, point: Point) -> tuple:
-        """Returns the names of a point's objects from axes."""
-        return tuple(point.values.get(name) for name in self.objects)
-
-    def given_of(self, point: Point) -> Given:
-        """Returns what is given for a point, with its objects and hyperparameters from axes."""
-        return of_point(point.values, self.given, self.objects)
-
-    def replaced(self, point: Point) -> dict[str, str]:
-        """Returns what takes the place of a point's settings -> its name; "" for one without."""
-        replaced = self.given_of(point).names
-        return replaced | {
-            name: str(point.values[name]) for name in self.objects if name in replaced
-        }
-
-    def code(self, point: Point) -> dict[str, str]:
-        """Returns the digests of a point's objects by argument, and of the metrics."""
-        digests = {}
-        for name, identity in self.identities.items():
-            argument, _, of_axis = name.partition(" ")
-            if argument == run_folder.METRIC:
-                digests[name] = identity.digest
-            elif argument in FUNCTIONS and (not of_axis or point.values[argument] == of_axis):
-                digests[argument] = identity.digest
-        return digests
-
-    def folder(self, point: Point) -> Path | None:
-        """Returns the run folder of a point, or None."""
-        return sweep_folder.point_folder(self.out, point.name) if self.out else None
-
-    def has_begun(self, points: Sequence[Point]) -> bool:
-        """Returns whether some process has begun one of the points."""
-        return any(folder.exists() for folder in map(self.folder, points) if folder)
+    @functools.cached_property
+    def prepared(self) -> trial_runs.Prepared:
+        """The recipe with what this process keeps for it."""
+        return trial_runs.prepare(self.recipe)
 
 
-def compute(points: Sequence[Point], work: Work) -> str | None:
-    """Computes the points that are not finished; waits for other processes' points, and takes over where one dies.
+def by_program(trials: Sequence[Trial]) -> dict[tuple, list[Trial]]:
+    """Returns the trials by `trial_runs.program_key`, in the order of first trials."""
+    groups: dict[tuple, list[Trial]] = {}
+    for trial in trials:
+        groups.setdefault(trial_runs.program_key(trial), []).append(trial)
+    return groups
 
-    Points that have failed, in whichever process, are not tried again; see `sweep_folder.clear_failures`.
 
-    Returns:
-        The signal that stopped this process, or None.
+def of_shard(trials: Sequence[Trial], shard: tuple[int, int]) -> list[Trial]:
+    """Returns the trials of a shard; see `executors.shard_of`."""
+    return executors.shard_of(trials, list(map(trial_runs.program_key, trials)), shard)
+
+
+def compute(
+    trials: Sequence[Trial], out: Path | None, work: Work, listeners: Listeners = QUIET
+) -> Results:
+    """Computes the trials that are not finished; takes over those of another command that dies.
+
+    Trials that have failed, in whichever process, are not tried again; see `sweep_folder.clear_failures`.
+
+    Args:
+        trials: of the sweep, or of its tuning.
+        out: folder of these; None keeps the results in memory.
+        work: what they are computed with.
+        listeners: what they report to.
+
+    Raises:
+        Stopped: by a signal.
     """
-    pending = list(points)
-    while pending:
-        busy, groups = [], by_program(pending)
-        while groups:
-            groups.sort(key=work.has_begun)  # programs that no process has compiled come first
-            for point in groups.pop(0):
-                if workers.is_orphan():
-                    return "SIGTERM"
-                if not _compute_or_skip(work, point):
-                    busy.append(point)
-                if work.stops:
-                    return work.stops[0]
-        if pending := busy:
-            time.sleep(POLL_SECONDS)
-    return None
+    results: Results = {}
+    is_here = any(isinstance(slot.executor, executors.Here) for slot in work.slots)
+    folders = {t.name: sweep_folder.trial_folder(out, t.name) if out else None for t in trials}
+    pending = [t for t in trials if out is None or not _has_result(folders[t.name], t)]
+    if not pending:
+        return results
+    sent = None if is_here else trial_runs.pack(work.recipe)
+
+    def submit(executor: Any, trial: Trial) -> Any:
+        folder = folders[trial.name]
+        if sent is not None:
+            return executor.submit(trial_runs.compute_sent, sent, trial, folder)
+        reports = trial_runs.Listeners(
+            functools.partial(listeners.on_records, trial),
+            lambda line: listeners.log(f"{trial.name}: {line}"),
+        )
+        return executor.submit(trial_runs.compute, work.prepared, trial, folder, reports)
+
+    def on_end(trial: Trial, answer: bytes | Computed | Exception) -> str:
+        folder = folders[trial.name]
+        if isinstance(answer, Exception):
+            failure = trial_runs.failure_of(answer)
+            trial_runs.record_failure(folder, trial.config, failure)
+            answer = Computed("finished", failure)
+        computed = pickle.loads(answer) if isinstance(answer, bytes) else answer
+        for line in computed.lines:
+            listeners.log(f"{trial.name}: {line}")
+        if computed.result is not None:
+            results[trial.name] = computed.result
+            listeners.on_end(trial, computed.result)
+        return "held" if computed.status == "held" else computed.signal
+
+    programs = by_program(pending)
+    begun = {
+        key for key, group in programs.items() if any(_has_begun(folders[t.name]) for t in group)
+    }
+    queue = executors.Queue(programs, begun)
+    catching = contextlib.nullcontext(()) if is_here else endings.catch_signals(log=listeners.log)
+    with catching as received:
+        stop = executors.compute(
+            queue, work.slots, submit, on_end, listeners.log, received, work.on_last
+        )
+    if stop:
+        raise Stopped(stop, results)
+    return results
+
+
+def _has_begun(folder: Path | None) -> bool:
+    return folder is not None and folder.exists()
+
+
+def _has_result(folder: Path | None, trial: Trial) -> bool:
+    """Returns whether a trial is finished, or has failed since the command started."""
+    assert folder is not None
+    has_failed = sweep_folder.read_failure(folder) is not None
+    return has_failed or run_folder.is_finished(folder, trial.config)
 
 
 def compute_plan(
     plan: tuning.Plan, console: Console | None, work: Work
-) -> tuple[list[Point], dict[str, History | Failure]]:
-    """Computes the tuning runs, if there are any, and then the points with the values that these have chosen.
+) -> tuple[list[Trial], Results]:
+    """Computes the tuning runs, if there are any, and then the trials with the values that these have chosen.
 
     Args:
         plan: what is computed.
         console: where progress and choices are shown; None for nowhere.
-        work: what the points are computed with.
+        work: what the trials are computed with.
 
     Returns:
-        The points, and the results of those that this process has computed, by name.
+        The trials, and the results of those that were computed.
 
     Raises:
         Stopped: by a signal.
         UsageError: a folder cannot be used, or a tuning run has no result.
     """
 
-    def compute_shown(points: Sequence[Point], out: Path | None) -> dict[str, History | Failure]:
-        if out and not workers.is_started():
-            sweep_folder.clear_failures(out, points)
-        mine = dataclasses.replace(work, out=out, results={}, stops=[])
-        with (
-            sweep_progress(console, points, mine)
-            if console
-            else contextlib.nullcontext(mine) as shown
-        ):
-            stopped_by = compute(points, shown)
-        if stopped_by:
-            raise workers.Stopped(stopped_by, mine.results)
-        return mine.results
+    def compute_shown(trials: Sequence[Trial], out: Path | None) -> Results:
+        trials = of_shard(trials, work.shard)
+        if out:
+            sweep_folder.clear_failures(out, trials)
+        if console is None:
+            return compute(trials, out, work)
+        with sweep_progress(console, trials, out) as listeners:
+            return compute(trials, out, work, listeners)
 
-    points, chosen = plan.points, {}
+    trials, chosen = plan.trials, {}
     if plan.out and plan.tuning:
         sweep_folder.refuse_taken(plan.out)
-        grid, tried = plan.out / tuning.FOLDER, plan.tuning_points
+        grid, tried = plan.out / tuning.FOLDER, plan.tuning_trials
         tuning_sweep = tuning.tuning_sweep(plan.sweep, plan.tuning)
         content = sweep_folder.document(tuning_sweep, tried, work.identities)
         sweep_folder.open_folder(grid, content, work.identities, work.changed)
         compute_shown(tried, grid)
         choices = tuning.choose(grid, tried, plan.tuning)
         if console:
-            for cell, choice in choices.items():
-                say(console, f"{cell}: {tuning.chosen_text(choice, plan.tuning)}")
-        points, chosen = tuning.chosen_points(points, choices), tuning.as_json(plan.tuning, choices)
+            for condition, choice in choices.items():
+                say(console, f"{condition}: {tuning.chosen_text(choice, plan.tuning)}")
+        trials, chosen = tuning.chosen_trials(trials, choices), tuning.as_json(plan.tuning, choices)
     if plan.out:
-        content = sweep_folder.document(plan.sweep, points, work.identities, chosen)
+        content = sweep_folder.document(plan.sweep, trials, work.identities, chosen)
         sweep_folder.open_folder(plan.out, content, work.identities, work.changed)
-    return points, compute_shown(points, plan.out)
+    return trials, compute_shown(trials, plan.out)
 
 
-Objects = Mapping[str, Mapping[str, Any]]
-"""Argument of a run -> name on its axis -> object from Python."""
-
-
-def of_point(values: Mapping[str, Any], given: Given, objects: Objects) -> Given:
-    """Returns what is given with the objects and the hyperparameters among the values of axes, which win."""
-    own = {
-        name.removeprefix(HYPER): value for name, value in values.items() if name.startswith(HYPER)
-    }
-    chosen = {
-        name: named[values[name]] for name, named in objects.items() if values.get(name) in named
-    }
-    return given._replace(hyper={**(given.hyper or {}), **own} or None, **chosen)
-
-
-def data_key(config: Config) -> tuple:
-    """Returns the settings that a data set is read with."""
-    of_set = (
-        config.dataset,
-        config.data_dir,
-        config.cache_dir,
-        config.image_size,
-        config.splits,
-        config.input,
-        config.label,
-        config.group,
-        config.group_pattern,
-    )
-    return *of_set, config.max_rows, config.max_rows_seed
-
-
-def _compute_or_skip(work: Work, point: Point) -> bool:
-    """Computes a point unless that is done, or has failed since the command started; returns False if it is held."""
-    folder = work.folder(point)
-    with contextlib.ExitStack() as stack:
-        if folder:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not stack.enter_context(files.claimed(folder / sweep_folder.CLAIM)):
-                return False
-            if sweep_folder.read_failure(folder) or run_folder.is_finished(folder, point.config):
-                return True
-        result = _compute_point(work, point)
-        if not (isinstance(result, History) and result.summary["interrupted"]):
-            work.results[point.name] = result
-            work.on_end(point, result)
-    return True
-
-
-def _compute_point(work: Work, point: Point) -> History | Failure:
-    """Runs a point to its end, or until a signal stops it. Records an error as a `Failure`."""
-    num_done = 0
-
-    def count(records: list[Record]) -> None:
-        nonlocal num_done
-        num_done = records[-1]["round"]
-        work.on_records(point, records)
-
-    try:
-        history = tracking.run_simulation(
-            simulation_of(work, point),
-            log=lambda line: work.log(f"{point.name}: {line}"),
-            on_stop=work.stops.append,
-            on_records=count,
-        )
-        # in memory, a history's model must not occupy the device
-        return (
-            history
-            if work.out
-            else history._replace(variables=checkpoint.to_host(history.variables))
-        )
-    except Exception as error:  # one point's error, of whatever kind, must not end the others
-        return record_failure(work, point, error, num_done)
-
-
-def simulation_of(work: Work, point: Point) -> simulation.Simulation:
-    """Returns the simulation of a point, in its folder."""
-    config, given = _config_in(work.folder(point), point.config), work.given_of(point)
-    if given.data is None:
-        key = data_key(config)
-        if key not in work.data:
-            work.data.clear()
-            work.data[key] = populations.load_data(config)
-        given = given._replace(data=work.data[key])
-    cached = work.caches.setdefault(work.names_of_objects(point), cache.new())
-    sim = simulation.assemble(experiments.resolve(config, given), cached)
-    names = {name: point.values[name] for name in work.named}
-    sim = sim._replace(experiment=sim.experiment._replace(custom=work.replaced(point)))
-    return sim._replace(metrics=work.metrics, code=work.code(point), names=names)
-
-
-def record_failure(work: Work, point: Point, error: Exception, num_done: int) -> Failure:
-    """Returns an error as a `Failure`, and writes it to the point's folder."""
-    if isinstance(error, DivergedError):
-        failure = Failure("diverged", len(error.history.records), one_line(str(error)))
-    else:
-        is_expected = isinstance(error, (UsageError, OSError))
-        reason = one_line(str(error) if is_expected else f"{type(error).__name__}: {error}")
-        failure = Failure("failed", num_done, reason, "".join(traceback.format_exception(error)))
-    if folder := work.folder(point):
-        with contextlib.suppress(OSError):  # of a full disk: the point stays unfinished
-            sweep_folder.write_failure(folder, point.config, failure)
-    return failure
-
-
-def _config_in(folder: Path | None, config: Config) -> Config:
-    """Returns the settings of a run in the point's folder: resumed where it has a checkpoint."""
-    resume = None
-    if folder and digests.newest_round(folder):
-        (folder / sweep_folder.FAILURE).unlink(missing_ok=True)
-        resume = str(folder)
-    elif folder:
-        sweep_folder.clear(folder)
-    return dataclasses.replace(config, out=folder, resume=resume)
-
+# --- checks before the first run
 
 OF_TENSORS = ("train", "lora", "local", "fedvg.include", "init")
 """Settings that name tensors or sizes of a model, which only its building can check."""
 
 OF_MODEL = (*OF_TENSORS, "model", "norm_layers")
-"""Settings; all their combinations are built before the first point."""
+"""Settings; all their combinations are built before the first trial."""
 
 
-def check(points: Sequence[Point], work: Work) -> None:
+def check(trials: Sequence[Trial], work: Work) -> None:
     """Checks the given objects, and the settings of tensors, before the first run.
 
     Raises:
         UsageError: an axis varies what an object replaces, a hyperparameter is unknown or out of range, or a model, the
             data, the partition or an object cannot be used.
     """
+    recipe, prepared = work.recipe, work.prepared
+    for trial in trials:  # contradictions are found before the data are read
+        make_method(trial.config, prepared.recipe.custom_of(trial))
     keys: dict[str, tuple] = {}
-    for point in points:
-        of_model = {name: SETTINGS[name].get(point.config) for name in OF_MODEL}
-        if any(value is not None for value in work.given_of(point)) or any(
-            of_model[name] for name in OF_TENSORS
-        ):
-            keys[point.name] = (
-                data_key(point.config),
-                work.names_of_objects(point),
-                *of_model.values(),
-            )
-    first_of_each = {keys[point.name]: point for point in reversed(points) if point.name in keys}
+    for trial in trials:
+        of_model = {name: SETTINGS[name].get(trial.config) for name in OF_MODEL}
+        names_tensors = any(of_model[name] for name in OF_TENSORS)
+        if names_tensors or any(value is not None for value in recipe.custom_of(trial)):
+            data = trial_runs.data_key(trial.config)
+            keys[trial.name] = (data, *recipe.names(trial).values(), *of_model.values())
+    first_of_each = {keys[trial.name]: trial for trial in reversed(trials) if trial.name in keys}
     declaring: dict[tuple, tuple[Algorithm, Weighting]] = {}
-    for key, point in first_of_each.items():
+    for key, trial in first_of_each.items():
         try:
-            sim = simulation_of(dataclasses.replace(work, out=None), point)
+            sim = trial_runs.simulation_of(prepared, trial)
         except UsageError as error:
-            raise UsageError(
-                f"point {point.name}: {error}" if len(first_of_each) > 1 else str(error)
-            ) from None
+            prefix = f"trial {trial.name}: " if len(first_of_each) > 1 else ""
+            raise UsageError(f"{prefix}{error}") from None
         declaring[key] = sim.algorithm, sim.weighting
     declared = {
         parameter.name
@@ -362,163 +254,129 @@ def check(points: Sequence[Point], work: Work) -> None:
         for part in parts
         for parameter in part.hyperparameters
     }
-    _refuse_replaced(points, work.given, declared)
-    for point in points:
-        its = work.given_of(point)
+    _refuse_replaced(trials, recipe.custom, declared)
+    for trial in trials:
+        its = recipe.custom_of(trial)
         if its.hyper:
-            algorithm, weighting = declaring[keys[point.name]]
-            parts = ((algorithm, its.algorithm), (weighting, its.weighting))
-            settable = [p.name for part, value in parts if value for p in part.hyperparameters]
-            make_hyper(point.config, algorithm, weighting, its.hyper, settable)
+            algorithm, weighting = declaring[keys[trial.name]]
+            pairs = ((algorithm, its.algorithm), (weighting, its.weighting))
+            settable = [p.name for part, value in pairs if value for p in part.hyperparameters]
+            make_hyper(trial.config, algorithm, weighting, its.hyper, settable)
 
 
-def _refuse_replaced(points: Sequence[Point], given: Given, declared: Collection[str]) -> None:
+def _refuse_replaced(trials: Sequence[Trial], custom: Custom, declared: Collection[str]) -> None:
     """Raises UsageError for an axis that has no effect beside a given object, which declares some hyperparameters."""
-    replaced = replaced_with(given.names) | {PASSED[name] for name in given.names}
+    replaced = replaced_with(custom.names) | {PASSED[name] for name in custom.names}
     replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
-    for name in dict.fromkeys(
-        name for point in points for name in point.values if name in replaced
-    ):
-        if name not in SETTINGS or name not in declared:
+    on_axes = dict.fromkeys(name for trial in trials for name in trial.values)
+    for name in on_axes:
+        if name in replaced and (name not in SETTINGS or name not in declared):
             raise UsageError(
-                f"axes: {name} has no effect beside {'=, '.join(given.names)}=; leave one of them out"
+                f"axes: {name} has no effect beside {'=, '.join(custom.names)}=; leave one of them out"
             )
 
 
-CALL = """
-import contextlib, pickle, sys, fedvg_jax
-with contextlib.suppress(fedvg_jax.UsageError, KeyboardInterrupt), open(sys.argv[1], "rb") as file:
-    fedvg_jax.run_sweep(**pickle.load(file))
-"""
-"""The program of a process that `run_sweep` starts; its argument is a file of the call's arguments."""
+# --- from Python
 
 
-def run_sweep(
-    start: Config,
-    axes: Mapping[Any, Any],
-    work: Work,
-    progress: bool,
-    tuned: tuning.Tuning | None = None,
-    jobs: int | str = 1,
-    call: Mapping[str, Any] = {},
-) -> list[SweepResult]:
-    """Returns the results of a sweep, in the order of its points; those that a signal left out are missing.
+class Call(NamedTuple):
+    """Arguments of `fedvg_jax.run_sweep`."""
 
-    Args:
-        start: settings that all points share.
-        axes: as in `fedvg_jax.run_sweep`.
-        work: where the results go, and what is given, with functions of this call.
-        progress: whether to print a line for every run, or bars on a terminal.
-        tuned: settings that are chosen on D_val first; None for none.
-        jobs: processes that share the points, this one included, or "auto".
-        call: arguments of `fedvg_jax.run_sweep` for the others.
-    """
-    sweep_points.refuse_set(start)
-    out = work.out
-    if tuned and out is None:
-        raise UsageError("tune needs out=, a folder for the tuning runs and their choices")
-    axes, named, names = sweep_points.named_objects(axes)
-    listed = {
-        argument: [*named.get(argument, ()), *names.get(argument, ())]
-        for argument in {**named, **names}
-    }
-    parsed = sweep_points.parse_axes(axes, listed)
-    sweep = Sweep(parsed, start=start, objects=named, names=names)
-    plan = tuning.make_plan(sweep, out, tuned)
-    objects = {
-        argument: {
-            name: getattr(traced_anew(Given(**{argument: value})), argument)
-            for name, value in values.items()
-        }
-        for argument, values in named.items()
-    }
-    on_axes = {
-        f"{argument} {name}": identify(value)
-        for argument, of in named.items()
-        for name, value in of.items()
-    }
-    work = dataclasses.replace(
-        work,
-        objects=objects,
-        named=tuple(names),
-        identities={**identities(work.given, work.metrics), **on_axes},
-    )
-    for point in plan.every:
-        tracking.require(point.config, out is not None)
-    if work.given.data is None:
-        sweep_folder.check_sources(plan.every)
-    check(plan.every, work)
-    functions = [
-        *(work.given.names.keys() - {"data", "partition"}),
-        *named,
-        *(["metrics"] if work.metrics else []),
-    ]
-    if jobs != 1 and (functions or out is None):
-        remedy = "start one script several times, with the same out="
-        what = (
-            f"processes cannot receive {functions[0]}; {remedy}"
-            if functions
-            else "give out=, the folder of the sweep"
-        )
-        raise UsageError(f"jobs {jobs}: {what}")
+    start: Config
+    """settings that all trials share"""
+    axes: Mapping[Any, Any]
+    out: Path | None
+    recipe: Recipe
+    """with what replaces settings, and with the metrics"""
+    progress: bool
+    """whether to print a line for every run, or bars on a terminal"""
+    tuned: tuning.Tuning | None = None
+    changed: sweep_folder.Changed | None = None
+    jobs: int | str = 1
+    executor: executors.ExecutorOrMaker | None = None
+    shard: tuple[int, int] = (1, 1)
+
+
+def run_sweep(call: Call) -> list[SweepResult]:
+    """Returns the results of a sweep, in the order of its trials; those that a signal left out are missing."""
+    plan, work = _plan(call)
     machine = hardware.current()
-    count = workers.num_processes(jobs, plan.pending, machine if machine.is_cpu else None)
+    jobs = executors.num_processes(call.jobs, plan.pending, machine if machine.is_cpu else None)
+    if call.executor is not None and call.jobs != 1:
+        raise UsageError(f"jobs {call.jobs}: executor has the processes; leave out jobs")
+    log = logging.getLogger(__name__).warning
+    console = Console() if call.progress else None
     try:
         with contextlib.ExitStack() as stack:
-            can_share = stack.enter_context(sweep_folder.shared(out, work.log))
-            stack.enter_context(_further_calls(call, count if can_share else 1, work.log))
-            points, results = compute_plan(plan, Console() if progress else None, work)
-    except workers.Stopped as stop:
-        if stop.signal == "SIGINT":
-            raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
-        signal.raise_signal(signal.Signals[stop.signal])
-        points, results = plan.points, stop.results
-    listed = []
-    names = tuple(point.name for point in points)
-    sources = {
-        name: work.identities[name].digest
-        for name in ("data", "partition")
-        if name in work.identities
-    }
-    for point in points:
-        result = results.get(point.name)
-        if folder := work.folder(point):
-            is_finished = run_folder.is_finished(folder, point.config)
-            result = sweep_folder.read_failure(folder) or (
-                History.load(folder) if is_finished else None
+            can_share = stack.enter_context(
+                sweep_folder.shared(call.out, log, call.shard != (1, 1))
             )
+            jobs = jobs if can_share else 1
+            slots = stack.enter_context(executors.opened(call.executor, jobs))
+            work = dataclasses.replace(work, slots=slots)
+            trials, results = compute_plan(plan, console, work)
+    except Stopped as stop:
+        if stop.signal == "SIGINT":
+            raise KeyboardInterrupt(f"stopped; folder of the sweep: {call.out}") from None
+        signal.raise_signal(signal.Signals[stop.signal])
+        trials, results = plan.trials, stop.results
+    return _listed(trials, results, call.out, work)
+
+
+def _plan(call: Call) -> tuple[tuning.Plan, Work]:
+    """Returns the checked trials of a call, and what they are computed with."""
+    sweep_trials.refuse_set(call.start)
+    if call.tuned and call.out is None:
+        raise UsageError("tune needs out=, a folder for the tuning runs and their choices")
+    axes, bundles = named.name_values(call.axes)
+    sweep = Sweep(sweep_trials.parse_axes(axes, bundles), start=call.start, bundles=bundles)
+    plan = tuning.make_plan(sweep, call.out, call.tuned)
+    custom, metrics = call.recipe.custom, call.recipe.metrics
+    of_objects = identities(custom, metrics) | _identities(bundles)
+    digests = {name: identity.digest for name, identity in of_objects.items()}
+    recipe = Recipe(custom, bundles, metrics, digests)
+    work = Work(recipe, call.changed, call.shard, identities=of_objects)
+    for trial in plan.every:
+        tracking.require(trial.config, call.out is not None)
+    if custom.data is None:
+        sweep_folder.check_sources(plan.every)
+    check(plan.every, work)
+    return plan, work
+
+
+def _identities(bundles: named.Bundles) -> dict[str, Identity]:
+    """Returns the identities of the objects on axes, by "AXIS NAME"."""
+    identified = {}
+    for axis, of_axis in bundles.items():
+        for name, (objects, _) in of_axis.items():
+            if objects:  # that of a single object is its own, as in a run
+                value = next(iter(objects.values())) if len(objects) == 1 else objects
+                identified[f"{axis} {name}"] = identify(value)
+    return identified
+
+
+def _listed(
+    trials: Sequence[Trial], results: Results, out: Path | None, work: Work
+) -> list[SweepResult]:
+    """Returns the results of trials, from their folders where they have some."""
+    names = tuple(trial.name for trial in trials)
+    of_data = {n: d for n, d in work.recipe.digests.items() if n in ("data", "partition")}
+    listed = []
+    for trial in trials:
+        result = results.get(trial.name)
+        if out:
+            folder = sweep_folder.trial_folder(out, trial.name)
+            is_finished = run_folder.is_finished(folder, trial.config)
+            stored = History.load(folder) if is_finished else None
+            # a full disk holds no failure
+            result = sweep_folder.read_failure(folder) or stored or result
         if result:
-            digests_of = {**sources, **work.code(point)}
-            given = work.replaced(point)
+            custom = work.recipe.replaced(trial)
+            digests = {**of_data, **work.recipe.code(trial)}
             listed.append(
-                SweepResult(
-                    point.name, point.values, result, point.config, given, names, digests_of
-                )
+                SweepResult(trial.name, trial.values, result, trial.config, custom, names, digests)
             )
     return listed
-
-
-@contextlib.contextmanager
-def _further_calls(
-    call: Mapping[str, Any], count: int, log: Callable[[str], None]
-) -> Iterator[None]:
-    """Starts all processes of a call but this one; they end with it."""
-    if count == 1:
-        yield
-        return
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(tempfile.NamedTemporaryFile())
-        start = stack.enter_context(workers.further_processes(["-c", CALL, file.name], count, log))
-        try:
-            pickle.dump({**call, "progress": False}, file)
-        except (TypeError, AttributeError, pickle.PicklingError) as error:
-            reason = one_line(str(error))[:200]
-            raise UsageError(
-                f"jobs: {reason}; give lists and arrays, which a process can receive"
-            ) from None
-        file.flush()
-        start()
-        yield
 
 
 # --- progress
@@ -536,22 +394,23 @@ def duration(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def sweep_progress(console: Console, points: Sequence[Point], work: Work) -> Iterator[Work]:
-    """Shows points and rounds as they finish; yields the work, which reports them.
+def sweep_progress(
+    console: Console, trials: Sequence[Trial], out: Path | None
+) -> Iterator[Listeners]:
+    """Shows trials and rounds as they finish; yields the listeners that do it.
 
-    In a terminal: two bars. Elsewhere: a line per point of this process, which counts other processes' points, too.
+    In a terminal: two bars. Elsewhere: a line per trial of this command, which counts those of others, too.
 
     Args:
         console: where to print.
-        points: of the sweep.
-        work: of the process.
+        trials: that are computed.
+        out: their folder.
     """
-    out = work.out
-    waiting = [point for point in points if out is None or not sweep_folder.is_done(out, point)]
+    waiting = [trial for trial in trials if out is None or not sweep_folder.is_done(out, trial)]
     num_left, started = len(waiting), time.perf_counter()
 
     def left() -> str:
-        """Returns the time left in words: the points left, at the pace of those that ended since the start."""
+        """Returns the time left in words: the trials left, at the pace of those that ended since the start."""
         if len(waiting) == num_left:
             return "time left unknown"
         pace = (time.perf_counter() - started) / (num_left - len(waiting))
@@ -566,30 +425,27 @@ def sweep_progress(console: Console, points: Sequence[Point], work: Work) -> Ite
     shown = TextColumn("{task.fields[text]}", markup=False)
     with Progress(*columns, shown, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(
-            "points", total=len(points), completed=len(points) - len(waiting), text=""
+            "trials", total=len(trials), completed=len(trials) - len(waiting), text=""
         )
         rounds = progress.add_task("rounds", total=None, text="")
 
-        def count(point: Point, records: list[Record]) -> None:
+        def count(trial: Trial, records: list[Record]) -> None:
             progress.update(
-                rounds, total=point.config.rounds, completed=records[-1]["round"], text=point.name
+                rounds, total=trial.config.rounds, completed=records[-1]["round"], text=trial.name
             )
 
-        def end(point: Point, result: History | Failure) -> None:
-            waiting[:] = [
-                p
-                for p in waiting
-                if p.name != point.name and not (out and sweep_folder.is_done(out, p))
-            ]
-            num_done = len(points) - len(waiting)
-            log(f"{num_done}/{len(points)}  {point.name}: {result_text(result)}, {left()}")
+        def end(trial: Trial, result: History | Failure) -> None:
+            others = [each for each in waiting if each.name != trial.name]
+            waiting[:] = [t for t in others if not (out and sweep_folder.is_done(out, t))]
+            num_done = len(trials) - len(waiting)
+            log(f"{num_done}/{len(trials)}  {trial.name}: {result_text(result)}, {left()}")
             progress.update(bar, completed=num_done, text=left())
 
-        yield dataclasses.replace(work, on_records=count, on_end=end, log=log)
+        yield Listeners(count, end, log)
 
 
 def result_text(result: History | Failure) -> str:
-    """Returns the result of a point in a few words."""
+    """Returns the result of a trial in a few words."""
     if isinstance(result, Failure):
         return f"{result.kind} in round {result.round} ({result.reason})"
     name = "accuracy" if "test_accuracy_final" in result.summary else "loss"

@@ -13,19 +13,29 @@ from fedvg_jax.config import method_title
 from fedvg_jax.config.methods import WEIGHTINGS, weighting_names
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
-from fedvg_jax.study import cells, outcomes, statistics
-from fedvg_jax.study.cells import Cell, Frame, Study, span
+from fedvg_jax.study import outcomes, statistics
+from fedvg_jax.study.groups import (
+    Frame,
+    Group,
+    Study,
+    column_setting,
+    column_value,
+    mean,
+    panels,
+    settings,
+    span,
+)
 from fedvg_jax.study.markup import Entry, Row, Table, label, number, p_value, spread
 from fedvg_jax.study.outcomes import CHOICES, Choice
-from fedvg_jax.study.places import Scenario, scenario_text, value_text
+from fedvg_jax.study.places import Condition, condition_text, value_text
 from fedvg_jax.study.statistics import Pair
 from fedvg_jax.views import output
 
 FAILED = "‡"
-"""Mark of cells with runs that have no result."""
+"""Mark of groups with runs that have no result."""
 
 MARKS = {"missing": "†", "failure": FAILED, "stopped": "§"}
-"""Column of a study's frame with lines on runs -> the mark of cells that have some."""
+"""Column of a study's frame with lines on runs -> the mark of groups that have some."""
 
 ALL = "all"
 """The baseline with which every pair of methods is compared."""
@@ -98,10 +108,10 @@ def all_tables(study: Study, chosen: Options) -> list[Table]:
 # --- marks and notes
 
 
-def marked(entry: Entry, cell: Cell, choice: Choice) -> Entry:
-    """Returns an entry with the marks of the footnotes of a cell behind its text, which the CSV file has not."""
-    marks = [mark for column, mark in MARKS.items() if cell.lines(column)]
-    if cell.not_finite(choice) and FAILED not in marks:
+def marked(entry: Entry, group: Group, choice: Choice) -> Entry:
+    """Returns an entry with the marks of the footnotes of a group behind its text, which the CSV file has not."""
+    marks = [mark for column, mark in MARKS.items() if group.lines(column)]
+    if group.not_finite(choice) and FAILED not in marks:
         marks.append(FAILED)
     return entry._replace(text=" ".join(filter(None, (entry.text, "".join(marks)))))
 
@@ -109,7 +119,7 @@ def marked(entry: Entry, cell: Cell, choice: Choice) -> Entry:
 def footnotes(study: Study, *chosen: Choice) -> list[str]:
     """Returns a line for every run that is missing, has no result or stopped early, and the notes of the study."""
     lines = []
-    everything = Cell("", (), study.frame)
+    everything = Group("", (), study.frame)
     for column, mark in MARKS.items():
         lines += [f"{mark} {line}" for line in everything.lines(column)]
     for choice in chosen:
@@ -125,59 +135,59 @@ def accuracy(study: Study, chosen: Options) -> Table:
     """Returns mean and deviation at a choice of the round: a row per method, a column per value of its setting."""
     choice, outcome = chosen.choice, study.outcome
     compared = chosen.compared(study)
-    groups = cells.panels(study)
+    groups = panels(study)
     rows: list[Row] = []
-    for rest, scenarios in groups.items():
+    for rest, conditions in groups.items():
         lead = _setting(rest) if len(groups) > 1 else {}
         for method in study.methods:
             row = lead | _method(method)
-            for title, scenario in _columns(study, scenarios).items():
+            for title, condition in _columns(study, conditions).items():
                 entry = spread(title, math.nan, math.nan, 0)._replace(text="")
-                if scenario is not None:
-                    cell = study.cell(method, scenario)
-                    entry = marked(spread_of(study, cell, title, choice), cell, choice)
-                    is_bold = statistics.is_ahead(compared, method, study.scenarios.index(scenario))
+                if condition is not None:
+                    group = study.group(method, condition)
+                    entry = marked(spread_of(study, group, title, choice), group, choice)
+                    is_bold = statistics.is_ahead(
+                        compared, method, study.conditions.index(condition)
+                    )
                     entry = entry._replace(is_bold=is_bold)
                 row[f"{title}{outcome.direction}"] = entry
             rows.append(row)
-        rows += [lead | row for row in _largest_class(study, scenarios)]
+        rows += [lead | row for row in _largest_class(study, conditions)]
     title = f"{study.title}: {outcome.heading}, {outcome.choice_name(choice)}, mean ± standard deviation over runs"
-    n = span(len(cell.results(choice)) for cell in study.cells.values())
-    note = f"n = {n} runs per cell."
+    n = span(len(group.results(choice)) for group in study.groups.values())
+    note = f"n = {n} runs per condition."
     if len(study.methods) > 1:
         test = f"p < {statistics.LEVEL:g} in paired t tests. {statistics.family(compared)}"
         note += f" Bold: has all its runs and is ahead in every comparison of the findings, {test}."
     return Table("accuracy", title, rows, (note, *footnotes(study, choice)))
 
 
-def _columns(study: Study, scenarios: Sequence[Scenario]) -> dict[str, Scenario | None]:
-    """Returns the titles of the columns -> the scenario among these that a column is of, if any."""
-    titles = dict.fromkeys(column_title(study, scenario) for scenario in study.scenarios)
-    return titles | {column_title(study, scenario): scenario for scenario in scenarios}
+def _columns(study: Study, conditions: Sequence[Condition]) -> dict[str, Condition | None]:
+    """Returns the titles of the columns -> the condition among these that a column is of, if any."""
+    titles = dict.fromkeys(column_title(study, condition) for condition in study.conditions)
+    return titles | {column_title(study, condition): condition for condition in conditions}
 
 
-def _largest_class(study: Study, scenarios: Sequence[Scenario]) -> list[Row]:
+def _largest_class(study: Study, conditions: Sequence[Condition]) -> list[Row]:
     """Returns the row of always answering the largest class, means over all methods; [] where it is not recorded."""
     row: Row = {"method": label("method", "always the largest class")}
     known = []
-    for title, scenario in _columns(study, scenarios).items():
+    for title, condition in _columns(study, conditions).items():
         of_methods = [
-            majority(study, study.cell(method, scenario))
+            majority(study, study.group(method, condition))
             for method in study.methods
-            if scenario is not None
+            if condition is not None
         ]
-        known.append(cells.mean(of_methods))
+        known.append(mean(of_methods))
         row[f"{title}{study.outcome.direction}"] = number(f"{title} mean", known[-1])
     return [row] if any(known) else []
 
 
-def column_title(study: Study, scenario: Scenario) -> str:
-    """Returns the title of the column of a scenario."""
-    column = cells.column_setting(study)
+def column_title(study: Study, condition: Condition) -> str:
+    """Returns the title of the column of a condition."""
+    column = column_setting(study)
     return (
-        f"{column} {value_text(cells.column_value(study, scenario))}"
-        if column
-        else metric_name(study)
+        f"{column} {value_text(column_value(study, condition))}" if column else metric_name(study)
     )
 
 
@@ -186,23 +196,23 @@ def metric_name(study: Study) -> str:
     return f"{study.outcome.title}, %" if study.outcome.is_share else study.outcome.title
 
 
-def majority(study: Study, cell: Cell) -> float | None:
+def majority(study: Study, group: Group) -> float | None:
     """Returns the mean accuracy of always answering the largest class, in percent.
 
     None where it is not recorded, and where another metric is compared.
     """
     if study.outcome.metric != "accuracy":
         return None
-    return cells.mean(run.majority for run in cell.runs.values())
+    return mean(run.majority for run in group.runs.values())
 
 
-def spread_of(study: Study, cell: Cell, key: str = "", choice: Choice = "final") -> Entry:
-    """Returns mean and deviation of a cell."""
-    values = list(cell.results(choice).values())
+def spread_of(study: Study, group: Group, key: str = "", choice: Choice = "final") -> Entry:
+    """Returns mean and deviation of a group."""
+    values = list(group.results(choice).values())
     return spread(key, *statistics.mean_and_std(values), len(values), study.outcome.digits)
 
 
-# --- rows of one scenario and method each
+# --- rows of one condition and method each
 
 
 def _method(method: str) -> Row:
@@ -210,48 +220,48 @@ def _method(method: str) -> Row:
     return {"method": label("method", method, method_title(method))}
 
 
-def _setting(scenario: Scenario) -> Row:
-    """Returns the text of a scenario; some may have none of the settings that the others have."""
-    return {"setting": label("setting", scenario_text(scenario) or "none")}
+def _setting(condition: Condition) -> Row:
+    """Returns the text of a condition; some may have none of the settings that the others have."""
+    return {"setting": label("setting", condition_text(condition) or "none")}
 
 
-def per_cell(
-    study: Study, choice: Choice, entries: Callable[[Cell], Row], skip: str = ""
+def per_group(
+    study: Study, choice: Choice, entries: Callable[[Group], Row], skip: str = ""
 ) -> list[Row]:
-    """Returns a row per scenario and method: their names, and the entries of the cell.
+    """Returns a row per condition and method: their names, and the entries of the group.
 
     Args:
         study: what is reported.
-        choice: the evaluation that decides which marks a cell has.
-        entries: of a cell, by column.
+        choice: the evaluation that decides which marks a group has.
+        entries: of a group, by column.
         skip: method without rows.
     """
     rows = []
-    for scenario, method in itertools.product(study.scenarios, study.methods):
+    for condition, method in itertools.product(study.conditions, study.methods):
         if method != skip:
-            cell = study.cell(method, scenario)
-            lead = _setting(scenario) if len(study.scenarios) > 1 else {}
-            lead |= {"method": marked(_method(method)["method"], cell, choice)}
-            rows.append(lead | entries(cell))
+            group = study.group(method, condition)
+            lead = _setting(condition) if len(study.conditions) > 1 else {}
+            lead |= {"method": marked(_method(method)["method"], group, choice)}
+            rows.append(lead | entries(group))
     return rows
 
 
 def choices(study: Study) -> Table:
     """Returns the final round, the round best on validation and the maximum side by side."""
 
-    def entries(cell: Cell) -> Row:
+    def entries(group: Group) -> Row:
         row = {}
         for choice in CHOICES:
-            entry = spread_of(study, cell, choice, choice)
-            mark = f" {FAILED}" if choice != "final" and cell.not_finite(choice) else ""
+            entry = spread_of(study, group, choice, choice)
+            mark = f" {FAILED}" if choice != "final" and group.not_finite(choice) else ""
             row[study.outcome.choice_name(choice)] = entry._replace(text=f"{entry.text}{mark}")
         if study.outcome.metric == "accuracy":
-            row["always the largest class"] = number("majority", majority(study, cell))
+            row["always the largest class"] = number("majority", majority(study, group))
         return row
 
     title = f"{study.title}: {study.outcome.heading}, by the choice of the round"
     notes = (*_validation_rows(study), *footnotes(study, *CHOICES))
-    return Table("choices", title, per_cell(study, "final", entries), notes)
+    return Table("choices", title, per_group(study, "final", entries), notes)
 
 
 def _validation_rows(study: Study) -> list[str]:
@@ -270,19 +280,19 @@ MODELS = dict(zip(CLIENT_ACCURACIES, ("global", "own", "fine-tuned"), strict=Tru
 def clients(study: Study) -> Table | None:
     """Returns mean, worst decile and spread of the clients' accuracies under each model; None where none is recorded.
 
-    Of the final rounds, in percent, as means over the runs; a dash where some run of the cell has not recorded it.
+    Of the final rounds, in percent, as means over the runs; a dash where some run of the group has not recorded it.
     """
     titles = _titles_of_clients(study)
     if not titles:
         return None
     titles = {"test_accuracy": "global, all test rows"} | titles
 
-    def entries(cell: Cell) -> Row:
+    def entries(group: Group) -> Row:
         row = {}
         for key, title in titles.items():
-            recorded = [run.records[-1].get(key) for run in cell.runs.values()]
-            mean = None if None in recorded else cells.mean(recorded)
-            row[title] = number(key, None if mean is None else 100 * mean)
+            recorded = [run.records[-1].get(key) for run in group.runs.values()]
+            average = None if None in recorded else mean(recorded)
+            row[title] = number(key, None if average is None else 100 * average)
         return row
 
     notes = (
@@ -294,7 +304,7 @@ def clients(study: Study) -> Table | None:
     return Table(
         "clients",
         f"{study.title}: accuracy over clients, %",
-        per_cell(study, "final", entries),
+        per_group(study, "final", entries),
         notes,
     )
 
@@ -328,10 +338,10 @@ WITHOUT_TEST = (
 def effects(study: Study, chosen: Options) -> Table:
     """Returns every method against the baseline: paired differences, intervals and p values corrected by Holm."""
     compared = chosen.compared(study)
-    by_cell = {(row.method, row.scenario): row for row in compared.itertuples()}
+    by_group = {(row.method, row.condition): row for row in compared.itertuples()}
 
-    def entries(cell: Cell) -> Row:
-        effect = by_cell[cell.method, study.scenarios.index(cell.scenario)]
+    def entries(group: Group) -> Row:
+        effect = by_group[group.method, study.conditions.index(group.condition)]
         row = {"n": number("n", effect.n, 0)} | _difference(study, effect)
         if any(compared["rounds"]):
             row["rounds"] = label("rounds", effect.rounds)
@@ -348,12 +358,12 @@ def effects(study: Study, chosen: Options) -> Table:
     )
     heading = f"{study.title}: effect against {baseline}, {study.outcome.difference_unit}"
     return Table(
-        "effects", heading, per_cell(study, chosen.choice, entries, skip=chosen.baseline), notes
+        "effects", heading, per_group(study, chosen.choice, entries, skip=chosen.baseline), notes
     )
 
 
 def _everywhere(study: Study) -> str:
-    return " in every setting" if len(study.scenarios) > 1 else ""
+    return " in every setting" if len(study.conditions) > 1 else ""
 
 
 def _difference(study: Study, effect: Any) -> Row:
@@ -373,13 +383,13 @@ OF_PAIRS = ("n", "difference", "t_low", "t_high", "t_p", "t_p_holm", "wilcoxon_p
 def pairs(study: Study, chosen: Options) -> Table:
     """Returns every pair of methods as a triangle: row minus column, with intervals and p values corrected by Holm."""
     compared = chosen.compared(study)
-    by_pair = {(row.method, row.other, row.scenario): row for row in compared.itertuples()}
+    by_pair = {(row.method, row.other, row.condition): row for row in compared.itertuples()}
 
-    def entries(cell: Cell) -> Row:
-        position = study.scenarios.index(cell.scenario)
+    def entries(group: Group) -> Row:
+        position = study.conditions.index(group.condition)
         others = study.methods[:-1]
         return {
-            method_title(o): _pair(study, o, by_pair.get((cell.method, o, position)))
+            method_title(o): _pair(study, o, by_pair.get((group.method, o, position)))
             for o in others
         }
 
@@ -391,7 +401,7 @@ def pairs(study: Study, chosen: Options) -> Table:
     )
     title = f"{study.title}: every pair, {study.outcome.difference_unit}"
     return Table(
-        "pairs", title, per_cell(study, chosen.choice, entries, skip=study.methods[0]), notes
+        "pairs", title, per_group(study, chosen.choice, entries, skip=study.methods[0]), notes
     )
 
 
@@ -416,23 +426,23 @@ def cost(study: Study, chosen: Options) -> Table:
     outcome = study.outcome
     is_private = any(run.epsilon is not None for run in study.runs)
 
-    def entries(cell: Cell) -> Row:
-        runs = list(cell.runs.values())
+    def entries(group: Group) -> Row:
+        runs = list(group.runs.values())
         target = chosen.target
         if target is None:
-            of_baseline = study.cell(chosen.baseline, cell.scenario).results()
+            of_baseline = study.group(chosen.baseline, group.condition).results()
             target = statistics.mean_and_std(list(of_baseline.values()))[0]
         sent = [run.bytes_sent for run in runs]
-        megabytes = None if None in sent else cells.mean(count and count / 1e6 for count in sent)
+        megabytes = None if None in sent else mean(count and count / 1e6 for count in sent)
         row = {
-            f"{outcome.heading}, {CHOICES['final']}": spread_of(study, cell),
+            f"{outcome.heading}, {CHOICES['final']}": spread_of(study, group),
             "target": number("target", target, outcome.digits),
-            "rounds to the target": _rounds_to(study, cell, target),
-            "seconds": number("seconds", cells.mean(run.seconds for run in runs), 1),
+            "rounds to the target": _rounds_to(study, group, target),
+            "seconds": number("seconds", mean(run.seconds for run in runs), 1),
             "MB sent": number("megabytes", megabytes, 1),
         }
         if is_private:
-            row["epsilon"] = number("epsilon", cells.mean(run.epsilon for run in runs))
+            row["epsilon"] = number("epsilon", mean(run.epsilon for run in runs))
         return row
 
     default = f"the mean final result of {method_title(chosen.baseline)}; a dash where it has none"
@@ -443,16 +453,19 @@ def cost(study: Study, chosen: Options) -> Table:
         *footnotes(study, "final"),
     )
     return Table(
-        "cost", f"{study.title}: {outcome.title} and cost", per_cell(study, "final", entries), notes
+        "cost",
+        f"{study.title}: {outcome.title} and cost",
+        per_group(study, "final", entries),
+        notes,
     )
 
 
-def _rounds_to(study: Study, cell: Cell, target: float) -> Entry:
-    """Returns the rounds to a target over the runs of a cell; a dash where it is not finite."""
+def _rounds_to(study: Study, group: Group, target: float) -> Entry:
+    """Returns the rounds to a target over the runs of a group; a dash where it is not finite."""
     if not math.isfinite(target):
         return _rounds([])
     return _rounds(
-        [outcomes.rounds_to(study.outcome, run.records, target) for run in cell.runs.values()]
+        [outcomes.rounds_to(study.outcome, run.records, target) for run in group.runs.values()]
     )
 
 
@@ -487,7 +500,7 @@ def tuned(study: Study) -> Table | None:
             shown = number("score", 100 * score)
         rows.append(
             {
-                "cell": label("cell", choice["cell"]),
+                "condition": label("condition", choice["condition"]),
                 "chosen": label("chosen", choice["values"] or "nothing to choose"),
                 "metric": label("metric", metric),
                 "on D_val": shown,
@@ -505,15 +518,15 @@ def tuned(study: Study) -> Table | None:
 def runs(study: Study) -> Table:
     """Returns one row per run and one column per value, for your own statistics."""
     values_of_runs = []
-    for scenario, method in itertools.product(study.scenarios, study.methods):
-        rows = study.cell(method, scenario).rows.to_dict("records")
-        values_of_runs += [_values_of_run(row, scenario) for row in rows if row["run"]]
-    names = dict.fromkeys([*cells.settings(study), *itertools.chain(*values_of_runs)])
+    for condition, method in itertools.product(study.conditions, study.methods):
+        rows = study.group(method, condition).rows.to_dict("records")
+        values_of_runs += [_values_of_run(row, condition) for row in rows if row["run"]]
+    names = dict.fromkeys([*settings(study), *itertools.chain(*values_of_runs)])
     rows = [_row_of_run(values, names) for values in values_of_runs]
     return Table("runs", f"{study.title}: {study.outcome.heading} of every run", rows)
 
 
-def _values_of_run(row: dict[str, Any], scenario: Scenario) -> dict[str, Any]:
+def _values_of_run(row: dict[str, Any], condition: Condition) -> dict[str, Any]:
     """Returns the values of a run by column, from its row of the study's frame."""
     run = row["run"]
     values = {name: row[name] for name in ("method", "seed", "partition_seed", *CHOICES)}
@@ -521,7 +534,7 @@ def _values_of_run(row: dict[str, Any], scenario: Scenario) -> dict[str, Any]:
     values |= {"seconds": run.seconds, "bytes_sent": run.bytes_sent}
     if run.epsilon is not None:
         values["epsilon"] = run.epsilon
-    others = {**outcomes.of_last(run.records), **dict(scenario)}
+    others = {**outcomes.of_last(run.records), **dict(condition)}
     return {**values, **others, **values}
 
 

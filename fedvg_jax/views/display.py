@@ -54,7 +54,7 @@ RESULTS = {
     "test accuracy, round best on validation": "test_accuracy_at_best_val",
     "test accuracy, maximum (chosen on test)": "test_accuracy_max",
     "always answering the largest class": "majority_accuracy",
-    "accuracy of clients, own models where they have them": "personal_accuracy_mean",
+    "accuracy of clients, personal models where they have them": "personal_accuracy_mean",
     "test loss, final round": "test_loss_final",
     "test loss, round best on validation": "test_loss_at_best_val",
     "test loss, minimum (chosen on test)": "test_loss_min",

@@ -7,7 +7,7 @@ import pytest
 from fedvg_jax import commands, config
 from fedvg_jax.config import Config, presets
 from fedvg_jax.config.methods import algorithm_of
-from fedvg_jax.study.sweep_points import parse_axes
+from fedvg_jax.study.sweep_trials import parse_axes
 
 SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
 WEIGHTS = {  # of the algorithms' own papers; FedVG's alone, except FedAvg + FedVG, which is the mean of both

@@ -2,6 +2,7 @@
 
 import functools
 import tempfile
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,28 +10,28 @@ import numpy as np
 import fedvg_jax as fv
 from fedvg_jax import sweep as sweep_command
 from fedvg_jax.core.types import Hyperparameter
-from fedvg_jax.study import sweep_points, tuning
-from fedvg_jax.study.sweep_points import Layer, Sweep
+from fedvg_jax.study import executors, sweep_trials, tuning
+from fedvg_jax.study.sweep_trials import Layer, Sweep
 
 CONFIG = fv.Config(clients=4, rounds=1, model="linear")
 
 
 def axes(**settings):
-    """Returns the call that makes the points of these axes; a double underscore stands for a dot."""
+    """Returns the call that makes the trials of these axes; a double underscore stands for a dot."""
     named = {name.replace("__", "."): values for name, values in settings.items()}
-    return lambda: sweep_points.make_points(
-        Sweep(tuple(sweep_points.cross(named, "test")), (Layer({}, "test"),))
+    return lambda: sweep_trials.make_trials(
+        Sweep(tuple(sweep_trials.cross(named, "test")), (Layer({}, "test"),))
     )
 
 
 def file(text):
-    """Returns the call that makes the points of a sweep's file."""
+    """Returns the call that makes the trials of a sweep's file."""
 
     def call():
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "sweep.toml"
             path.write_text(text)
-            sweep_points.make_points(Sweep(sweep_points.read_file(path).axes))
+            sweep_trials.make_trials(Sweep(sweep_trials.read_file(path).axes))
 
     return call
 
@@ -42,7 +43,7 @@ def words(*words):
 
 def tune(settings, seeds=None, axes=()):
     """Returns the call that makes the tuning runs of a sweep."""
-    sweep = Sweep(sweep_points.parse_axes({"seed": "0:2", **dict(axes)}), start=fv.Config(rounds=1))
+    sweep = Sweep(sweep_trials.parse_axes({"seed": "0:2", **dict(axes)}), start=fv.Config(rounds=1))
     return lambda: tuning.make_plan(sweep, None, tuning.make_tuning(settings, seeds))
 
 
@@ -64,6 +65,11 @@ def again(function):
     return other
 
 
+def with_lock(lock):
+    """A weighting that no other process can get."""
+    return lambda task: fv.weightings.uniform() if lock else None
+
+
 def run_sweep(axes, config=CONFIG, **given):
     """Returns the call of a sweep."""
     return lambda: fv.run_sweep(config, axes, **given)
@@ -81,21 +87,21 @@ CASES = [
     ("folder of a run", axes(out=["a", "b"]), "out"),
     ("unused by all", axes(fedprox__mu=[0.1, 1.0]), "fedprox.mu"),
     (
-        "a point that cannot work",
+        "a trial that cannot work",
         axes(batch_size=[1, 2], departures=["single-rows"]),
-        "point batch_size=1",
+        "trial batch_size=1",
     ),
     ("record as an axis", axes(record=["confusion", "client_drift"]), "record"),
     ("zip that is no table", file("zip = 3"), "zip"),
     ("zip of two lengths", file("[[zip]]\nlr = [0.1]\nalpha = [1.0, 2.0]"), "alpha"),
     ("two axes of one setting", file("[axes]\nlr = [0.1]\n[[zip]]\nlr = [0.1]"), "lr"),
     ("unknown flag", words("--lrr", "1", "2"), "--lrr"),
-    ("value out of range", words("--alpha", "0.1", "0"), "point alpha=0"),
+    ("value out of range", words("--alpha", "0.1", "0"), "trial alpha=0"),
     ("flag given twice", words("--seed", "0:2", "--seed", "3:5"), "--seed"),
     ("numbers with commas", words("--alpha", "0.05,0.5"), "--alpha"),
     ("tuned axis", words("--lr", "0.1", "0.2", "--tune", "lr", "0.3"), "lr"),
     (
-        "seeds of the points",
+        "seeds of the trials",
         words("--tune", "lr", "0.1", "--seed", "0:3", "--tune-seeds", "2:4"),
         "seed 2",
     ),
@@ -123,23 +129,24 @@ CASES = [
         run_sweep({"weighting": [functools.partial(tempered)]}),
         "weighting",
     ),
-    ("processes without a folder", run_sweep({"seed": [0]}, jobs=2), "out"),
     (
         "an object for a process",
-        run_sweep({"weighting": {"a": tempered}}, jobs=2, out="x"),
-        "weighting",
+        run_sweep({"weighting": {"a": with_lock(threading.Lock())}}, jobs=2),
+        "weighting a cannot be sent",
     ),
-    (
-        "a generator for a process",
-        run_sweep({"seed": [0]}, jobs=2, out="x", tune={"lr": (rate for rate in (0.1, 0.2))}),
-        "jobs",
-    ),
+    ("an executor that is none", run_sweep({"seed": [0]}, executor=3), "executor"),
+    ("a function that returns no executor", run_sweep({"seed": [0]}, executor=dict), "executor"),
+    ("processes beside an executor", run_sweep({"seed": [0]}, jobs=2, executor=dict), "jobs"),
+    ("no shard", run_sweep({"seed": [0]}, shard="3/2"), "shard"),
+    ("a shard without a count", words("--seed", "0:2", "--shard", "1"), "shard"),
+    ("jobs beside --executor", words("--executor", "a:b", "--jobs", "2"), "--executor"),
+    ("no module of an executor", lambda: executors.named("no_module:f"), "--executor"),
     ("no number of processes", run_sweep({"seed": [0]}, jobs="all", out="x"), "jobs"),
     ("objects that are zipped", run_sweep({("weighting", "lr"): [(tempered, 0.1)]}), "weighting"),
     ("two objects of one name", run_sweep({"weighting": [tempered, again(tempered)]}), "tempered"),
     ("an object of the name of a setting", run_sweep({"weighting": {"FedVG": tempered}}), "FedVG"),
     (
-        "a seed of the noise that points share",
+        "a seed of the noise that trials share",
         run_sweep({}, fv.Config(dp={"clip": 1.0, "noise_seed": 5})),
         "noise_seed",
     ),
@@ -150,7 +157,7 @@ CASES = [
         "alpha",
     ),
     ("rows that occur twice", run_sweep({}, partition=ROWS), "row 0"),
-    ("rank that no layer has", run_sweep({"lora": [0, 2, 99]}), "point lora=99"),
+    ("rank that no layer has", run_sweep({"lora": [0, 2, 99]}), "trial lora=99"),
     (
         "missing data",
         run_sweep({("dataset", "data_dir"): [("digits", None), ("stl10", "nowhere")]}),

@@ -32,30 +32,30 @@ def accuracies(values):
     return (0.5, final)
 
 
-def test_sweep_has_a_cell_per_method_and_scenario_and_a_run_per_seed(tmp_path):
+def test_sweep_has_a_group_per_method_and_condition_and_a_run_per_seed(tmp_path):
     sweep = write_sweep(tmp_path / "s", AXES, accuracies)
     study = collect([sweep])
     assert (
         study.title == "a sweep"
         and study.methods == ("fedavg", "fedvg")
-        and study.scenarios == (LOW, HIGH)
+        and study.conditions == (LOW, HIGH)
     )
-    assert study.cell("fedvg", HIGH).results() == pytest.approx({(s, s): 90 + s for s in range(3)})
+    assert study.group("fedvg", HIGH).results() == pytest.approx({(s, s): 90 + s for s in range(3)})
     assert study.settings["rounds"] == 2 and "alpha" not in study.settings
-    of_folders = collect([sweep / "points"])
-    assert of_folders.methods == study.methods and of_folders.scenarios == study.scenarios
-    for key, cell in of_folders.cells.items():
-        assert cell.results() == study.cells[key].results()
+    of_folders = collect([sweep / "trials"])
+    assert of_folders.methods == study.methods and of_folders.conditions == study.conditions
+    for key, group in of_folders.groups.items():
+        assert group.results() == study.groups[key].results()
 
 
-def test_missing_and_unfinished_points_are_listed(tmp_path):
+def test_missing_and_unfinished_trials_are_listed(tmp_path):
     sweep = write_sweep(
         tmp_path / "s",
         AXES,
         lambda v: None if v["seed"] == 2 and v["alpha"] == 0.5 else accuracies(v),
         rounds=2,
     )
-    stopped = sweep / "points" / "method=fedavg,alpha=0.05,seed=0"
+    stopped = sweep / "trials" / "method=fedavg,alpha=0.05,seed=0"
     lines = (stopped / "history.jsonl").read_text().splitlines(keepends=True)
     (stopped / "history.jsonl").write_text(lines[0])
     (stopped / "summary.json").unlink()
@@ -70,27 +70,27 @@ def test_missing_and_unfinished_points_are_listed(tmp_path):
         assert name in message
     assert "method=fedavg,alpha=0.05,seed=0: 1 of 2 rounds" in message
     study = collect([sweep], partial=True)
-    assert sorted(study.cell("fedavg", HIGH).runs) == [(0, 0), (1, 1)]
+    assert sorted(study.group("fedavg", HIGH).runs) == [(0, 0), (1, 1)]
     assert (
-        len(study.cell("fedavg", LOW).lines("missing"))
-        == len(study.cell("fedvg", HIGH).lines("missing"))
+        len(study.group("fedavg", LOW).lines("missing"))
+        == len(study.group("fedvg", HIGH).lines("missing"))
         == 1
     )
-    assert not study.cell("fedvg", LOW).lines("missing")
+    assert not study.group("fedvg", LOW).lines("missing")
 
 
-def test_failed_point_is_a_footnote_and_not_missing(tmp_path):
+def test_failed_trial_is_a_footnote_and_not_missing(tmp_path):
     sweep = write_sweep(tmp_path / "s", AXES, accuracies)
-    failed = sweep / "points" / "method=fedvg,alpha=0.05,seed=1"
+    failed = sweep / "trials" / "method=fedvg,alpha=0.05,seed=1"
     for name in ("summary.json", "digests.json"):
         (failed / name).unlink()
     write_json(
         failed / "failure.json",
         {"kind": "diverged", "round": 2, "reason": "client 3\nis not finite"},
     )
-    cell = collect([sweep]).cell("fedvg", LOW)
-    assert sorted(cell.runs) == [(0, 0), (2, 2)] and not cell.lines("missing")
-    assert cell.lines("failure") == [
+    group = collect([sweep]).group("fedvg", LOW)
+    assert sorted(group.runs) == [(0, 0), (2, 2)] and not group.lines("missing")
+    assert group.lines("failure") == [
         "method=fedvg,alpha=0.05,seed=1: diverged in round 2: client 3\\nis not finite"
     ]
 
@@ -101,7 +101,7 @@ def test_seed_that_only_some_methods_have_is_missing_without_a_sweep(tmp_path):
             write_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
     with pytest.raises(UsageError, match="fedvg: no run with seed 1"):
         collect([tmp_path])
-    assert collect([tmp_path], partial=True).cell("fedvg", ()).lines("missing")
+    assert collect([tmp_path], partial=True).group("fedvg", ()).lines("missing")
 
 
 def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path):
@@ -113,32 +113,32 @@ def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path):
         match=r"fedavg, init w\.safetensors: no run with seed 0.*fedvg, init None: no run",
     ):
         collect([tmp_path])
-    assert len(collect([tmp_path], partial=True).scenarios) == 2
+    assert len(collect([tmp_path], partial=True).conditions) == 2
 
 
 def test_runs_that_differ_in_their_implementation_are_compared(tmp_path):
     write_run(tmp_path / "a", method="scaffold")
     write_run(tmp_path / "v", method="fedvg", placement="host", devices="1", lanes="2")
     write_run(tmp_path / "d", method="ditto", record="accuracy_by_client,personal_accuracy")
-    assert collect([tmp_path]).scenarios == ((),)
+    assert collect([tmp_path]).conditions == ((),)
 
 
 def test_settings_that_were_tuned_are_in_no_name_and_others_than_those_of_the_sweep_are_refused(
     tmp_path,
 ):
-    sweep, points = tmp_path / "s", {}
+    sweep, trials = tmp_path / "s", {}
     for method, lr in {"fedavg": 0.3, "fedvg": 0.1}.items():
-        write_run(sweep / "points" / method, (0.5, 0.6), method=method, lr=lr)
-        points[method] = {"method": method, "seed": 0}, settings_of(rounds=2, method=method, lr=lr)
-    write_document(sweep, [{"method": ["fedavg", "fedvg"]}, {"seed": [0]}], points)
+        write_run(sweep / "trials" / method, (0.5, 0.6), method=method, lr=lr)
+        trials[method] = {"method": method, "seed": 0}, settings_of(rounds=2, method=method, lr=lr)
+    write_document(sweep, [{"method": ["fedavg", "fedvg"]}, {"seed": [0]}], trials)
     chosen = {
-        f"method={name}": {"values": {"lr": config.lr}} for name, (_, config) in points.items()
+        f"method={name}": {"values": {"lr": config.lr}} for name, (_, config) in trials.items()
     }
     edit(sweep / "sweep.json", tuning={"settings": {"lr": [0.03, 0.1, 0.3]}, "chosen": chosen})
     study = collect([sweep])
-    assert study.scenarios == ((),) and "lr" not in study.settings
+    assert study.conditions == ((),) and "lr" not in study.settings
     at_end = "lr 0.3 (the largest of its grid)"
-    assert {row["cell"]: row["values"] for row in study.tuned} == {
+    assert {row["condition"]: row["values"] for row in study.tuned} == {
         "method=fedavg": at_end,
         "method=fedvg": "lr 0.1",
     }
@@ -146,7 +146,7 @@ def test_settings_that_were_tuned_are_in_no_name_and_others_than_those_of_the_sw
     write_run(tmp_path / "untuned", (0.5, 0.6), method="fedprox", lr=0.2)
     with pytest.raises(UsageError, match=r"fedavg, lr 0\.1: no run.*fedprox, lr 0\.1: no run"):
         collect([sweep, tmp_path / "untuned"])
-    edit(sweep / "points" / "fedavg" / "config.json", lr=0.2)
+    edit(sweep / "trials" / "fedavg" / "config.json", lr=0.2)
     with pytest.raises(
         UsageError, match=r"fedavg: other settings than those of the sweep: lr 0\.3 -> 0\.2"
     ):
@@ -154,7 +154,7 @@ def test_settings_that_were_tuned_are_in_no_name_and_others_than_those_of_the_sw
 
 
 def test_sweeps_that_are_tuned_to_different_values_are_different_settings(tmp_path):
-    """Seeds of two sweeps would be one cell of two learning rates."""
+    """Seeds of two sweeps would be one group of two learning rates."""
     for seed, lr in ((0, 0.1), (1, 0.3)):
         sweep = write_sweep(
             tmp_path / f"s{seed}",
@@ -164,31 +164,34 @@ def test_sweeps_that_are_tuned_to_different_values_are_different_settings(tmp_pa
         )
         chosen = {"method=fedavg": {"values": {"lr": lr}}}
         edit(sweep / "sweep.json", tuning={"settings": {"lr": [0.1, 0.3]}, "chosen": chosen})
-    assert collect([tmp_path / "s0", tmp_path / "s1"]).scenarios == ((("lr", 0.1),), (("lr", 0.3),))
+    assert collect([tmp_path / "s0", tmp_path / "s1"]).conditions == (
+        (("lr", 0.1),),
+        (("lr", 0.3),),
+    )
 
 
 @pytest.mark.parametrize("in_sweep", [True, False], ids=["sweep", "folders"])
-def test_settings_that_follow_from_others_are_in_no_scenario(tmp_path, in_sweep):
+def test_settings_that_follow_from_others_are_in_no_condition(tmp_path, in_sweep):
     """As models and those of a preset from the data set. A run that is missing has the settings that its sweep says."""
-    of_set, points = {"digits": ("mlp", 5), "literature": ("gru", 2)}, {}
+    of_set, trials = {"digits": ("mlp", 5), "literature": ("gru", 2)}, {}
     for method, dataset, seed in itertools.product(("fedavg", "fedvg"), of_set, (0, 1)):
         model, epochs = of_set[dataset]
         values = {"method": method, "dataset": dataset, "model": model, "seed": seed}
         name = f"{method},{dataset},{seed}"
-        points[name] = values, settings_of(rounds=1, local_epochs=epochs, **values)
+        trials[name] = values, settings_of(rounds=1, local_epochs=epochs, **values)
         if name != "fedvg,digits,1":
-            write_run(tmp_path / "s" / "points" / name, (0.5,), local_epochs=epochs, **values)
+            write_run(tmp_path / "s" / "trials" / name, (0.5,), local_epochs=epochs, **values)
     axes = [
         {"method": ["fedavg", "fedvg"]},
         {"dataset": [*of_set], "model": ["mlp", "gru"]},
         {"seed": [0, 1]},
     ]
-    write_document(tmp_path / "s", axes, points)
-    study = collect([tmp_path / "s" if in_sweep else tmp_path / "s" / "points"], partial=True)
+    write_document(tmp_path / "s", axes, trials)
+    study = collect([tmp_path / "s" if in_sweep else tmp_path / "s" / "trials"], partial=True)
     assert study.methods == ("fedavg", "fedvg")
-    assert study.scenarios == ((("dataset", "digits"),), (("dataset", "literature"),))
+    assert study.conditions == ((("dataset", "digits"),), (("dataset", "literature"),))
     assert [
-        len(study.cell("fedvg", scenario).lines("missing")) for scenario in study.scenarios
+        len(study.group("fedvg", condition).lines("missing")) for condition in study.conditions
     ] == [1, 0]
     assert not any("mixed" in note for note in study.notes)
 
@@ -206,7 +209,7 @@ def test_a_missing_run_is_named_by_the_settings_that_its_method_uses(tmp_path):
     )
     study = collect([tmp_path / "a", tmp_path / "b"], partial=True)
     assert study.methods == ("fedavg", "fedprox, mu 0.1", "fedprox, mu 0.2")
-    assert [len(study.cell(method, ()).lines("missing")) for method in study.methods] == [1, 0, 0]
+    assert [len(study.group(method, ()).lines("missing")) for method in study.methods] == [1, 0, 0]
 
 
 PERSONAL = ("fedavg", "fedvg", "fedper", "fedrep+fedvg", "fedbn")
@@ -230,7 +233,7 @@ PERSONAL = ("fedavg", "fedvg", "fedper", "fedrep+fedvg", "fedbn")
 )
 def test_what_varies_between_methods_is_part_of_their_names(tmp_path, axes, methods):
     study = collect([write_sweep(tmp_path / "s", {**axes, "seed": [0]}, lambda v: (0.5,))])
-    assert study.methods == methods and study.scenarios == ((),)
+    assert study.methods == methods and study.conditions == ((),)
     is_noted = "whose local tensors keep their initial values" in " ".join(study.notes)
     assert is_noted == ("local" in axes or methods is PERSONAL)
 
@@ -255,16 +258,16 @@ def test_no_mean_is_made_of_runs_of_different_data(tmp_path, name, digest, other
         collect([tmp_path], partial)
 
 
-def test_a_folder_of_data_is_a_scenario_where_a_sweep_varies_it(tmp_path):
+def test_a_folder_of_data_is_a_condition_where_a_sweep_varies_it(tmp_path):
     folders = ["one", "two"]
     sweep = write_sweep(
         tmp_path / "s", {"data_dir": folders, "seed": [0, 1]}, lambda v: (0.5,), dataset="npz"
     )
-    for folder in (sweep / "points").iterdir():
+    for folder in (sweep / "trials").iterdir():
         edit(folder / "manifest.json", data=folder.name.partition(",")[0])
     study = collect([sweep])
-    assert study.scenarios == tuple((("data_dir", folder),) for folder in folders)
-    assert all(len(cell.runs) == 2 for cell in study.cells.values())
+    assert study.conditions == tuple((("data_dir", folder),) for folder in folders)
+    assert all(len(group.runs) == 2 for group in study.groups.values())
 
 
 @pytest.mark.parametrize("partitions", [(42, 42), (0, 1)], ids=["shared", "own"])
@@ -299,9 +302,9 @@ def test_a_lost_run_folder_is_no_method_of_its_own(tmp_path):
     sweep = write_sweep(
         tmp_path / "s", {"alpha": [0.05, 0.5], "seed": [0, 1]}, lambda v: (0.5,), method="fedvg"
     )
-    (sweep / "points" / "alpha=0.5,seed=1" / "config.json").unlink()
+    (sweep / "trials" / "alpha=0.5,seed=1" / "config.json").unlink()
     with pytest.raises(UsageError, match=r"config\.json is missing") as error:
-        collect([sweep / "points"])
+        collect([sweep / "trials"])
     assert "mixed settings" not in str(error.value)
 
 
@@ -332,15 +335,15 @@ def test_an_edited_file_is_named_and_its_run_is_not_reported(tmp_path):
 
 def test_a_folder_without_its_settings_is_named(tmp_path):
     sweep = write_sweep(tmp_path / "s", {"seed": [0, 1]}, lambda v: (0.5,))
-    points = sweep / "points"
-    (points / "seed=1" / "config.json").unlink()
-    for named in (sweep, points, points / "seed=1"):
+    trials = sweep / "trials"
+    (trials / "seed=1" / "config.json").unlink()
+    for named in (sweep, trials, trials / "seed=1"):
         with pytest.raises(UsageError, match=r"seed=1: config\.json is missing"):
             collect([named])
-    assert "seed=1: config.json is missing" in collect([points], partial=True).notes
+    assert "seed=1: config.json is missing" in collect([trials], partial=True).notes
 
 
-@pytest.mark.parametrize("text", ["[", "{}", '{"axes": [], "points": [1]}'])
+@pytest.mark.parametrize("text", ["[", "{}", '{"axes": [], "trials": [1]}'])
 def test_damaged_sweep_is_one_line(tmp_path, text):
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(UsageError, match=r"sweep\.json is damaged"):
@@ -350,8 +353,8 @@ def test_damaged_sweep_is_one_line(tmp_path, text):
 def test_folder_without_runs_is_refused(tmp_path):
     with pytest.raises(UsageError, match="holds no runs"):
         collect([tmp_path])
-    (tmp_path / "points").mkdir()
-    with pytest.raises(UsageError, match=f"name a sweep or a run, such as {tmp_path / 'points'}"):
+    (tmp_path / "trials").mkdir()
+    with pytest.raises(UsageError, match=f"name a sweep or a run, such as {tmp_path / 'trials'}"):
         collect([tmp_path])
 
 
@@ -367,7 +370,9 @@ def test_runs_with_and_without_accuracy_are_compared_by_loss(tmp_path):
         "at_best_val": [0.1, 0.5],
         "max": [0.1, 0.5],
     }.items():
-        losses = [value for cell in study.cells.values() for value in cell.results(choice).values()]
+        losses = [
+            value for group in study.groups.values() for value in group.results(choice).values()
+        ]
         assert sorted(losses) == pytest.approx(expected)
 
 
@@ -381,8 +386,8 @@ def test_methods_of_which_no_run_has_begun_are_missing_under_their_own_names(tmp
         lambda v: (0.5,) if v == {"method": first, "seed": 0} else None,
     )
     study = collect([sweep], partial=True)
-    assert study.methods == tuple(methods) and study.scenarios == ((),)
-    assert [len(study.cell(method, ()).lines("missing")) for method in methods] == [
+    assert study.methods == tuple(methods) and study.conditions == ((),)
+    assert [len(study.group(method, ()).lines("missing")) for method in methods] == [
         1,
         *[2] * (len(methods) - 1),
     ]
@@ -392,7 +397,7 @@ def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path)
     own = write_run(tmp_path / "runs" / "own", (0.5,), method="fedvg")
     edit(own / "manifest.json", given={"weighting": ""})
     (run,) = collect([tmp_path / "runs"]).runs
-    assert run.given == {"weighting": ""} and run.weighting == "own weighting"
+    assert run.custom == {"weighting": ""} and run.weighting == "own weighting"
     write_run(tmp_path / "runs" / "named", (0.5,), method="fedvg")
     study = collect([tmp_path / "runs"], partial=True)
     assert set(study.methods) == {"fedvg", "own weighting"}
@@ -409,32 +414,34 @@ def test_objects_in_place_of_data_and_model_are_settings(tmp_path):
     }
 
 
-def test_run_without_a_finite_final_loss_is_a_failure_of_its_cell(tmp_path):
+def test_run_without_a_finite_final_loss_is_a_failure_of_its_group(tmp_path):
     for seed, loss in enumerate((0.25, None, 0.5)):
         fields = {1: {"test_loss": 0.75, "val_loss": 1.0}, 2: {"test_loss": loss, "val_loss": loss}}
         write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields)
     study = collect([tmp_path])
-    cell = study.cell("fedavg", ())
+    group = study.group("fedavg", ())
     assert (
-        cell.not_finite("final") == ["1"]
-        and cell.losses("final") == ["not finite"]
-        and not cell.lines("missing")
+        group.not_finite("final") == ["1"]
+        and group.losses("final") == ["not finite"]
+        and not group.lines("missing")
     )
-    assert sorted(cell.results()) == [(0, 0), (2, 2)]
+    assert sorted(group.results()) == [(0, 0), (2, 2)]
 
 
 def test_run_without_an_evaluation_is_missing(tmp_path):
     write_run(tmp_path / "evaluated", method="fedavg")
     write_run(tmp_path / "never", (None, None, None), method="fedavg", seed=1)
     study = collect([tmp_path], partial=True)
-    missing = study.cell("fedavg", ()).lines("missing")
+    missing = study.group("fedavg", ()).lines("missing")
     assert study.outcome.metric == "accuracy" and missing == ["never: no evaluation in its history"]
 
 
 def test_objects_and_their_hyperparameters_name_methods(tmp_path):
     axes = {"hyper.T": [0.5, 2.0], "seed": [0, 1]}
     sweep = write_sweep(tmp_path / "s", axes, lambda v: (0.5, 0.6 + v["hyper.T"] / 10))
-    edit(sweep / "sweep.json", objects={"weighting": ["mine.tempered"]})
+    trials = json.loads((sweep / "sweep.json").read_text())["trials"]
+    trials = [trial | {"custom": {"weighting": ""}} for trial in trials]
+    edit(sweep / "sweep.json", objects={"weighting": ["mine.tempered"]}, trials=trials)
     study = collect([sweep])
     assert study.methods == ("own weighting, T 0.5", "own weighting, T 2")
-    assert all(len(cell.runs) == 2 for cell in study.cells.values())
+    assert all(len(group.runs) == 2 for group in study.groups.values())

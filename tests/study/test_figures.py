@@ -190,7 +190,7 @@ def test_pictures_of_a_run_name_its_own_weighting(tmp_path, monkeypatch):
     assert not any("FedVG" in text for each in shown for text in each)
 
 
-def test_partition_has_a_panel_per_alpha_with_a_cell_for_every_client_and_class(tmp_path):
+def test_partition_has_a_panel_per_alpha_with_a_group_for_every_client_and_class(tmp_path):
     """Whatever else varies: each alpha has three values of rho."""
     for alpha, rho in itertools.product((0.05, 0.5), (0.0, 0.5, 1.0)):
         write_run(
@@ -218,7 +218,7 @@ def test_partition_has_a_panel_per_alpha_with_a_cell_for_every_client_and_class(
         np.testing.assert_array_equal(np.nan_to_num(image.get_array().filled(0)), counts.T)
 
 
-def test_cell_without_a_common_evaluated_round_has_no_curve(tmp_path):
+def test_group_without_a_common_evaluated_round_has_no_curve(tmp_path):
     """FedVG's runs are evaluated in different rounds; a run of FedAvg has no finite evaluation."""
     for method, seed, losses in (
         ("fedavg", 0, {1: 0.5, 2: 0.25}),

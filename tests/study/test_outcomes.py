@@ -273,7 +273,7 @@ def test_a_name_that_a_caller_gave_stays_in_memory_in_folders_and_as_the_baselin
             found = fv.compare(given, baseline="baseline")
             assert [*found.tables["effects"]["method"].unique()] == ["mine", "FedAvg"]
             assert "against baseline" in found.finding
-    assert set(collect([tmp_path / "s" / "points"]).methods) == {"mine", "baseline", "FedAvg"}
+    assert set(collect([tmp_path / "s" / "trials"]).methods) == {"mine", "baseline", "FedAvg"}
     assert {r.result.config.weighting for r in results if r.values["weighting"] == "baseline"} == {
         "samples"
     }
@@ -323,7 +323,7 @@ def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_h
     assert {result.result.config.lr for result in results} == {0.1}
     folders = [tmp_path / "s", tmp_path / "half"]
     found = fv.compare(folders, metric="min:size", baseline="fedvg")
-    chosen = {row["cell"]: row["values"] for row in collect(folders).tuned}
+    chosen = {row["condition"]: row["values"] for row in collect(folders).tuned}
     assert chosen["weighting=root"] == "lr 0.1 (the largest of its grid)"
     own = {
         m: [r.result.records[-1]["size"] for r in results[2 * i :][:2]]

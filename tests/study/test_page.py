@@ -27,10 +27,10 @@ def written(tmp_path_factory):
         "device": HOSTILE,
         "devices": 1,
     }
-    for run in (sweep / "points").iterdir():
+    for run in (sweep / "trials").iterdir():
         manifest = json.loads((run / "manifest.json").read_text())
         write_manifest(run, manifest | {"runs": [part]})
-    failed = sweep / "points" / "method=fedvg,alpha=0.5,seed=1"
+    failed = sweep / "trials" / "method=fedvg,alpha=0.5,seed=1"
     write_json(failed / "failure.json", {"kind": "failed", "round": 0, "reason": HOSTILE})
     return report.write([sweep], figures=["alphas"])
 

@@ -1,4 +1,4 @@
-"""The files of the paper's figures and tables: every point can be built."""
+"""The files of the paper's figures and tables: every trial can be built."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ RUNS = {
     "integration": 13 * 5 * 3,
     "norms": 4,
 }
-"""File -> points of one seed."""
+"""File -> trials of one seed."""
 
 
-def points_of(name):
-    """The points of a file with one seed."""
+def trials_of(name):
+    """The trials of a file with one seed."""
     return sweep_command.read_command_line(
         ["--config", str(PAPER / f"{name}.toml"), "--out", "out", "--seed", "0"]
     ).plan
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_every_point_of_the_papers_figures_can_be_built(name):
-    plan = points_of(name)
-    assert len(plan.points) == RUNS[name]
-    assert {(p.config.rounds, p.config.eval_every, p.config.local_epochs) for p in plan.points} == {
+def test_every_trial_of_the_papers_figures_can_be_built(name):
+    plan = trials_of(name)
+    assert len(plan.trials) == RUNS[name]
+    assert {(p.config.rounds, p.config.eval_every, p.config.local_epochs) for p in plan.trials} == {
         (200, 20, 5)
     }
-    assert {p.config.partition_seed for p in plan.points} == {
+    assert {p.config.partition_seed for p in plan.trials} == {
         42
     }  # the published one, not the seed's
 
 
-def test_folders_of_data_are_not_in_the_names_of_points():
-    point = points_of("curves_vit").points[-1]
-    assert point.name == "dataset=dermamnist,model=vit_b16,method=fedvg,alpha=0.05"
-    assert point.config.data_dir == Path("data/dermamnist") and "data_dir" not in point.values
+def test_folders_of_data_are_not_in_the_names_of_trials():
+    trial = trials_of("curves_vit").trials[-1]
+    assert trial.name == "dataset=dermamnist,model=vit_b16,method=fedvg,alpha=0.05"
+    assert trial.config.data_dir == Path("data/dermamnist") and "data_dir" not in trial.values

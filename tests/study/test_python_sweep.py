@@ -4,9 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import re
-import subprocess
 import sys
 import threading
 
@@ -21,9 +19,11 @@ import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
 from fedvg_jax.host import files
-from fedvg_jax.resolve.custom import Custom as Given, identities
-from fedvg_jax.study import sweep_folder, sweep_points, sweeps
+from fedvg_jax.resolve.custom import Custom, identities
+from fedvg_jax.study import named, sweep_folder, sweep_trials
 from fedvg_jax.study.collect import collect
+from fedvg_jax.study.sweep_trials import Trial
+from fedvg_jax.study.trial_runs import Recipe
 from fedvg_jax.views import tracking
 
 CONFIG = fv.Config(clients=4, rounds=1, model="linear")
@@ -37,38 +37,12 @@ def tempered(task):
     return rule._replace(hyperparameters=(Hyperparameter("T", 1.0, 0.0, 4.0),))
 
 
-def test_processes_of_a_call_compute_the_results_of_runs_alone(tmp_path):
-    """Both tune."""
-    given = {"tune": {"lr": [0.1, 0.2]}, "tune_seeds": [7], "data": arrays()}
-    results = fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "s", jobs=2, **given)
-    alone = fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path / "alone", **given)
-    assert [timeless(r.result.records) for r in results] == [
-        timeless(r.result.records) for r in alone
-    ]
-
-
-def test_processes_are_started_for_unfinished_points_only(tmp_path, monkeypatch):
-    """On four cores, `auto` shares many unfinished points, and computes a single one in this process."""
-
-    def refuse(*arguments, **options):
-        raise OSError("started")
-
-    monkeypatch.setattr(os, "sched_getaffinity", lambda process: range(4))
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    lr = [0.1, 0.11, 0.12, 0.13, 0.14, 0.15, 0.16, 0.17, 0.18]
-    small = dataclasses.replace(CONFIG, devices="1")
-    with pytest.raises(OSError, match="started"):
-        fv.run_sweep(small, {"lr": lr}, tmp_path / "other", jobs="auto")
-    fv.run_sweep(small, {"lr": lr[:-1]}, tmp_path / "s")
-    assert len(fv.run_sweep(small, {"lr": lr}, tmp_path / "s", jobs="auto")) == len(lr)
-
-
 def arrays(factor=1):
     rng = np.random.default_rng(0)
     return rng.integers(0, 255, (200, 8, 8, 1), dtype=np.uint8), factor * (np.arange(200) % 2)
 
 
-def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_path):
+def test_declared_hyperparameters_are_axes_whose_trials_equal_runs_alone(tmp_path):
     results = fv.run_sweep(
         CONFIG, {"seed": [0], "hyper.T": [0.5, 2.0]}, tmp_path / "s", weighting=tempered
     )
@@ -83,8 +57,9 @@ def test_declared_hyperparameters_are_axes_whose_points_equal_runs_alone(tmp_pat
 
 
 def test_a_hyperparameter_of_an_axis_wins_over_the_given_one():
-    given = Given(hyper={"T": 1.0, "eps": 0.5})
-    assert sweeps.of_point({"seed": 0, "hyper.T": 2.0}, given, {}).hyper == {"T": 2.0, "eps": 0.5}
+    given = Custom(hyper={"T": 1.0, "eps": 0.5})
+    trial = Trial("", {"seed": 0, "hyper.T": 2.0}, CONFIG)
+    assert Recipe(given).custom_of(trial).hyper == {"T": 2.0, "eps": 0.5}
 
 
 def test_axis_of_one_value_is_extended_by_more_and_refused_without_it(tmp_path):
@@ -150,7 +125,7 @@ def test_results_of_a_changed_object_are_refused_computed_again_or_kept(tmp_path
         fv.run_sweep(CONFIG, {"weighting": {"mine": first}, **ONE_SEED}, tmp_path / "t")
 
 
-def test_keep_keeps_finished_points_and_computes_others_with_the_object_of_the_call(tmp_path):
+def test_keep_keeps_finished_trials_and_computes_others_with_the_object_of_the_call(tmp_path):
     def run(weighting, **arguments):
         axes = {"weighting": {"mine": weighting}, "seed": [0, 1]}
         return [r.result for r in fv.run_sweep(CONFIG, axes, **arguments)]
@@ -159,7 +134,7 @@ def test_keep_keeps_finished_points_and_computes_others_with_the_object_of_the_c
     for name in (
         "digests.json",
         "summary.json",
-    ):  # as a kill after the last checkpoint leaves a point
+    ):  # as a kill after the last checkpoint leaves a trial
         (first[1].folder / name).unlink()
     kept = run(power(2.0), out=tmp_path, changed="keep")
     assert [timeless(r.records) for r in kept] == [
@@ -169,7 +144,7 @@ def test_keep_keeps_finished_points_and_computes_others_with_the_object_of_the_c
     assert timeless(first[1].records) != timeless(alone[1].records)
 
 
-def test_recompute_clears_no_point_that_another_process_computes(tmp_path):
+def test_recompute_clears_no_trial_that_another_process_computes(tmp_path):
     def run(weighting, **arguments):
         return fv.run_sweep(
             CONFIG, {"weighting": {"mine": weighting}, **ONE_SEED}, tmp_path, **arguments
@@ -196,7 +171,7 @@ def test_objects_beside_those_of_an_axis_extend_a_sweep(tmp_path):
         )
 
 
-def test_metrics_of_finished_points_are_those_of_the_call(tmp_path):
+def test_metrics_of_finished_trials_are_those_of_the_call(tmp_path):
     def run(changed=None, **metrics):
         return fv.run_sweep(CONFIG, ONE_SEED, tmp_path / "s", metrics=metrics, changed=changed)[
             0
@@ -214,8 +189,8 @@ def test_metrics_of_finished_points_are_those_of_the_call(tmp_path):
         run()
 
 
-def test_results_before_the_first_point_are_none_of_a_changed_object(tmp_path):
-    """An object that failed in every point may be repaired under its name."""
+def test_results_before_the_first_trial_are_none_of_a_changed_object(tmp_path):
+    """An object that failed in every trial may be repaired under its name."""
 
     def broken(task):
         raise ValueError("not yet")
@@ -258,24 +233,24 @@ def test_values_on_axes_of_hyperparameters_are_those_of_a_list_of_python_numbers
         jnp.array([0.5, 2]),
         [0.5, 2, 2.0],
     ):
-        (axis,) = sweep_points.parse_axes({"hyper.T": values})
+        (axis,) = sweep_trials.parse_axes({"hyper.T": values})
         assert json.dumps(axis.as_json()) in ('{"hyper.T": [0.5, 2.0]}', '{"hyper.T": [0.5, 2]}')
 
 
 def test_other_objects_have_another_identity():
     rows = [np.arange(50), np.arange(50, 100)]
-    base = Given(data=arrays(), partition=rows, weighting=tempered, hyper={"T": 1.0})
-    others = Given(
+    base = Custom(data=arrays(), partition=rows, weighting=tempered, hyper={"T": 1.0})
+    others = Custom(
         data=arrays(2), partition=rows[::-1], weighting=fv.weightings.uniform(), hyper={"T": 2.0}
     )
     assert identities(base, {}) == identities(base._replace(hyper={"T": np.float32(1)}), {})
     known = user_data.as_arrays(arrays())
-    assert identities(Given(data=known), {}) == identities(Given(data=arrays()), {})
+    assert identities(Custom(data=known), {}) == identities(Custom(data=arrays()), {})
     for changed in (
         known._replace(class_names=tuple(reversed(known.class_names))),
         known._replace(groups=np.zeros(len(known.y), np.int32)),
     ):
-        assert identities(Given(data=changed), {}) != identities(Given(data=known), {})
+        assert identities(Custom(data=changed), {}) != identities(Custom(data=known), {})
     for name in ("data", "partition", "weighting", "hyper"):
         replaced = identities(base._replace(**{name: getattr(others, name)}), {})
         assert {n for n, identity in replaced.items() if identity != identities(base, {})[n]} == {
@@ -292,7 +267,7 @@ def sweep(axes, config=TRACKED, **arguments):
     return fv.run_sweep(config, axes, **linear.GIVEN, **arguments)
 
 
-def test_failed_trackers_are_logged_with_the_names_of_their_points(monkeypatch, caplog):
+def test_failed_trackers_are_logged_with_the_names_of_their_trials(monkeypatch, caplog):
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setitem(sys.modules, "fedvg_jax.views.tracking.wandb_run", None)
     results = sweep({"seed": "0:2"}, track="wandb")
@@ -309,7 +284,7 @@ def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):
     fv.run_sweep(config, {"dataset": ["digits", "breast_cancer"]}, tmp_path / "s")
     manifests = [json.loads(path.read_text()) for path in (tmp_path / "s").rglob("manifest.json")]
     assert len(manifests) == 2 and not any("data" in manifest["given"] for manifest in manifests)
-    assert len(collect([tmp_path / "s"]).scenarios) == 2
+    assert len(collect([tmp_path / "s"]).conditions) == 2
 
 
 def root(task):
@@ -326,10 +301,10 @@ def square(task):
     )
 
 
-def test_own_weightings_by_name_are_an_axis_whose_points_equal_runs_alone_and_methods_of_one_report(
+def test_own_weightings_by_name_are_an_axis_whose_trials_equal_runs_alone_and_methods_of_one_report(
     tmp_path,
 ):
-    """Settings that only a named weighting uses multiply its points alone. Names stand as they are written."""
+    """Settings that only a named weighting uses multiply its trials alone. Names stand as they are written."""
     pytest.importorskip("scipy", reason="reports need the report extra")
     axes = {
         "weighting": {"Root": root, "by square": square, "x": "FedVG"},
@@ -354,14 +329,14 @@ def test_own_weightings_by_name_are_an_axis_whose_points_equal_runs_alone_and_me
         "x, fedvg.norm l2",
     )
     assert {"Root", "by square", "x, fedvg.norm l1"} < {
-        *collect([tmp_path / "s" / "points"]).methods
+        *collect([tmp_path / "s" / "trials"]).methods
     }
     assert set(collect([tmp_path / name for name in ("Root", "by%20square")]).methods) == {
         "root",
         "square",
     }
-    (tmp_path / "s" / "points" / "weighting=Root,seed=0" / "config.json").unlink()
-    assert collect([tmp_path / "s"], partial=True).cell("Root", ()).lines("missing")
+    (tmp_path / "s" / "trials" / "weighting=Root,seed=0" / "config.json").unlink()
+    assert collect([tmp_path / "s"], partial=True).group("Root", ()).lines("missing")
     changed = {**axes["weighting"], "Root": square}
     with pytest.raises(
         fv.UsageError, match=r"weighting Root has changed since .*weighting=Root,seed=0 "
@@ -374,9 +349,8 @@ def test_own_weightings_by_name_are_an_axis_whose_points_equal_runs_alone_and_me
 
 
 def test_functions_of_a_list_have_their_own_names_on_the_axis():
-    axes, objects, _ = sweep_points.named_objects(
-        {"weighting": [root, "fedvg", square], "seed": "0:2"}
-    )
+    axes, bundles = named.name_values({"weighting": [root, "fedvg", square], "seed": "0:2"})
     assert axes == {"weighting": ["root", "fedvg", "square"], "seed": "0:2"}
-    assert objects == {"weighting": {"root": root, "square": square}}
-    assert sweep_points.named_objects({"weighting": root})[1] == {"weighting": {"root": root}}
+    objects = {name: dict(bundle.objects) for name, bundle in bundles["weighting"].items()}
+    assert objects == {"root": {"weighting": root}, "fedvg": {}, "square": {"weighting": square}}
+    assert named.name_values({"weighting": root})[0] == {"weighting": ["root"]}

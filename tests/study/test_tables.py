@@ -59,9 +59,9 @@ def row(table, *lead):
 def test_accuracy_has_mean_and_deviation(study):
     """Final accuracies of FedVG at 0.05: 70, 72, 74; their sample deviation is 2."""
     table = tables.accuracy(study, tables.options(study))
-    cells = {method: row(table, method)[1] for method in study.methods}
-    assert cells["fedvg"].text == "72.00 ± 2.00" and [
-        *cells["fedvg"].values.values()
+    groups = {method: row(table, method)[1] for method in study.methods}
+    assert groups["fedvg"].text == "72.00 ± 2.00" and [
+        *groups["fedvg"].values.values()
     ] == pytest.approx([72, 2, 3])
     assert row(table, "always the largest class")[1].text == "40.00"
     assert [*table.rows[0]] == ["method", "alpha 0.05", "alpha 0.5"]
@@ -150,7 +150,7 @@ def test_baseline_is_named_as_a_method_or_as_a_printed_name(study):
 def test_a_mean_that_lacks_runs_has_a_footnote_and_is_not_bold(tmp_path):
     last = {"method": "fedvg", "alpha": 0.5, "seed": 2}
     sweep = write_sweep(tmp_path / "s", AXES, lambda v: None if v == last else unequal(v))
-    failed = sweep / "points" / "method=fedvg,alpha=0.05,seed=1"
+    failed = sweep / "trials" / "method=fedvg,alpha=0.05,seed=1"
     write_json(failed / "failure.json", {"kind": "diverged", "round": 3, "reason": "not finite"})
     study = collect([sweep], partial=True)
     table = tables.accuracy(study, tables.options(study))
@@ -303,7 +303,7 @@ def test_no_lead_is_claimed_on_the_runs_that_did_not_diverge(tmp_path):
 
     sweep = write_sweep(tmp_path / "s", {"method": list(BASE), "seed": list(range(8))}, accuracy)
     for seed in (0, 1):
-        failed = sweep / "points" / f"method=fedprox,seed={seed}"
+        failed = sweep / "trials" / f"method=fedprox,seed={seed}"
         write_json(
             failed / "failure.json",
             {"kind": "diverged", "round": 28, "reason": "round 28: too large"},

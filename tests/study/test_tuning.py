@@ -8,37 +8,37 @@ from support.files import one_line
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import digests, folder as run_folder, history
-from fedvg_jax.study import sweep_folder, sweep_points, tuning
+from fedvg_jax.study import sweep_folder, sweep_trials, tuning
 
 TUNING = tuning.make_tuning({"lr": [0.1, 0.2, 0.3]}, "5:7")
-SWEEP = sweep_points.Sweep(
-    sweep_points.parse_axes({"alpha": [0.5, 5.0], "seed": "0:4"}), start=Config(rounds=1)
+SWEEP = sweep_trials.Sweep(
+    sweep_trials.parse_axes({"alpha": [0.5, 5.0], "seed": "0:4"}), start=Config(rounds=1)
 )
 
 
 def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
-    """Writes the tuning runs with these validation accuracies by name; returns the choice of every cell."""
-    points = tuning.make_plan(sweep, out, grid).tuning_points
-    for point in points:
-        folder = sweep_folder.point_folder(out, point.name)
+    """Writes the tuning runs with these validation accuracies by name; returns the choice of every condition."""
+    trials = tuning.make_plan(sweep, out, grid).tuning_trials
+    for trial in trials:
+        folder = sweep_folder.trial_folder(out, trial.name)
         folder.mkdir(parents=True)
         record = {
             "round": 1,
-            "val_accuracy": accuracies(point.values),
-            "test_accuracy": 1 - accuracies(point.values),
+            "val_accuracy": accuracies(trial.values),
+            "test_accuracy": 1 - accuracies(trial.values),
         }
-        run_folder.write_json(folder / "config.json", to_json(point.config))
+        run_folder.write_json(folder / "config.json", to_json(trial.config))
         history.append(folder, [record])
         run_folder.write_json(folder / "summary.json", {"rounds": 1, "stopped_by": None})
         digests.write(folder, {})
-        if point.values.get("lr") in failures:
+        if trial.values.get("lr") in failures:
             sweep_folder.write_failure(
-                folder, point.config, sweep_folder.Failure("diverged", 1, "client 3 diverged")
+                folder, trial.config, sweep_folder.Failure("diverged", 1, "client 3 diverged")
             )
-    return tuning.choose(out, points, grid)
+    return tuning.choose(out, trials, grid)
 
 
-def test_the_best_value_is_chosen_for_every_cell(tmp_path):
+def test_the_best_value_is_chosen_for_every_condition(tmp_path):
     """The best mean over the seeds, the first of equal ones, and none of which a run diverged."""
     table = {
         (0.1, 5): 0.9,
@@ -56,10 +56,10 @@ def test_the_best_value_is_chosen_for_every_cell(tmp_path):
         (0.3, 5): 0.9,
         (0.3, 6): 0.9,
     }
-    assert (0.15 + 0.15) / 2 < (0.1 + 0.2) / 2, "in floating point"
+    assert (0.15 + 0.15) / 2 < (0.1 + 0.2) / 2, "in floating trial"
     by_alpha = {0.5: table, 5.0: equal}
     choices = tuned(tmp_path, lambda v: by_alpha[v["alpha"]][v["lr"], v["seed"]], failures=[0.3])
-    assert {cell: choice.values["lr"] for cell, choice in choices.items()} == {
+    assert {condition: choice.values["lr"] for condition, choice in choices.items()} == {
         "alpha=0.5": 0.2,
         "alpha=5": 0.1,
     }
@@ -84,21 +84,21 @@ def test_nothing_is_chosen_before_every_tuning_run_has_finished_or_diverged(
     tmp_path, is_failed, message
 ):
     tuned(tmp_path, lambda v: v["lr"], failures=[0.2])
-    points = tuning.make_plan(SWEEP, None, TUNING).tuning_points
-    for point in [
-        point for point in points if point.values["lr"] == 0.3 and point.values["seed"] == 5
+    trials = tuning.make_plan(SWEEP, None, TUNING).tuning_trials
+    for trial in [
+        trial for trial in trials if trial.values["lr"] == 0.3 and trial.values["seed"] == 5
     ]:
-        folder = sweep_folder.point_folder(tmp_path, point.name)
+        folder = sweep_folder.trial_folder(tmp_path, trial.name)
         (folder / "summary.json").unlink()
         if is_failed:
             sweep_folder.write_failure(
-                folder, point.config, sweep_folder.Failure("failed", 0, "disk full")
+                folder, trial.config, sweep_folder.Failure("failed", 0, "disk full")
             )
     with one_line(message):
-        tuning.choose(tmp_path, points, TUNING)
+        tuning.choose(tmp_path, trials, TUNING)
 
 
-def test_cell_of_which_every_value_diverged_is_refused(tmp_path):
+def test_condition_of_which_every_value_diverged_is_refused(tmp_path):
     with pytest.raises(
         UsageError,
         match=r"every value of alpha=0.5 diverged in a tuning run; give other values to --",
@@ -106,21 +106,21 @@ def test_cell_of_which_every_value_diverged_is_refused(tmp_path):
         tuned(tmp_path, lambda v: v["lr"], failures=[0.1, 0.2, 0.3])
 
 
-def test_chosen_values_are_the_settings_of_all_seeds_of_their_cell():
-    points = sweep_points.make_points(SWEEP)
+def test_chosen_values_are_the_settings_of_all_seeds_of_their_condition():
+    trials = sweep_trials.make_trials(SWEEP)
     choices = {
-        cell: tuning.Choice({"lr": lr}, "accuracy", 0.5, 2)
-        for cell, lr in (("alpha=0.5", 0.1), ("alpha=5", 0.3))
+        condition: tuning.Choice({"lr": lr}, "accuracy", 0.5, 2)
+        for condition, lr in (("alpha=0.5", 0.1), ("alpha=5", 0.3))
     }
-    chosen = tuning.chosen_points(points, choices)
+    chosen = tuning.chosen_trials(trials, choices)
     assert [(p.config.alpha, p.config.lr) for p in chosen] == [(0.5, 0.1)] * 4 + [(5.0, 0.3)] * 4
-    assert [p.name for p in chosen] == [p.name for p in points]
+    assert [p.name for p in chosen] == [p.name for p in trials]
 
 
 def test_the_chosen_weighting_is_the_one_that_native_stood_for(tmp_path):
-    axes = sweep_points.parse_axes({"method": ["fedvg"], "seed": "0:2"})
-    sweep = sweep_points.Sweep(axes, start=Config(rounds=1))
+    axes = sweep_trials.parse_axes({"method": ["fedvg"], "seed": "0:2"})
+    sweep = sweep_trials.Sweep(axes, start=Config(rounds=1))
     grid = tuning.make_tuning({"weighting": ["native", "uniform"]}, "5:7")
     choices = tuned(tmp_path, lambda v: float(v["weighting"] == "native"), sweep=sweep, grid=grid)
-    chosen = tuning.chosen_points(sweep_points.make_points(sweep), choices)
-    assert [point.config.weighting for point in chosen] == ["fedvg", "fedvg"]
+    chosen = tuning.chosen_trials(sweep_trials.make_trials(sweep), choices)
+    assert [trial.config.weighting for trial in chosen] == ["fedvg", "fedvg"]

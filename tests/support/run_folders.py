@@ -11,7 +11,7 @@ from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import partition_seed
 from fedvg_jax.runs.record import digests, history
-from fedvg_jax.study import markup, sweep_folder, sweep_points
+from fedvg_jax.study import markup, sweep_folder, sweep_trials
 
 CLASSES = 3
 
@@ -109,20 +109,20 @@ def write_json(path: Path, value) -> None:
 
 
 def write_sweep(folder: Path, axes: dict, accuracy, *, title="a sweep", **settings) -> Path:
-    """Writes sweep.json and a run for every point.
+    """Writes sweep.json and a run for every trial.
 
     Args:
         folder: created.
         axes: name -> values.
-        accuracy: values -> test accuracies of the rounds; None for a point without a folder.
+        accuracy: values -> test accuracies of the rounds; None for a trial without a folder.
         title: of the sweep.
-        settings: of all points.
+        settings: of all trials.
     """
-    points = [{}]
+    trials = [{}]
     for name, values in axes.items():
-        points = [{**point, name: value} for point in points for value in values]
+        trials = [{**trial, name: value} for trial in trials for value in values]
     folder.mkdir(parents=True)
-    named = {",".join(f"{k}={v}" for k, v in point.items()): point for point in points}
+    named = {",".join(f"{k}={v}" for k, v in trial.items()): trial for trial in trials}
     configs, runs = {}, {name: accuracy(values) for name, values in named.items()}
     rounds = max((len(run) for run in runs.values() if run), default=1)
     for name, values in named.items():
@@ -131,12 +131,12 @@ def write_sweep(folder: Path, axes: dict, accuracy, *, title="a sweep", **settin
             del own["weighting"]  # the method's own, as in a sweep
         configs[name] = {k: v for k, v in own.items() if k not in ("layers", "fields")}
         if runs[name] is not None:
-            write_run(folder / "points" / name, runs[name], **own)
-    points = {
+            write_run(folder / "trials" / name, runs[name], **own)
+    trials = {
         name: (named[name], settings_of(**{"rounds": rounds, **own}))
         for name, own in configs.items()
     }
-    write_document(folder, [{name: values} for name, values in axes.items()], points, title)
+    write_document(folder, [{name: values} for name, values in axes.items()], trials, title)
     return folder
 
 
@@ -145,13 +145,13 @@ def settings_of(**settings) -> Config:
     return Config(**{"clients": 4, "join_ratio": 0.75, "eval_every": 1, **settings})
 
 
-def write_document(folder: Path, axes: list[dict], points: dict, title="") -> None:
-    """Writes sweep.json of axes, setting -> values, and of points, name -> (values, settings)."""
+def write_document(folder: Path, axes: list[dict], trials: dict, title="") -> None:
+    """Writes sweep.json of axes, setting -> values, and of trials, name -> (values, settings)."""
     parsed = [
-        sweep_points.Axis(tuple(axis), tuple(zip(*axis.values(), strict=True))) for axis in axes
+        sweep_trials.Axis(tuple(axis), tuple(zip(*axis.values(), strict=True))) for axis in axes
     ]
-    swept = sweep_points.Sweep(tuple(parsed), title=title)
-    listed = [sweep_points.Point(name, *point) for name, point in points.items()]
+    swept = sweep_trials.Sweep(tuple(parsed), title=title)
+    listed = [sweep_trials.Trial(name, *trial) for name, trial in trials.items()]
     write_json(folder / "sweep.json", sweep_folder.document(swept, listed))
 
 

@@ -1,4 +1,4 @@
-"""Small points of sweeps, and results of runs without times."""
+"""Small trials of sweeps, and results of runs without times."""
 
 import jax
 import numpy as np
@@ -23,5 +23,5 @@ def assert_equal_runs(one, other) -> None:
 
 
 def histories(results) -> dict[str, list[dict]]:
-    """Name of a point -> its records without seconds."""
+    """Name of a trial -> its records without seconds."""
     return {r.name: timeless(r.result.records) for r in results}

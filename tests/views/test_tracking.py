@@ -54,7 +54,7 @@ def fake(monkeypatch):
 
 def settings(tmp_path, **changes):
     own = {
-        "out": tmp_path / "sweep" / "points" / "alpha=1",
+        "out": tmp_path / "sweep" / "trials" / "alpha=1",
         "track": "wandb",
         "rounds": 4,
     } | changes

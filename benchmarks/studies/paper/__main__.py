@@ -17,8 +17,8 @@ from benchmarks.pages.markdown import escape, table
 from benchmarks.studies.paper import claims, measures, values
 from fedvg_jax import commands
 from fedvg_jax.host import files
-from fedvg_jax.study.cells import Study
 from fedvg_jax.study.collect import collect
+from fedvg_jax.study.groups import Study
 from fedvg_jax.study.markup import Table
 
 

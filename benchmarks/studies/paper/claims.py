@@ -16,7 +16,7 @@ import pandas as pd
 
 from benchmarks.studies.paper import measures
 from benchmarks.studies.paper.measures import Finding, Values
-from fedvg_jax.study.cells import Study
+from fedvg_jax.study.groups import Study
 from fedvg_jax.study.markup import Table, label
 
 COMMAND = "python -m fedvg_jax.sweep --config configs/sweeps/paper/{}.toml"
@@ -108,7 +108,7 @@ def scale_of(study: Study) -> Scale:
     model = " and ".join(sorted({config.model for config in configs}))
     rounds = _range({config.rounds for config in configs})
     clients = _range({config.clients for config in configs})
-    seeds = _range({len(cell.runs) for cell in study.cells.values() if cell.runs})
+    seeds = _range({len(cell.runs) for cell in study.groups.values() if cell.runs})
     return Scale(images, dataset, model, rounds, clients, seeds, len(configs))
 
 

@@ -20,8 +20,8 @@ from benchmarks.studies.paper.clients import (
 )
 from benchmarks.studies.paper.values import DIRICHLET, EXTERNAL, Value, paper_name, paper_values
 from fedvg_jax.study import statistics
-from fedvg_jax.study.cells import Cell, Study
-from fedvg_jax.study.places import Replicate, Scenario, scenario_text
+from fedvg_jax.study.groups import Group, Study
+from fedvg_jax.study.places import Condition, Seeds, condition_text
 from fedvg_jax.study.run import Run
 
 BASES = ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic")
@@ -66,11 +66,11 @@ def ambiguities(study: Study) -> list[str]:
 def _values_by_key(study: Study) -> dict[tuple[str, str, str, float], list[Value]]:
     """Returns (data set, model, method, alpha) -> the means of all cells that stand for that value of the paper."""
     by_key: dict[tuple[str, str, str, float], list[Value]] = {}
-    for cell in study.cells.values() if study.outcome.metric == "accuracy" else ():
+    for cell in study.groups.values() if study.outcome.metric == "accuracy" else ():
         finals = list(cell.results().values())
         if finals:
             run = next(iter(cell.runs.values()))
-            config, name = run.config, paper_name(run.config, run.given)
+            config, name = run.config, paper_name(run.config, run.custom)
             if name and config.partition in DIRICHLET:
                 key = config.dataset, config.model, name, config.alpha
                 by_key.setdefault(key, []).append(Value(*key, *statistics.mean_and_std(finals)))
@@ -258,7 +258,7 @@ def steady_over_rho(study: Study) -> Finding | None:
         return None
     holds, texts = True, []
     rests = dict.fromkeys(
-        tuple(pair for pair in scenario if pair[0] != RHO) for scenario in study.scenarios
+        tuple(pair for pair in condition if pair[0] != RHO) for condition in study.conditions
     )
     for rest in rests:
         ours, line = _results_by_rho(study, "fedvg", rest), _results_by_rho(study, "fedavg", rest)
@@ -270,7 +270,7 @@ def steady_over_rho(study: Study) -> Finding | None:
                 if line
                 else ""
             )
-            where = f" ({scenario_text(rest)})" if rest else ""
+            where = f" ({condition_text(rest)})" if rest else ""
             texts.append(f"FedVG {listed}, deviation {means[0.0][1]:.1f}{fedavg}{where}")
             holds = (
                 holds and min(mean for mean, _ in means.values()) >= means[0.0][0] - means[0.0][1]
@@ -278,17 +278,17 @@ def steady_over_rho(study: Study) -> Finding | None:
     return Finding(holds, "; ".join(texts)) if texts else None
 
 
-def _results_by_rho(study: Study, method: str, rest: Scenario) -> dict[float, list[float]]:
-    """Returns the results of a method by rho, in the scenarios with the other settings `rest`."""
+def _results_by_rho(study: Study, method: str, rest: Condition) -> dict[float, list[float]]:
+    """Returns the results of a method by rho, in the conditions with the other settings `rest`."""
     by_rho = {}
-    for scenario in study.scenarios:
-        values = list(study.cell(method, scenario).results().values())
+    for condition in study.conditions:
+        values = list(study.group(method, condition).results().values())
         if (
             values
-            and tuple(pair for pair in scenario if pair[0] != RHO) == rest
-            and RHO in dict(scenario)
+            and tuple(pair for pair in condition if pair[0] != RHO) == rest
+            and RHO in dict(condition)
         ):
-            by_rho[dict(scenario)[RHO]] = values
+            by_rho[dict(condition)[RHO]] = values
     return dict(sorted(by_rho.items()))
 
 
@@ -298,8 +298,8 @@ def balanced_client_by_norm(study: Study) -> Finding | None:
     All four norms are needed; every cell with one of them counts. Weights are means over the later half of the rounds
     and over runs.
     """
-    found: dict[str, list[tuple[Cell, bool, float]]] = {norm: [] for norm in FINDS_BALANCED}
-    for cell in study.cells.values():
+    found: dict[str, list[tuple[Group, bool, float]]] = {norm: [] for norm in FINDS_BALANCED}
+    for cell in study.groups.values():
         run = next(iter(cell.runs.values()), None)
         if run and run.config.partition == "balanced_client" and "fedvg" in run.weighting:
             found.get(run.config.fedvg.norm, []).append((cell, *_weight_of_client_0(cell)))
@@ -318,12 +318,12 @@ def balanced_client_by_norm(study: Study) -> Finding | None:
     return Finding(holds, f"weight times cohort size of the balanced client: {', '.join(texts)}")
 
 
-def _cell_text(cell: Cell) -> str:
-    """Returns method and scenario of a cell in parentheses."""
-    return f" ({', '.join(filter(None, (cell.method, scenario_text(cell.scenario))))})"
+def _cell_text(cell: Group) -> str:
+    """Returns method and condition of a cell in parentheses."""
+    return f" ({', '.join(filter(None, (cell.method, condition_text(cell.condition))))})"
 
 
-def _weight_of_client_0(cell: Cell) -> tuple[bool, float]:
+def _weight_of_client_0(cell: Group) -> tuple[bool, float]:
     """Returns whether client 0 has the largest mean weight, and that weight times cohort size."""
     shares: dict[int, list[float]] = {}
     for run in cell.runs.values():
@@ -449,14 +449,14 @@ def _weight_correlations(
     return _mean_correlation(correlations, f"rank correlation of weight and {name}", holds)
 
 
-def _runs(study: Study) -> Iterator[tuple[Replicate, Run]]:
+def _runs(study: Study) -> Iterator[tuple[Seeds, Run]]:
     """Yields every run of a study with its seeds."""
-    for cell in study.cells.values():
+    for cell in study.groups.values():
         yield from cell.runs.items()
 
 
 def _mean_correlation(
-    correlations: Sequence[tuple[Replicate, float]],
+    correlations: Sequence[tuple[Seeds, float]],
     name: str,
     holds: Callable[[float, float], bool],
 ) -> Finding | None:
@@ -472,7 +472,7 @@ def _mean_correlation(
     Returns:
         The finding; None for fewer than two replicates.
     """
-    by_replicate: dict[Replicate, list[float]] = {}
+    by_replicate: dict[Seeds, list[float]] = {}
     for replicate, value in correlations:
         if math.isfinite(value):
             by_replicate.setdefault(replicate, []).append(value)

@@ -12,9 +12,9 @@ from fedvg_jax.config import Config, flatten, method_title, presets
 from fedvg_jax.config.uses import unused
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.study import statistics
-from fedvg_jax.study.cells import Study
+from fedvg_jax.study.groups import Study
 from fedvg_jax.study.markup import Table, label, number, spread
-from fedvg_jax.study.places import METHOD_GROUPS, scenario_text
+from fedvg_jax.study.places import METHOD_GROUPS, condition_text
 
 PAPER_SEEDS = 5
 
@@ -136,13 +136,13 @@ def published(config: Config, given: Collection[str] = ()) -> tuple[float, float
 def against_paper(study: Study) -> Table | None:
     """Returns our values beside the paper's; None where the paper has none of these runs."""
     rows = []
-    for cell in study.cells.values() if study.outcome.metric == "accuracy" else ():
+    for cell in study.groups.values() if study.outcome.metric == "accuracy" else ():
         run, finals, maxima = (
             next(iter(cell.runs.values()), None),
             cell.results(),
             cell.results("max"),
         )
-        if run and maxima and (theirs := published(run.config, run.given)):
+        if run and maxima and (theirs := published(run.config, run.custom)):
             ours = {"ours, final round": finals, "ours, maximum": maxima}
             means = {
                 name: statistics.mean_and_std(list(values.values()))
@@ -151,7 +151,7 @@ def against_paper(study: Study) -> Table | None:
             gap = "maximum minus paper"
             rows.append(
                 {
-                    "setting": label("setting", scenario_text(cell.scenario)),
+                    "setting": label("setting", condition_text(cell.condition)),
                     "method": label("method", cell.method),
                 }
                 | {name: spread(name, *moments, len(maxima)) for name, moments in means.items()}

@@ -81,7 +81,7 @@ def read_config(folder: Path) -> Config:
     if not path.is_file():
         if (folder / "sweep.json").is_file():
             raise UsageError(
-                f"{folder} is a sweep; name the folders of its runs, {folder / 'points' / '*'}"
+                f"{folder} is a sweep; name the folders of its runs, {folder / 'trials' / '*'}"
             )
         raise UsageError(
             f"{folder} is not a run folder (it has no {path.name}); name the folder of a run"
@@ -133,7 +133,7 @@ def is_finished(folder: Path, config: Config) -> bool:
 def refuse_taken(folder: Path) -> None:
     """Raises UsageError if the folder holds anything except a lock or a draft: nothing is overwritten.
 
-    What trackers have written may stay: a point of a sweep that is started anew goes on in its tracked run.
+    What trackers have written may stay: a trial of a sweep that is started anew goes on in its tracked run.
     """
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     if (folder.exists() and not folder.is_dir()) or any(

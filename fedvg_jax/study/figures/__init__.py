@@ -8,10 +8,10 @@ from pathlib import Path
 from fedvg_jax.config.options import partition_seed
 from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import BETTER, History
-from fedvg_jax.study.cells import Study
 from fedvg_jax.study.collect import make_frame
 from fedvg_jax.study.figures import base, clients, curves
 from fedvg_jax.study.figures.base import Drawing
+from fedvg_jax.study.groups import Study
 from fedvg_jax.study.outcomes import Outcome
 from fedvg_jax.study.places import Place
 from fedvg_jax.study.reading import Folder

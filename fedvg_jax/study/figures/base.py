@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fedvg_jax.config import method_title
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import one_line
-from fedvg_jax.study.cells import Frame
+from fedvg_jax.study.groups import Frame
 from fedvg_jax.study.markup import csv_text
-from fedvg_jax.study.places import Scenario, scenario_text
+from fedvg_jax.study.places import Condition, condition_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -79,9 +79,9 @@ def numbered(name: str, index: int) -> str:
     return name if index == 0 else f"{name}-{index + 1}"
 
 
-def titled(text: str, scenario: Scenario) -> str:
+def titled(text: str, condition: Condition) -> str:
     """Returns the title of a figure with its settings, if it has some."""
-    return ", ".join(filter(None, (text, scenario_text(scenario))))
+    return ", ".join(filter(None, (text, condition_text(condition))))
 
 
 def base_of(method: str) -> str:

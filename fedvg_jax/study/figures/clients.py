@@ -9,10 +9,10 @@ import numpy as np
 
 from fedvg_jax.config import method_title
 from fedvg_jax.runs.record.history import Record
-from fedvg_jax.study.cells import Frame, Study, panels
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing
-from fedvg_jax.study.places import Replicate, Scenario, replicate_text, scenario_text
+from fedvg_jax.study.groups import Frame, Study, panels
+from fedvg_jax.study.places import Condition, Seeds, condition_text, seeds_text
 from fedvg_jax.study.run import Run
 from fedvg_jax.views.output import partition_label
 
@@ -60,35 +60,37 @@ def weight_shares(records: Sequence[Record]) -> Frame:
 def client_weights(study: Study) -> list[Drawing]:
     """Returns a figure of every client's weight times cohort size over rounds, a panel per method.
 
-    Each panel has the run of a method's smallest seed in the first scenario of its group.
+    Each panel has the run of a method's smallest seed in the first condition of its group.
     """
     import pandas
 
     drawn = []
-    for i, (scenario, *_) in enumerate(panels(study).values()):
-        found = [study.cell(method, scenario) for method in study.methods]
+    for i, (condition, *_) in enumerate(panels(study).values()):
+        found = [study.group(method, condition) for method in study.methods]
         runs = {
-            (cell.method, min(cell.runs)): cell.runs[min(cell.runs)] for cell in found if cell.runs
+            (group.method, min(group.runs)): group.runs[min(group.runs)]
+            for group in found
+            if group.runs
         }
         if runs:
             shares = {key: weight_shares(run.records) for key, run in runs.items()}
             names = [_name(study, *key) for key in runs]
             figure = _weights_of_runs(names, list(shares.values()))
             numbers: Frame = pandas.concat(
-                {(method, *replicate): shares[method, replicate] for method, replicate in runs}
+                {(method, *seeds): shares[method, seeds] for method, seeds in runs}
             )
             numbers = numbers.dropna().reset_index([0, 1, 2])
             numbers.columns = ["method", "seed", "partition_seed", *numbers.columns[3:]]
-            numbers.insert(0, "setting", scenario_text(scenario))
-            title = base.titled("Weights of clients", scenario)
+            numbers.insert(0, "setting", condition_text(condition))
+            title = base.titled("Weights of clients", condition)
             drawn.append(Drawing(base.numbered("weights", i), title, figure, numbers))
     return drawn
 
 
-def _name(study: Study, method: str, replicate: Replicate) -> str:
+def _name(study: Study, method: str, seeds: Seeds) -> str:
     """Returns the name of a run: its method and seed, with its partition's seed where runs of one seed have several."""
-    seeds = study.frame.groupby("seed")["partition_seed"].nunique()
-    seed = f"seed {replicate[0]}" if seeds.max() == 1 else replicate_text(replicate)
+    partitions = study.frame.groupby("seed")["partition_seed"].nunique()
+    seed = f"seed {seeds[0]}" if partitions.max() == 1 else seeds_text(seeds)
     return f"{method_title(method)}, {seed}"
 
 
@@ -144,17 +146,19 @@ def partitions(study: Study) -> list[Drawing]:
     import pandas
 
     first = (
-        study.frame[study.frame["run"].notna()].drop_duplicates("scenario").sort_values("scenario")
+        study.frame[study.frame["run"].notna()]
+        .drop_duplicates("condition")
+        .sort_values("condition")
     )
-    runs: dict[str, tuple[Scenario, Run]] = {}
-    for position, run in zip(first["scenario"], first["run"], strict=True):
+    runs: dict[str, tuple[Condition, Run]] = {}
+    for position, run in zip(first["condition"], first["run"], strict=True):
         if counts := run.partition.get("counts"):
-            runs.setdefault(str(counts), (study.scenarios[position], run))
+            runs.setdefault(str(counts), (study.conditions[position], run))
     if not runs:
         return []
     texts = [partition_label(run.config) for _, run in runs.values()]
     if len({*texts}) < len(texts):
-        texts = [scenario_text(scenario) for scenario, _ in runs.values()]
+        texts = [condition_text(condition) for condition, _ in runs.values()]
     figure, axes = base.grid(len(runs), 1.05)
     largest = max(np.max(run.partition["counts"]) for _, run in runs.values())
     rows: list[tuple] = []

@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedvg_jax.config import method_title
-from fedvg_jax.study import cells
-from fedvg_jax.study.cells import Frame, Study
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing
+from fedvg_jax.study.groups import Frame, Study, column_setting, column_value, panels
 from fedvg_jax.study.outcomes import Outcome
-from fedvg_jax.study.places import Scenario, scenario_text, value_text
+from fedvg_jax.study.places import Condition, condition_text, value_text
 from fedvg_jax.study.tables import Options, options
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def curves(study: Study, scenario: Scenario) -> Frame:
+def curves(study: Study, condition: Condition) -> Frame:
     """Returns mean, deviation and number of runs of every method in the rounds that all its runs evaluate.
 
     Runs without a finite evaluation are left out. The deviation of one run is 0.
@@ -29,11 +28,11 @@ def curves(study: Study, scenario: Scenario) -> Frame:
 
     rows = []
     for method in study.methods:
-        for replicate, run in study.cell(method, scenario).runs.items():
+        for seeds, run in study.group(method, condition).runs.items():
             values = study.outcome.evaluations(run.records)
-            rows += [(method, replicate, number, value) for number, value in values.items()]
-    values: Frame = pandas.DataFrame(rows, columns=["method", "replicate", "round", "value"])
-    counts = values.groupby("method")["replicate"].nunique()
+            rows += [(method, seeds, number, value) for number, value in values.items()]
+    values: Frame = pandas.DataFrame(rows, columns=["method", "seeds", "round", "value"])
+    counts = values.groupby("method")["seeds"].nunique()
     points = values.groupby(["method", "round"], sort=False)["value"].agg(
         mean="mean", std="std", n="size"
     )
@@ -44,21 +43,21 @@ def curves(study: Study, scenario: Scenario) -> Frame:
 def learning_curves(study: Study) -> list[Drawing]:
     """Returns a figure per group of settings, with a panel per value of the column's setting.
 
-    Where no setting is that of columns, one figure has a panel per scenario. A study of one run shows its validation
+    Where no setting is that of columns, one figure has a panel per condition. A study of one run shows its validation
     rows, too.
     """
     import pandas
 
     drawn = []
-    column = cells.column_setting(study)
-    groups = cells.panels(study) if column else {(): list(study.scenarios)}
-    for i, (rest, scenarios) in enumerate(groups.items()):
-        figure, axes = base.grid(len(scenarios))
-        points = {scenario_text(scenario): curves(study, scenario) for scenario in scenarios}
-        for panel, scenario in zip(axes, scenarios, strict=True):
-            draw_curves(panel, study, points[scenario_text(scenario)])
-            value = f"{column} {value_text(cells.column_value(study, scenario))}"
-            base.set_title(panel, value if column else scenario_text(scenario))
+    column = column_setting(study)
+    groups = panels(study) if column else {(): list(study.conditions)}
+    for i, (rest, conditions) in enumerate(groups.items()):
+        figure, axes = base.grid(len(conditions))
+        points = {condition_text(condition): curves(study, condition) for condition in conditions}
+        for panel, condition in zip(axes, conditions, strict=True):
+            draw_curves(panel, study, points[condition_text(condition)])
+            value = f"{column} {value_text(column_value(study, condition))}"
+            base.set_title(panel, value if column else condition_text(condition))
         if len(study.runs) == 1:
             of_validation = study.outcome.evaluations(study.runs[0].records, "val")
             axes[0].plot(
@@ -83,7 +82,7 @@ def metric_label(outcome: Outcome) -> str:
 
 
 def draw_curves(axes: Axes, study: Study, points: Frame) -> None:
-    """Draws the curves of a scenario with their bands; they start on the axis of their values."""
+    """Draws the curves of a condition with their bands; they start on the axis of their values."""
     styles = base.line_styles(study.methods)
     for method, line in points.groupby("method", sort=False):
         low, high = line["mean"] - line["std"], line["mean"] + line["std"]
@@ -105,27 +104,27 @@ def draw_curves(axes: Axes, study: Study, points: Frame) -> None:
 
 def accuracy_against_alpha(study: Study) -> list[Drawing]:
     """Returns a figure with the final result of every method against alpha, on a logarithmic axis; [] for one alpha."""
-    if cells.column_setting(study) != "alpha":
+    if column_setting(study) != "alpha":
         return []
-    groups = cells.panels(study)
+    groups = panels(study)
     texts = {
-        scenario: scenario_text(rest)
-        for rest, scenarios in groups.items()
-        for scenario in scenarios
+        condition: condition_text(rest)
+        for rest, conditions in groups.items()
+        for condition in conditions
     }
-    by_cell = study.frame.groupby(["scenario", "method"], sort=False)["final"]
-    points = by_cell.agg(mean="mean", std="std", n="count").reset_index()
+    by_group = study.frame.groupby(["condition", "method"], sort=False)["final"]
+    points = by_group.agg(mean="mean", std="std", n="count").reset_index()
     points = points[points["n"] > 0]
-    scenarios = [study.scenarios[position] for position in points["scenario"]]
-    points.insert(0, "setting", [texts[scenario] for scenario in scenarios])
-    points.insert(3, "alpha", [cells.column_value(study, scenario) for scenario in scenarios])
+    conditions = [study.conditions[position] for position in points["condition"]]
+    points.insert(0, "setting", [texts[condition] for condition in conditions])
+    points.insert(3, "alpha", [column_value(study, condition) for condition in conditions])
     figure, axes = base.grid(len(groups))
     for panel, rest in zip(axes, groups, strict=True):
-        _draw_against_alpha(panel, study, points[points["setting"] == scenario_text(rest)])
-        base.set_title(panel, scenario_text(rest))
+        _draw_against_alpha(panel, study, points[points["setting"] == condition_text(rest)])
+        base.set_title(panel, condition_text(rest))
     base.label_rows(axes, metric_label(study.outcome))
     title = "Final result against alpha, means with one standard deviation"
-    return [Drawing("alphas", title, figure, points.drop(columns="scenario"))]
+    return [Drawing("alphas", title, figure, points.drop(columns="condition"))]
 
 
 def _draw_against_alpha(axes: Axes, study: Study, points: Frame) -> None:
@@ -169,7 +168,7 @@ class Bar(NamedTuple):
 
 
 def differences(study: Study, chosen: Options | None = None) -> list[Drawing]:
-    """Returns a figure of every method minus the baseline, a panel per scenario; [] where every pair is compared.
+    """Returns a figure of every method minus the baseline, a panel per condition; [] where every pair is compared.
 
     Args:
         study: what is drawn.
@@ -184,26 +183,28 @@ def differences(study: Study, chosen: Options | None = None) -> list[Drawing]:
         return []
     labels = [base.plain(method_title(method)) for method in shown["method"].unique()]
     height = 0.75 + sum(0.24 + 0.15 * label.count("\n") for label in labels)
-    by_scenario = shown.groupby("scenario")
-    is_alone = len(by_scenario) == 1
+    by_condition = shown.groupby("condition")
+    is_alone = len(by_condition) == 1
     width = NARROW if is_alone else base.WIDTH
     figure, axes = base.grid(
-        len(by_scenario), height / base.PANEL_HEIGHT, width, sharey=True, sharex=True
+        len(by_condition), height / base.PANEL_HEIGHT, width, sharey=True, sharex=True
     )
     columns = ["method", "difference", "t_low", "t_high", "outcome"]
     baseline = method_title(chosen.baseline)
     label = base.plain(
         f"{study.outcome.difference_unit} more than {baseline}", 45 if is_alone else 30
     )
-    for panel, (position, rows) in zip(axes, by_scenario, strict=True):
+    for panel, (position, rows) in zip(axes, by_condition, strict=True):
         values = rows[columns].itertuples(index=False)
         draw_bars(panel, [Bar(method_title(method), *others) for method, *others in values])
         panel.tick_params(labelbottom=True)
         panel.set_xlabel(label)
-        base.set_title(panel, scenario_text(study.scenarios[position]))
+        base.set_title(panel, condition_text(study.conditions[position]))
     numbers = shown[columns].set_axis(["method", "mean", "low", "high", "outcome"], axis=1)
     numbers.insert(
-        0, "setting", [scenario_text(study.scenarios[position]) for position in shown["scenario"]]
+        0,
+        "setting",
+        [condition_text(study.conditions[position]) for position in shown["condition"]],
     )
     title = f"Methods minus {baseline}, {study.outcome.choice_name(chosen.choice)}, means with 95 % intervals"
     return [Drawing("differences", title, figure, numbers)]

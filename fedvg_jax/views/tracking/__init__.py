@@ -46,7 +46,7 @@ class TrackedRun(NamedTuple):
 
     name: str
     group: str
-    """name of the sweep that the run is a point of; empty for a single run"""
+    """name of the sweep that the run is a trial of; empty for a single run"""
     folder: Path | None
     """where the tracker may write; exists"""
     settings: Mapping[str, Any]
@@ -223,10 +223,10 @@ def _describe(
     """Returns what a tracker shows of a run: objects from Python stand in place of the settings that they replace."""
     out = config.out.resolve() if config.out else None
     own = [given[argument] for argument in ("algorithm", "weighting") if argument in given]
-    named = "-".join(filter(None, own)) or "own-method"
+    named = "-".join(dict.fromkeys(filter(None, own))) or "own-method"
     method = named if own else method_of(config.algorithm, config.weighting, config.local)
     name = out.name if out else f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
-    sweep = out.parent.parent if out and out.parent.name == "points" else Path()
+    sweep = out.parent.parent if out and out.parent.name == "trials" else Path()
     group = f"{sweep.parent.name}-tuning" if sweep.name == "tuning" else sweep.name
     return TrackedRun(name, group, folder, with_passed(used(config), given), dict(stored))
 

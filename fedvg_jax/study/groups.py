@@ -1,4 +1,4 @@
-"""A study: a frame with a row for each run of a comparison, and its cells, the runs of one method in one scenario."""
+"""A study: a frame with a row for each run of a comparison, and its groups, the runs of one method in one condition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fedvg_jax.study.outcomes import Choice, Outcome
-from fedvg_jax.study.places import Replicate, Scenario
+from fedvg_jax.study.places import Condition, Seeds
 from fedvg_jax.study.run import Run
 
 Frame = Any
@@ -18,24 +18,24 @@ NOT_FINITE = "not finite"
 """Kind of a run that ended, but has no finite outcome in the chosen evaluation."""
 
 
-class Cell(NamedTuple):
-    """The runs of one method in one scenario."""
+class Group(NamedTuple):
+    """The runs of one method in one condition."""
 
     method: str
-    scenario: Scenario
+    condition: Condition
     rows: Frame
     """Those of the study's frame."""
 
     @property
-    def runs(self) -> dict[Replicate, Run]:
+    def runs(self) -> dict[Seeds, Run]:
         """The finished runs."""
         finished = self.rows[self.rows["run"].notna()]
-        return dict(zip(finished["replicate"], finished["run"], strict=True))
+        return dict(zip(finished["seeds"], finished["run"], strict=True))
 
-    def results(self, choice: Choice = "final") -> dict[Replicate, float]:
+    def results(self, choice: Choice = "final") -> dict[Seeds, float]:
         """Returns the outcome of every run in the evaluation that stands for it, where it is finite."""
         known = self.rows.dropna(subset=[choice])
-        return dict(zip(known["replicate"], known[choice], strict=True))
+        return dict(zip(known["seeds"], known[choice], strict=True))
 
     def lines(self, column: str) -> list[str]:
         """Returns the texts of a column: "missing", "failure" or "stopped"."""
@@ -67,28 +67,28 @@ class Study:
 
     title: str
     methods: tuple[str, ...]
-    scenarios: tuple[Scenario, ...]
+    conditions: tuple[Condition, ...]
     frame: Frame
     """A row for each run, those without a result included. `run` is a `Run` or None; `missing`, `failure`, `kind` and
-    `stopped` are texts, "" for none; `scenario` is a position in `scenarios`; the names of `CHOICES` are outcomes."""
+    `stopped` are texts, "" for none; `condition` is a position in `conditions`; the names of `CHOICES` are outcomes."""
     outcome: Outcome
     settings: Mapping[str, Any]
     """Settings that all runs share, by dotted name."""
     notes: tuple[str, ...] = ()
     """Lines on what is unusual about the runs."""
     tuned: tuple[Mapping[str, Any], ...] = ()
-    """For each cell of a tuned sweep: its name, `values` in words, `metric`, `score` and `num_runs`."""
+    """For each group of a tuned sweep: its name, `values` in words, `metric`, `score` and `num_runs`."""
 
     @functools.cached_property
-    def cells(self) -> dict[tuple[str, Scenario], Cell]:
-        """The cells that have rows, in the order of their first run."""
-        groups = self.frame.groupby(["method", "scenario"], sort=False)
-        places = [(str(method), self.scenarios[position]) for method, position in groups.groups]
-        return {place: Cell(*place, rows) for place, (_, rows) in zip(places, groups, strict=True)}
+    def groups(self) -> dict[tuple[str, Condition], Group]:
+        """The groups that have rows, in the order of their first run."""
+        groups = self.frame.groupby(["method", "condition"], sort=False)
+        places = [(str(method), self.conditions[position]) for method, position in groups.groups]
+        return {place: Group(*place, rows) for place, (_, rows) in zip(places, groups, strict=True)}
 
-    def cell(self, method: str, scenario: Scenario) -> Cell:
-        """Returns a cell; empty where there is none."""
-        return self.cells.get((method, scenario)) or Cell(method, scenario, self.frame.iloc[:0])
+    def group(self, method: str, condition: Condition) -> Group:
+        """Returns a group; empty where there is none."""
+        return self.groups.get((method, condition)) or Group(method, condition, self.frame.iloc[:0])
 
     @property
     def runs(self) -> list[Run]:
@@ -117,16 +117,16 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def settings(study: Study) -> list[str]:
-    """Returns the settings that scenarios have; a setting that a run does not use is not part of its scenario."""
-    return list(dict.fromkeys(name for scenario in study.scenarios for name, _ in scenario))
+    """Returns the settings that conditions have; a setting that a run does not use is not part of its condition."""
+    return list(dict.fromkeys(name for condition in study.conditions for name, _ in condition))
 
 
 def column_setting(study: Study) -> str | None:
-    """Returns the setting that a table has as columns, among the settings that all scenarios have.
+    """Returns the setting that a table has as columns, among the settings that all conditions have.
 
     It is the only one that varies, else alpha, else the last one besides data set and model; None where there is none.
     """
-    shared = set.intersection(*(set(dict(scenario)) for scenario in study.scenarios))
+    shared = set.intersection(*(set(dict(condition)) for condition in study.conditions))
     names = [name for name in settings(study) if name in shared]
     if "alpha" in names:
         return "alpha"
@@ -135,16 +135,16 @@ def column_setting(study: Study) -> str | None:
     return next((name for name in reversed(names) if name not in ("dataset", "model")), None)
 
 
-def panels(study: Study) -> dict[Scenario, list[Scenario]]:
-    """Returns the scenarios by their settings other than the column's: one table or figure each."""
+def panels(study: Study) -> dict[Condition, list[Condition]]:
+    """Returns the conditions by their settings other than the column's: one table or figure each."""
     column = column_setting(study)
-    grouped: dict[Scenario, list[Scenario]] = {}
-    for scenario in study.scenarios:
-        rest = tuple((name, value) for name, value in scenario if name != column)
-        grouped.setdefault(rest, []).append(scenario)
+    grouped: dict[Condition, list[Condition]] = {}
+    for condition in study.conditions:
+        rest = tuple((name, value) for name, value in condition if name != column)
+        grouped.setdefault(rest, []).append(condition)
     return grouped
 
 
-def column_value(study: Study, scenario: Scenario) -> Any:
+def column_value(study: Study, condition: Condition) -> Any:
     """Returns the value of the column's setting; None where no setting varies."""
-    return dict(scenario).get(column_setting(study) or "")
+    return dict(condition).get(column_setting(study) or "")

@@ -1,7 +1,7 @@
-"""Axes of a sweep, from TOML files and Python, and its points: one checked `Config` with a stable name for each.
+"""Axes of a sweep, from TOML files and Python, and its trials: one checked `Config` with a stable name for each.
 
 An axis is a setting that takes several values, crossed with the others or zipped. A file has the settings that all
-points share, as a run's file has them, and
+trials share, as a run's file has them, and
 
     title = "..."        of the sweep's tables and figures
     [axes]               setting -> its values; all axes are crossed
@@ -23,12 +23,12 @@ from fedvg_jax.config import presets
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten, python_scalar, suggestion
-from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
 from fedvg_jax.config.options import SETTINGS, Config, layered, registered
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import refuse_unused, replaced_with, unmet, used as used_settings
-from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import UsageError
+from fedvg_jax.study import named as named_values
+from fedvg_jax.study.named import OBJECTS, Bundle
 
 HYPER = "hyper."
 """Prefix of axes of hyperparameters that objects from Python declare."""
@@ -36,17 +36,14 @@ HYPER = "hyper."
 RANGED = ("seed", "partition_seed")
 """Settings whose values may be ranges such as 0:5."""
 
-OBJECTS = ("weighting", "algorithm", "task", "selection")
-"""Arguments of a run that take objects from Python, which may be values of axes."""
-
 NO_AXES = {
-    "out": "every point has a folder of its own below the sweep's",
+    "out": "every trial has a folder of its own below the sweep's",
     "resume": "a sweep continues when its command is given again",
-    "export": "the points would overwrite one file; export a model from its point's folder",
-    "export_partition": "the points would write into one file; export the partition of a run of its own",
-    "dp.noise_seed": "noise that the points share cancels between their models; give runs of their own other seeds",
+    "export": "the trials would overwrite one file; export a model from its trial's folder",
+    "export_partition": "the trials would write into one file; export the partition of a run of its own",
+    "dp.noise_seed": "noise that the trials share cancels between their models; give runs of their own other seeds",
 }
-"""Settings of a run that no point of a sweep has -> the reason."""
+"""Settings of a run that no trial of a sweep has -> the reason."""
 
 
 class Axis(NamedTuple):
@@ -70,7 +67,7 @@ class SweepFile(NamedTuple):
     """The content of a sweep's TOML file."""
 
     settings: dict[str, Any]
-    """those that all points share, by dotted name; shorthands among them"""
+    """those that all trials share, by dotted name; shorthands among them"""
     axes: tuple[Axis, ...] = ()
     title: str = ""
     tune: Mapping[str, Any] = {}
@@ -124,84 +121,6 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
             f"record cannot be an axis, because it changes no result; give one value: {joined[:200]}"
         )
     return axis
-
-
-Named = dict[str, dict[str, Any]]
-"""Argument of a run -> name on its axis -> object or setting."""
-
-
-def named_objects(axes: Mapping[Any, Any]) -> tuple[dict[Any, Any], Named, Named]:
-    """Returns axes with names in place of values, and argument -> name -> object, and -> name -> setting.
-
-    The values of an axis of `OBJECTS` are a dict, name -> object or setting, or a list, in which a function has its own
-    name.
-
-    Raises:
-        UsageError: an object has no name, the name of another one, or one that means a value of the setting.
-
-    >>> def root(task): ...
-    >>> plain, _, settings = named_objects({"weighting": {"root": root, "baseline": "samples"}, "seed": "0:2"})
-    >>> plain, settings
-    ({'weighting': ['root', 'baseline'], 'seed': '0:2'}, {'weighting': {'baseline': 'samples'}})
-    """
-    if not isinstance(axes, Mapping):
-        raise UsageError(
-            f"axes must be a dict of settings with their values; got {type(axes).__name__}"
-        )
-    plain, objects, settings = dict(axes), {}, {}
-    for argument in OBJECTS:
-        given = axes.get(argument, "")
-        if isinstance(given, str) or (
-            isinstance(given, (list, tuple)) and all(isinstance(v, str) for v in given)
-        ):
-            continue
-        plain[argument] = []
-        for name, value in _names_and_values(argument, given):
-            if not name or not isinstance(name, str) or name == "<lambda>":
-                raise UsageError(
-                    f"axes: an object of {argument} has no name; give a dict, name -> object"
-                )
-            named = (settings if isinstance(value, str) else objects).setdefault(argument, {})
-            if (
-                _is_name_of_another(argument, name, value)
-                or named.setdefault(name, value) is not value
-            ):
-                raise UsageError(
-                    f"axes: {argument} {name} is the name of another {argument}; give it one of its own"
-                )
-            plain[argument].append(name)
-    return plain, objects, settings
-
-
-def _names_and_values(argument: str, given: Any) -> list[tuple[Any, Any]]:
-    """Returns the names of an axis with their values; a function has its own name, and a setting its value."""
-    if isinstance(given, Mapping):
-        return list(given.items())
-    listed = given if isinstance(given, list) else [given]
-    named = []
-    for value in listed:
-        name = (
-            registered(argument, value)
-            if isinstance(value, str)
-            else getattr(value, "__name__", "")
-        )
-        named.append((name, value))
-    return named
-
-
-KNOWN = (*ALGORITHMS, NATIVE, *WEIGHTINGS)
-"""Names of algorithms and weightings."""
-
-
-def _is_name_of_another(argument: str, name: str, value: Any) -> bool:
-    """Returns whether a name is that of an algorithm or a weighting, and the value is something else."""
-    if not isinstance(value, str):
-        return registered(argument, name) in KNOWN
-    if registered(argument, name) == registered(argument, value):
-        return False
-    return registered(argument, name) in KNOWN and method_of("fedavg", value) != registered(
-        argument, name
-    )
 
 
 def parse_axes(
@@ -296,7 +215,7 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
 
 
 def check_name(name: str, source: str) -> None:
-    """Raises UsageError for an unknown setting, and for one that the points of a sweep do not have."""
+    """Raises UsageError for an unknown setting, and for one that the trials of a sweep do not have."""
     known = (*SHORTHANDS, *SETTINGS)
     if name not in known:
         raise UsageError(
@@ -304,19 +223,19 @@ def check_name(name: str, source: str) -> None:
         )
     if name in NO_AXES:
         raise UsageError(
-            f"{source}: {name} cannot be a setting of a sweep's points: {NO_AXES[name]}"
+            f"{source}: {name} cannot be a setting of a sweep's trials: {NO_AXES[name]}"
         )
 
 
 def refuse_set(config: Config) -> None:
-    """Raises UsageError if the config that all points share has a setting that no point has."""
+    """Raises UsageError if the config that all trials share has a setting that no trial has."""
     for name, reason in NO_AXES.items():
         if SETTINGS[name].get(config) != SETTINGS[name].get(Config()):
-            raise UsageError(f"Config: {name} cannot be a setting of a sweep's points: {reason}")
+            raise UsageError(f"Config: {name} cannot be a setting of a sweep's trials: {reason}")
 
 
 PATHS = ("data_dir", "init", "validation.data_dir")
-"""Paths that the points of a sweep may have; an empty one is not set, for which TOML has no other value."""
+"""Paths that the trials of a sweep may have; an empty one is not set, for which TOML has no other value."""
 
 
 def seeds(name: str, value: Any) -> list[Any]:
@@ -337,10 +256,10 @@ def seeds(name: str, value: Any) -> list[Any]:
 
 
 MAX_NAME = 150
-"""Characters of a point's name; a longer one is cut and ends in a digest."""
+"""Characters of a trial's name; a longer one is cut and ends in a digest."""
 
-ONLY = "point"
-"""Name of the point of a sweep in which nothing varies."""
+ONLY = "trial"
+"""Name of the trial of a sweep in which nothing varies."""
 
 PLACES = ("data_dir", "validation.data_dir")
 """Folders of data, which may differ between machines."""
@@ -356,21 +275,19 @@ class Layer(NamedTuple):
 
 
 class Sweep(NamedTuple):
-    """What a sweep varies, and what its points share."""
+    """What a sweep varies, and what its trials share."""
 
     axes: tuple[Axis, ...]
     layers: tuple[Layer, ...] = ()
-    """settings that all points share, in rising precedence; the axes' values join the last one"""
+    """settings that all trials share, in rising precedence; the axes' values join the last one"""
     start: Config | None = None
     """settings below all layers; by default the preset of the data set"""
     title: str = ""
-    objects: Mapping[str, Mapping[str, Any]] = {}
-    """argument -> name on its axis -> object from Python"""
-    names: Mapping[str, Mapping[str, str]] = {}
-    """setting -> name on its axis -> the value that a caller gave this name"""
+    bundles: Mapping[str, Mapping[str, Bundle]] = {}
+    """axis -> name on it -> what that stands for"""
 
 
-class Point(NamedTuple):
+class Trial(NamedTuple):
     """One run of a sweep."""
 
     name: str
@@ -381,17 +298,17 @@ class Point(NamedTuple):
     """checked"""
 
 
-def make_points(sweep: Sweep) -> list[Point]:
-    """Returns the points of a sweep, checked, in the order of the axes; the last axis varies fastest.
+def make_trials(sweep: Sweep) -> list[Trial]:
+    """Returns the trials of a sweep, checked, in the order of the axes; the last axis varies fastest.
 
-    A setting that a point does not use is not among its values: FedAvg has no `fedprox.mu`. Combinations with the same
-    used settings are one point.
+    A setting that a trial does not use is not among its values: FedAvg has no `fedprox.mu`. Combinations with the same
+    used settings are one trial.
 
     Raises:
-        UsageError: a setting cannot work at some point, or no point uses it.
+        UsageError: a setting cannot work at some trial, or no trial uses it.
 
     >>> axes = (Axis(("method",), (("fedavg",), ("fedprox",))), Axis(("fedprox.mu",), ((0.1,), (1.0,))))
-    >>> [point.name for point in make_points(Sweep(axes))]
+    >>> [trial.name for trial in make_trials(Sweep(axes))]
     ['method=fedavg', 'method=fedprox,fedprox.mu=0.1', 'method=fedprox,fedprox.mu=1']
     """
     _refuse_repeated(sweep.axes)
@@ -401,9 +318,9 @@ def make_points(sweep: Sweep) -> list[Point]:
     distinct: dict[str, Resolved] = {}
     for combination in resolved:
         distinct.setdefault(_key_of(combination), combination)
-    points = [Point(name_of(each.used), each.used, each.config) for each in distinct.values()]
-    _refuse_never_used(sweep, points)
-    return points
+    trials = [Trial(name_of(each.used), each.used, each.config) for each in distinct.values()]
+    _refuse_never_used(sweep, trials)
+    return trials
 
 
 class Resolved(NamedTuple):
@@ -412,9 +329,9 @@ class Resolved(NamedTuple):
     config: Config
     """checked"""
     custom: dict[str, Any]
-    """the values that are no settings: names of objects from Python, and hyperparameters that these declare"""
+    """names of objects from Python by argument, and hyperparameters that these declare"""
     named: dict[str, str]
-    """the names that a caller gave to values of settings"""
+    """the names that a caller gave to values, by axis"""
     used: dict[str, Any]
     """the values that the run uses, typed as its settings"""
 
@@ -423,20 +340,20 @@ def _resolve(sweep: Sweep, values: Mapping[str, Any], labels: Sequence[str]) -> 
     """Returns a combination of the axes' values, resolved.
 
     Args:
-        sweep: its layers and objects.
+        sweep: its layers and bundles.
         values: of all axes, by name.
-        labels: the names of axes that tell points apart.
+        labels: the names of axes that tell trials apart.
     """
-    custom = {
-        n: v for n, v in values.items() if n.startswith(HYPER) or v in sweep.objects.get(n, ())
-    }
-    named = {n: v for n, v in values.items() if v in sweep.names.get(n, ())}
-    settings = {name: value for name, value in values.items() if name not in custom}
-    settings |= {name: sweep.names[name][value] for name, value in named.items()}
-    config = point_config(sweep, settings, name_of(_only(values, labels)))
-    typed = _typed_values(config, settings) | custom | named
+    hyper = {name: value for name, value in values.items() if name.startswith(HYPER)}
+    custom = named_values.names_of(sweep.bundles, values) | hyper
+    named = {n: v for n, v in values.items() if v in sweep.bundles.get(n, ())}
+    settings = named_values.settings_of(sweep.bundles, values)
+    settings = {name: value for name, value in settings.items() if name not in hyper}
+    config = trial_config(sweep, settings, name_of(_only(values, labels)))
+    typed = _typed_values(config, values) | hyper | named
     labelled = {name: typed[name] for name in values if name in labels}
-    unused = [name for name in labelled if name not in custom and _is_unused(config, name, custom)]
+    without_use = [name for name in labelled if _is_unused(config, name, custom)]
+    unused = [name for name in without_use if name not in custom]
     return Resolved(
         config,
         custom,
@@ -467,7 +384,7 @@ def combinations(axes: Sequence[Axis]) -> list[dict[str, Any]]:
 
 
 def label_names(axes: Sequence[Axis]) -> list[str]:
-    """Returns the settings that tell points apart: all but the folders that go with another setting.
+    """Returns the settings that tell trials apart: all but the folders that go with another setting.
 
     >>> label_names([Axis(("dataset", "data_dir"), (("cifar10", "data/c"), ("stl10", "data/s")))])
     ['dataset']
@@ -488,13 +405,13 @@ def _num_distinct(rows: Iterable[Any]) -> int:
     return len(set(map(repr, rows)))
 
 
-def point_config(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
-    """Returns the checked settings of one point.
+def trial_config(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Config:
+    """Returns the checked settings of one trial.
 
     Args:
         sweep: its layers.
         values: of the axes, by setting.
-        name: of the point, for messages.
+        name: of the trial, for messages.
 
     Raises:
         UsageError: a setting is unknown, or the run would refuse it.
@@ -513,7 +430,7 @@ def point_config(sweep: Sweep, values: Mapping[str, Any], name: str = "") -> Con
             )
         )
     except UsageError as error:
-        raise UsageError(f"point {name}: {error}" if name != ONLY else str(error)) from None
+        raise UsageError(f"trial {name}: {error}" if name != ONLY else str(error)) from None
 
 
 def _with_unset_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -523,7 +440,7 @@ def _with_unset_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def name_of(values: Mapping[str, Any]) -> str:
-    """Returns the name of a point, which is safe as the name of a folder.
+    """Returns the name of a trial, which is safe as the name of a folder.
 
     Different values have different names. Letters, digits and `._+()-` stand for themselves.
 
@@ -565,7 +482,7 @@ def _typed_values(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_unused(config: Config, name: str, custom: Mapping[str, Any]) -> bool:
-    """Returns whether a point does not use a setting, beside objects from Python and their hyperparameters."""
+    """Returns whether a trial does not use a setting, beside objects from Python and their hyperparameters."""
     return name not in presets.SHORTHANDS and (
         unmet(config, name) is not None or name in replaced_with(custom)
     )
@@ -589,15 +506,15 @@ def _refuse_contradiction(config: Config, settings: Mapping[str, Any]) -> None:
             )
 
 
-def _refuse_never_used(sweep: Sweep, points: Sequence[Point]) -> None:
-    """Raises UsageError for a setting of the last layer, or of an axis, that no point uses."""
+def _refuse_never_used(sweep: Sweep, trials: Sequence[Trial]) -> None:
+    """Raises UsageError for a setting of the last layer, or of an axis, that no trial uses."""
     last = sweep.layers[-1].settings if sweep.layers and sweep.start is None else {}
     names = [*last, *(name for axis in sweep.axes for name in axis.names)]
 
-    def is_unused_in(point: Point, name: str) -> bool:
-        objects = {n: v for n, v in point.values.items() if v in sweep.objects.get(n, ())}
-        return _is_unused(point.config, name, objects)
+    def is_unused_in(trial: Trial, name: str) -> bool:
+        objects = named_values.names_of(sweep.bundles, trial.values)
+        return _is_unused(trial.config, name, objects)
 
     for name in names:
-        if all(is_unused_in(point, name) for point in points):
-            refuse_unused(points[0].config, [name])
+        if all(is_unused_in(trial, name) for trial in trials):
+            refuse_unused(trials[0].config, [name])

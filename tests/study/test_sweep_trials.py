@@ -1,4 +1,4 @@
-"""Axes and points of a sweep: names, merged combinations, files, refusals. No jax."""
+"""Axes and trials of a sweep: names, merged combinations, files, refusals. No jax."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from hypothesis import given, settings, strategies as st
 from fedvg_jax import commands, sweep as sweep_command
 from fedvg_jax.config import Config, flatten
 from fedvg_jax.config.options import partition_seed
-from fedvg_jax.study import sweep_points
-from fedvg_jax.study.sweep_points import Layer, Sweep, cross, make_points, name_of
+from fedvg_jax.study import sweep_trials
+from fedvg_jax.study.sweep_trials import Layer, Sweep, cross, make_trials, name_of
 
 
 def crossed(**settings):
@@ -23,7 +23,7 @@ def crossed(**settings):
 
 
 def names(sweep):
-    return [point.name for point in make_points(sweep)]
+    return [trial.name for trial in make_trials(sweep)]
 
 
 values = st.one_of(
@@ -46,10 +46,10 @@ def test_names_of_different_values_differ_and_are_safe_for_folders(one, data):
     assert set(name_of(one)) <= set(
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+()-=,%~"
     )
-    assert len(name_of(one)) <= sweep_points.MAX_NAME and name_of(one)[0] not in ".-"
+    assert len(name_of(one)) <= sweep_trials.MAX_NAME and name_of(one)[0] not in ".-"
 
 
-def test_name_of_a_point_does_not_change_with_more_values_on_an_axis():
+def test_name_of_a_trial_does_not_change_with_more_values_on_an_axis():
     """However often a value is given, and however its number is written."""
     assert names(crossed(alpha=[0.5], seed="0:2")) == ["alpha=0.5,seed=0", "alpha=0.5,seed=1"]
     assert {*names(crossed(alpha=[0.5], seed="0:2"))} < {
@@ -57,12 +57,12 @@ def test_name_of_a_point_does_not_change_with_more_values_on_an_axis():
     }
     assert names(crossed(lr=[1, 0.5])) == names(crossed(lr=[1.0, 0.5])) == ["lr=1", "lr=0.5"]
     assert names(crossed(seed=[0, 1, 0], lr=[1, 1.0])) == ["seed=0,lr=1", "seed=1,lr=1"]
-    assert names(crossed()) == [sweep_points.ONLY]
+    assert names(crossed()) == [sweep_trials.ONLY]
 
 
 def test_native_beside_a_method_is_the_weighting_of_the_method():
-    points = make_points(crossed(method=["fedavg", "fedvg"], weighting=["native", "uniform"]))
-    assert {p.name: p.config.weighting for p in points} == {
+    trials = make_trials(crossed(method=["fedavg", "fedvg"], weighting=["native", "uniform"]))
+    assert {p.name: p.config.weighting for p in trials} == {
         "method=fedavg,weighting=native": "native",
         "method=fedavg,weighting=uniform": "uniform",
         "method=fedvg,weighting=native": "fedvg",
@@ -76,15 +76,15 @@ def test_settings_of_a_file_win_beside_its_own_methods(tmp_path, where):
     given = f"[axes]\nmethod = {methods}\n" if where == "axis" else f"method = {methods[0]!r}\n"
     tables = 'weighting = "uniform"\n{0}[fedprox]\nmu = 0.5\n{1}'
     path.write_text(tables.format(*(("", given) if where == "axis" else (given, ""))))
-    of_file = sweep_command.read_command_line(["--config", str(path), "--out", "out"]).plan.points
+    of_file = sweep_command.read_command_line(["--config", str(path), "--out", "out"]).plan.trials
     words = ["--method", *methods, "--weighting", "uniform", "--fedprox.mu", "0.5", "--out", "out"]
     assert [p.config for p in of_file] == [
-        p.config for p in sweep_command.read_command_line(words).plan.points
+        p.config for p in sweep_command.read_command_line(words).plan.trials
     ]
     assert (of_file[0].config.weighting, of_file[0].config.fedprox.mu) == ("uniform", 0.5)
     words = ["--config", str(path), "--method", "fedprox", "--fedprox.mu", "0.3", "--out", "out"]
-    (point,) = sweep_command.read_command_line(words).plan.points
-    assert (point.config.weighting, point.config.fedprox.mu) == ("native", 0.3)
+    (trial,) = sweep_command.read_command_line(words).plan.trials
+    assert (trial.config.weighting, trial.config.fedprox.mu) == ("native", 0.3)
 
 
 def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_path):
@@ -97,12 +97,12 @@ def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_
         [str(both)],
         [str(both), "--weighting", "native"],
     ):
-        points = sweep_command.read_command_line(["--config", *words, "--out", "out"]).plan.points
+        trials = sweep_command.read_command_line(["--config", *words, "--out", "out"]).plan.trials
         assert (
-            commands.parse(["--config", *words]).weighting == points[0].config.weighting == "fedvg"
+            commands.parse(["--config", *words]).weighting == trials[0].config.weighting == "fedvg"
         )
-    points = sweep_command.read_command_line(["--config", str(axis), "--out", "out"]).plan.points
-    assert [point.config.weighting for point in points] == ["fedvg", "uniform"]
+    trials = sweep_command.read_command_line(["--config", str(axis), "--out", "out"]).plan.trials
+    assert [trial.config.weighting for trial in trials] == ["fedvg", "uniform"]
     assert Config(method="fedvg", weighting="native").weighting == "fedvg"
     for words in ([], ["--method", "fedvg"], ["--config", str(path)]):
         own = commands.parse([*words, "--algorithm", "scaffold", "--weighting", "native"])
@@ -122,8 +122,8 @@ def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_
     ids=["seed alone", "given", "published", "config", "given in a config"],
 )
 def test_every_seed_of_a_sweep_draws_its_partition_unless_it_has_a_seed(settings, start, seeds):
-    points = make_points(Sweep(crossed(seed=[3, 4]).axes, (Layer(settings, "test"),), start))
-    assert [partition_seed(point.config) for point in points] == seeds
+    trials = make_trials(Sweep(crossed(seed=[3, 4]).axes, (Layer(settings, "test"),), start))
+    assert [partition_seed(trial.config) for trial in trials] == seeds
 
 
 @pytest.mark.parametrize(
@@ -145,19 +145,19 @@ def test_every_seed_of_a_sweep_draws_its_partition_unless_it_has_a_seed(settings
     ],
     ids=["method", "fidelity", "preset", "seed"],
 )
-def test_point_has_the_settings_of_the_same_command_line_of_a_run(words):
+def test_trial_has_the_settings_of_the_same_command_line_of_a_run(words):
     settings = {n[2:].replace("-", "_"): v for n, v in zip(words[::2], words[1::2], strict=True)}
     typed = {"alpha": float, "lr": float, "feddyn.alpha": float, "seed": int}
     given = {n.replace(".", "__"): [typed.get(n, str)(v)] for n, v in settings.items()}
-    point = make_points(crossed(**given))[0]
-    assert dataclasses.replace(point.config, cache_dir=None) == dataclasses.replace(
+    trial = make_trials(crossed(**given))[0]
+    assert dataclasses.replace(trial.config, cache_dir=None) == dataclasses.replace(
         commands.parse(words), cache_dir=None
     )
 
 
 def test_a_value_without_an_axis_is_one_value():
     for value in (0.25, np.float32(0.25), np.array(0.25)):
-        assert sweep_points.parse_axes({"lr": value})[0].values == ((0.25,),)
+        assert sweep_trials.parse_axes({"lr": value})[0].values == ((0.25,),)
 
 
 FILE = """
@@ -177,18 +177,18 @@ lr = [0.1, 0.2]
 def test_file_has_settings_and_axes(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(FILE)
-    file = sweep_points.read_file(path)
+    file = sweep_trials.read_file(path)
     assert file.title == "A title" and file.settings == {"rounds": 200, "fedvg.norm": "l2"}
     assert [axis.names for axis in file.axes] == [("dataset", "lr"), ("method",), ("seed",)]
-    points = make_points(Sweep(file.axes, (Layer(file.settings, "file"),)))
-    assert len(points) == 20 and {p.config.clients for p in points} == {100}  # the preset of CIFAR
+    trials = make_trials(Sweep(file.axes, (Layer(file.settings, "file"),)))
+    assert len(trials) == 20 and {p.config.clients for p in trials} == {100}  # the preset of CIFAR
     assert (
-        flatten(points[-1].config)["fedvg.norm"] == "l2" and partition_seed(points[-1].config) == 4
+        flatten(trials[-1].config)["fedvg.norm"] == "l2" and partition_seed(trials[-1].config) == 4
     )
 
 
 def test_a_value_that_is_given_twice_counts_once():
-    assert sweep_points.zipped({"seed": [0, 1, 0], "alpha": [0.5, 0.5, 0.5]}, "x").values == (
+    assert sweep_trials.zipped({"seed": [0, 1, 0], "alpha": [0.5, 0.5, 0.5]}, "x").values == (
         (0, 0.5),
         (1, 0.5),
     )

@@ -1,0 +1,226 @@
+"""Trials on executors: equal results on all of them, processes that die, and shards."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+import signal
+from concurrent import futures
+from pathlib import Path
+
+import loky
+import pytest
+from support.files import one_line
+from support.programs import compilations
+from support.small_sweeps import BASE, histories
+
+import fedvg_jax as fv
+from fedvg_jax.config import Config
+from fedvg_jax.core.types import UsageError
+from fedvg_jax.host import hardware
+from fedvg_jax.study import executors, sweep_folder, trial_runs
+from fedvg_jax.study.sweep_trials import Sweep, Trial, make_trials, parse_axes
+
+MACHINE = hardware.Hardware("cpu", "", num_devices=4, cores=4, memory_bytes=64 * 2**30)
+
+CONFIG = dataclasses.replace(BASE, model="linear", rounds=2)
+
+
+def root(task):
+    """Weights proportional to the roots of the sample counts."""
+    return fv.weightings.by_scalar(
+        lambda hyper, client, data: client.num_samples.astype(float) ** 0.5
+    )
+
+
+CUSTOM = {"weighting": {"root": root, "uniform": "uniform"}, "seed": [0, 1]}
+METRICS = {"half": lambda model, data: 0.5}
+
+
+def computed(out=None, **where):
+    """Histories of a sweep with a custom weighting and a metric."""
+    return histories(fv.run_sweep(CONFIG, CUSTOM, out, metrics=METRICS, **where))
+
+
+@pytest.fixture(scope="module")
+def alone():
+    return computed()
+
+
+def test_histories_of_processes_of_this_machine_equal_those_of_one(alone, tmp_path):
+    """With custom functions of a module that the processes import, in memory."""
+    assert computed(jobs=2) == alone
+
+
+def test_histories_on_executors_of_the_standard_library_equal_those_of_one_process(alone, tmp_path):
+    with futures.ThreadPoolExecutor(2) as threads:
+        assert computed(executor=threads) == alone
+    assert computed(tmp_path / "s", executor=spawned) == alone
+
+
+def spawned():
+    """Returns an executor, as `executor=` takes it."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")
+    initializer = executors.start_process
+    return futures.ProcessPoolExecutor(
+        2, context, initializer, (sorted(os.sched_getaffinity(0)), os.getpid())
+    )
+
+
+def test_histories_on_dask_equal_those_of_one_process(alone, tmp_path):
+    distributed = pytest.importorskip("distributed", reason="needs the dask extra")
+    cluster = distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
+    )
+    with cluster, distributed.Client(cluster) as client:
+        assert computed(tmp_path / "s", executor=client.get_executor()) == alone
+
+
+def test_the_second_trial_of_a_program_in_a_process_compiles_nothing():
+    trials = make_trials(Sweep(parse_axes({"seed": [0, 1]}), start=CONFIG))
+    sent = trial_runs.pack(trial_runs.Recipe(metrics={"half": fv.Metric(METRICS["half"])}))
+    trial_runs.compute_sent(sent, trials[0], None)
+    with compilations() as compiled:
+        second = pickle.loads(trial_runs.compute_sent(sent, trials[1], None))
+    assert second.status == "finished" and not compiled
+
+
+# --- processes that die
+
+
+def answer(name, folder):
+    """Returns the name of a trial; "once" kills its process the first time, "always" every time."""
+    marker = Path(folder, name)
+    if name == "always" or (name == "once" and not marker.exists()):
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return name
+
+
+def compute_on(slots, names, folder):
+    """Returns (name -> answer of its process, or exception; lines) of trials that are only names."""
+    ends, lines = {}, []
+    queue = executors.Queue({"program": [Trial(name, {}, Config()) for name in names]}, set())
+    with slots as opened:
+        executors.compute(
+            queue,
+            opened,
+            lambda executor, trial: executor.submit(answer, trial.name, str(folder)),
+            lambda trial, result: ends.update({trial.name: result}) or "",
+            lines.append,
+        )
+    return ends, lines
+
+
+NAMES = ("a", "once", "b", "always", "c", "d")
+
+
+@pytest.mark.parametrize(
+    "slots",
+    [
+        lambda: executors.opened(None, 2),
+        lambda: executors.opened(lambda: loky.ProcessPoolExecutor(2), 1),
+    ],
+    ids=["processes of this machine", "a pool that breaks as a whole"],
+)
+def test_trials_of_a_killed_process_are_computed_again_and_one_that_kills_two_fails(
+    slots, tmp_path
+):
+    ends, lines = compute_on(slots(), NAMES, tmp_path)
+    failure = ends.pop("always")
+    assert ends == {name: name for name in NAMES if name != "always"}
+    assert isinstance(failure, RuntimeError) and lines and not any("\n" in line for line in lines)
+
+
+def test_an_executor_that_breaks_and_cannot_be_made_anew_is_one_line(tmp_path):
+    with loky.ProcessPoolExecutor(1) as pool, one_line("the executor broke"):
+        compute_on(executors.opened(pool, 1), ["always"], tmp_path)
+
+
+def test_trials_of_one_program_follow_one_another_in_a_process():
+    """A process that is done with its program takes one that no process has begun."""
+    queue = executors.Queue({"p": ["p0", "p1"], "q": ["q0"], "r": ["r0", "r1"]}, {"r"})
+    taken = [queue.take(None), queue.take("p"), queue.take("p"), queue.take("q"), queue.take("r")]
+    assert taken == [("p", "p0"), ("p", "p1"), ("q", "q0"), ("r", "r0"), ("r", "r1")]
+    assert not queue.programs
+
+
+def test_a_trial_whose_folder_cannot_be_made_fails_and_stops_nothing(tmp_path):
+    """As on a full disk: nothing of it is written."""
+    axes = {"seed": [0, 1]}
+    trials = make_trials(Sweep(parse_axes(axes), start=CONFIG))
+    sweep_folder.open_folder(tmp_path, sweep_folder.document(Sweep(parse_axes(axes)), trials))
+    sweep_folder.trial_folder(tmp_path, "seed=0").touch()
+    first, second = fv.run_sweep(CONFIG, axes, tmp_path)
+    assert isinstance(first.result, fv.Failure) and "seed=0" in first.result.reason
+    assert second.result.summary["rounds"] == 2
+
+
+# --- how many processes, and which part
+
+
+@pytest.mark.parametrize(
+    ("changes", "count", "machine", "jobs"),
+    [
+        ({}, 30, MACHINE, 4),
+        ({}, 9, MACHINE, 2),
+        ({}, 3, MACHINE, 1),
+        ({}, 30, None, 1),
+        ({"model": "lenet5"}, 30, MACHINE, 1),
+        ({"model": "lenet5", "devices": "1"}, 30, MACHINE, 4),
+    ],
+)
+def test_auto_starts_a_process_per_core_where_trials_use_one_device(changes, count, machine, jobs):
+    trials = [Trial("", {}, Config(**changes))] * count
+    assert executors.num_processes("auto", trials, machine) == jobs
+
+
+def test_a_process_has_as_many_devices_as_one_alone(monkeypatch):
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES", raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "")
+    assert executors.environment(2)["JAX_NUM_CPU_DEVICES"] == str(hardware.num_cores())
+    monkeypatch.setenv("JAX_NUM_CPU_DEVICES", "3")
+    assert executors.environment(2)["JAX_NUM_CPU_DEVICES"] == "3"
+    monkeypatch.delenv("JAX_NUM_CPU_DEVICES")
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=2")
+    assert "JAX_NUM_CPU_DEVICES" not in executors.environment(2)
+
+
+def test_processes_have_the_cores_in_parts():
+    cores = sorted(os.sched_getaffinity(0))
+    with executors.opened(None, 3) as slots:
+        parts = [slot.executor.submit(os.sched_getaffinity, 0).result() for slot in slots]
+    assert parts == [{*cores[i::3]} or {cores[i % len(cores)]} for i in range(3)]
+
+
+def test_shards_compute_every_trial_once(tmp_path):
+    for number in (1, 2):
+        fv.run_sweep(CONFIG, {"seed": "0:3"}, tmp_path, shard=f"{number}/2")
+    names = {path.parent.name for path in tmp_path.glob("trials/*/summary.json")}
+    assert names == {"seed=0", "seed=1", "seed=2"}
+    assert all(fv.History.load(tmp_path / "trials" / name).summary["parts"] == 1 for name in names)
+
+
+@pytest.mark.parametrize(
+    ("variables", "shard"),
+    [
+        ({}, (1, 1)),
+        ({"ID": "7", "COUNT": "4", "MIN": "5", "MAX": "8"}, (3, 4)),
+        ({"ID": "0", "COUNT": "4", "MIN": "0", "MAX": "3"}, (1, 4)),
+        ({"ID": "6", "COUNT": "3", "MIN": "2", "MAX": "6"}, (3, 3)),
+    ],
+)
+def test_the_shard_of_a_task_is_its_position_in_the_array(variables, shard):
+    environ = {f"SLURM_ARRAY_TASK_{name}": value for name, value in variables.items()}
+    assert executors.read_shard(None, environ) == shard
+    assert executors.read_shard("2/5", environ) == (2, 5)
+
+
+def test_an_array_with_gaps_is_no_sweep_in_parts():
+    variables = {"ID": "3", "COUNT": "3", "MIN": "1", "MAX": "7"}
+    environ = {f"SLURM_ARRAY_TASK_{name}": value for name, value in variables.items()}
+    with pytest.raises(UsageError, match="--shard"):
+        executors.read_shard(None, {**environ, "SLURM_ARRAY_TASK_MAX": "8"})

@@ -1,0 +1,119 @@
+"""Methods as bundles with names, tuning by any metric, and reports over several tuned sweeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import pytest
+from support.run_folders import settings_of, write_document, write_run
+from support.small_sweeps import timeless
+
+import fedvg_jax as fv
+from fedvg_jax.core.types import Hyperparameter
+from fedvg_jax.study.collect import collect
+
+CONFIG = fv.Config(model="linear", rounds=1, clients=6, local_epochs=1, eval_every=1)
+
+
+def tempered(task):
+    """Weights n_k^T, normalised."""
+    rule = fv.weightings.by_scalar(
+        lambda hyper, client, data: client.num_samples.astype(float) ** hyper["T"]
+    )
+    return rule._replace(hyperparameters=(Hyperparameter("T", 1.0, 0.0, 4.0),))
+
+
+METHODS = {
+    "mine": fv.Method(algorithm=fv.algorithms.scaffold(), weighting=tempered, hyper={"T": 0.5}),
+    "calm": fv.Method(weighting="uniform", settings={"lr": 0.02}),
+    "fedavg": "fedavg",
+}
+
+
+def test_methods_of_one_axis_equal_runs_alone_and_are_methods_of_one_report(tmp_path):
+    results = fv.run_sweep(CONFIG, {"method": METHODS, "seed": [0]}, tmp_path / "s")
+    mine, calm, fedavg = (result.result.records for result in results)
+    alone = [
+        fv.run(CONFIG, algorithm=fv.algorithms.scaffold(), weighting=tempered, hyper={"T": 0.5}),
+        fv.run(dataclasses.replace(CONFIG, weighting="uniform", lr=0.02)),
+        fv.run(dataclasses.replace(CONFIG, algorithm="fedavg", weighting="samples")),
+    ]
+    assert [timeless(run.records) for run in alone] == [*map(timeless, (mine, calm, fedavg))]
+    assert [result.name for result in results] == [f"method={name},seed=0" for name in METHODS]
+    pytest.importorskip("scipy", reason="reports need the report extra")
+    assert collect([tmp_path / "s"]).methods == ("mine", "calm", "fedavg")
+    assert {"mine", "calm"} <= {*collect([tmp_path / "s" / "trials"], partial=True).methods}
+    (tmp_path / "s" / "trials" / "method=mine,seed=0" / "config.json").unlink()
+    study = collect([tmp_path / "s"], partial=True)
+    assert study.group("mine", ()).lines("missing")
+
+
+def test_a_changed_object_of_a_method_is_refused(tmp_path):
+    fv.run_sweep(CONFIG, {"method": {"mine": METHODS["mine"]}}, tmp_path)
+    other = METHODS["mine"]._replace(hyper={"T": 2.0})
+    with pytest.raises(fv.UsageError, match="method mine has changed"):
+        fv.run_sweep(CONFIG, {"method": {"mine": other}}, tmp_path)
+
+
+def test_methods_are_tuned_one_by_one_by_a_metric_of_the_call(tmp_path):
+    """The metric on D_val prefers small models, and so the smallest learning rate."""
+
+    def size(model, data):
+        return sum(jnp.square(leaf).sum() for leaf in jax.tree.leaves(model.params))
+
+    metrics = {"size": fv.Metric(size, better="lower", rows="val")}
+    fv.run_sweep(
+        CONFIG,
+        {"method": METHODS},
+        tmp_path,
+        metrics=metrics,
+        tune={"lr": [0.5, 1e-4]},
+        tune_seeds=[7],
+        tune_metric="size",
+    )
+    chosen = json.loads((tmp_path / "sweep.json").read_text())["tuning"]["chosen"]
+    assert {name: choice["values"] for name, choice in chosen.items()} == {
+        f"method={name}": {"lr": 1e-4} for name in METHODS
+    }
+
+
+@pytest.mark.parametrize(
+    ("metric", "named"),
+    [
+        (lambda model, data: 0.0, "test rows"),
+        (fv.Metric(lambda model, data: 0.0, rows="val"), "better"),
+    ],
+)
+def test_a_metric_that_cannot_choose_is_refused(metric, named, tmp_path):
+    with pytest.raises(fv.UsageError, match=named):
+        fv.run_sweep(
+            CONFIG, {}, tmp_path, metrics={"m": metric}, tune={"lr": [0.1]}, tune_metric="m"
+        )
+
+
+def write_tuned(folder, rates, grid=(0.03, 0.1, 0.3)):
+    """Writes a sweep of methods that were tuned to these rates."""
+    trials, chosen = {}, {}
+    for method, lr in rates.items():
+        name = f"method={method},seed=0"
+        write_run(folder / "trials" / name, (0.5, 0.6), method=method, lr=lr)
+        trials[name] = {"method": method, "seed": 0}, settings_of(rounds=2, method=method, lr=lr)
+        chosen[f"method={method}"] = {"values": {"lr": lr}}
+    write_document(folder, [{"method": [*rates]}, {"seed": [0]}], trials)
+    content = json.loads((folder / "sweep.json").read_text())
+    content["tuning"] = {"settings": {"lr": [*grid]}, "seeds": [7], "chosen": chosen}
+    (folder / "sweep.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_a_report_of_tuned_sweeps_compares_methods_at_their_tuned_values(tmp_path):
+    first = write_tuned(tmp_path / "a", {"fedavg": 0.3, "fedvg": 0.1})
+    second = write_tuned(tmp_path / "b", {"fedprox": 0.03})
+    study = collect([first, second])
+    assert study.methods == ("fedavg", "fedvg", "fedprox") and study.conditions == ((),)
+    assert len(study.tuned) == 3 and not study.notes
+    third = write_tuned(tmp_path / "c", {"uniform": 0.5}, grid=(0.5, 0.7))
+    assert "different values" in collect([first, third]).notes[-1]

@@ -290,4 +290,4 @@ def test_algorithms_whose_server_sees_the_aggregate_alone_are_allowed():
         algorithm = worlds.algorithm(name)
         state = worlds.state(worlds.uneven(), algorithm, worlds.QUADRATIC)
         with naming(name):
-            accounts.check(CONFIG, algorithm, state, worlds.hyper(), None)
+            accounts.check(CONFIG, algorithm, fv.weightings.uniform(), state, worlds.hyper(), None)

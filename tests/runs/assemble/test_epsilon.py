@@ -285,6 +285,7 @@ def test_algorithms_whose_server_sees_the_aggregate_alone_are_allowed():
         "fedadagrad",
         "fedntd",
         "feddecorr",
+        "fedlc",
         "ditto",
     ):
         algorithm = worlds.algorithm(name)

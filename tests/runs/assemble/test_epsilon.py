@@ -288,10 +288,12 @@ def test_algorithms_whose_server_sees_the_aggregate_alone_are_allowed():
         "fedadagrad",
         "fedntd",
         "feddecorr",
+        "fedlc",
         "ditto",
     ):
         algorithm = worlds.algorithm(name)
         state = worlds.state(worlds.uneven(), algorithm, worlds.QUADRATIC)
         with naming(name):
-            parts = resolved.privacy(CONFIG), resolved.cohorts(CONFIG), algorithm, None
-            accounts.check(*parts, state, worlds.hyper())
+            options = resolved.privacy(CONFIG), resolved.cohorts(CONFIG)
+            method = algorithm, fv.weightings.uniform(), None
+            accounts.check(*options, *method, state, worlds.hyper())

@@ -329,7 +329,15 @@ def _local_slot(index: int, count: int) -> Slot:
     executor = loky.ProcessPoolExecutor(
         1, env=environment(count), initializer=start_process, initargs=(mine, os.getpid())
     )
-    process = executor.submit(import_packages)
+    if cores:
+        os.sched_setaffinity(
+            0, mine
+        )  # which the process takes over before its libraries count cores
+    try:
+        process = executor.submit(import_packages)
+    finally:
+        if cores:
+            os.sched_setaffinity(0, cores)
     return Slot(executor, lambda: _local_slot(index, count), 1, process)
 
 

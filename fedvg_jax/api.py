@@ -297,10 +297,10 @@ def run_sweep(
         axes: setting, "method" or "fidelity" -> its values, which are crossed with the values of other axes; a tuple of
             settings -> tuples of their values. Seeds may be a range "0:5". As in `run`, a seed also draws the
             partition, unless the config or an axis has a `partition_seed`. "hyper.NAME" is a hyperparameter that
-            `algorithm` or `weighting` declares. Values of "weighting", "algorithm", "task" and "selection" may be
-            objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a function has its own name. Values of
-            "method" may be bundles: {"mine": fv.Method(algorithm=a, weighting=w), "fedavg": "fedavg"}. Tables, figures
-            and folders have these names.
+            `algorithm` or `weighting` declares. Values of "weighting", "algorithm", "task", "selection", "robust",
+            "send" and "attack" may be objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a function has its
+            own name. Values of "method" may be bundles: {"mine": fv.Method(algorithm=a, weighting=w), "fedavg":
+            "fedavg"}. Tables, figures and folders have these names.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished trials are not run again.
         metrics: as in `run`, for all runs; a report compares them by name.
         tune: setting -> values. Separate runs, in the folder `tuning` of `out`, choose the value with the best result

@@ -227,7 +227,7 @@ def _privacy_problems(config: Config) -> Iterator[str]:
 
 def _client_chunk_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of client chunks with what needs all models of the cohort at once."""
-    chunks = f"client chunks of {config.client_chunk} of a cohort of {options.cohort_size(config)}"
+    chunks = f"client_chunk {config.client_chunk} of a cohort of {options.cohort_size(config)}"
     if not 0 < config.client_chunk < options.cohort_size(config):
         return
     if not streams(config.weighting):

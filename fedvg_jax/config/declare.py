@@ -234,10 +234,10 @@ class Setting(NamedTuple):
         if not self.arguments:
             return {}
         chosen, number = self.split(value)
-        values = {}
-        for name, argument in self.arguments.items():
-            if argument.traced:
-                values[argument.traced] = number if name == chosen else argument.default
+        traced = {name: a for name, a in self.arguments.items() if a.traced}
+        values = {argument.traced: argument.default for argument in traced.values()}
+        if chosen in traced:
+            values[traced[chosen].traced] = number
         return values
 
 

@@ -124,9 +124,7 @@ def _refuse_contradictions(
             " of the clients; use the mean or another algorithm"
         )
     if is_robust and client_chunk_size(config) < cohort_size(config):
-        raise UsageError(
-            f"{robust_name} needs all models of a cohort at once; use --client-chunk 0"
-        )
+        raise UsageError(f"{robust_name} needs all models of a cohort at once; use client_chunk 0")
     if custom.weighting and choice(config, "robust")[0] not in ("mean", "clipped_mean"):
         raise UsageError(f"{robust_name} ignores weighting=; use clipped_mean, or leave one out")
     if config.local and is_personal:

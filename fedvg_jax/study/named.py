@@ -9,10 +9,13 @@ from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
 from fedvg_jax.config.options import registered
 from fedvg_jax.config.presets import METHODS, meaning
 from fedvg_jax.config.weighting_grammar import method_of
-from fedvg_jax.core.types import Algorithm, Selection, Task, UsageError, Weighting
+from fedvg_jax.core.types import Algorithm, Selection, Send, Task, UsageError, Weighting
 
 OBJECTS = ("weighting", "algorithm", "task", "selection", "aggregate", "send", "attack")
 """Arguments of a run that take objects from Python, which may be values of axes."""
+
+AXES = {{"aggregate": "robust"}.get(argument, argument): argument for argument in OBJECTS}
+"""Axis, which has the name of the setting -> argument."""
 
 KNOWN = (*ALGORITHMS, NATIVE, *WEIGHTINGS)
 """Names of algorithms and weightings."""
@@ -32,6 +35,11 @@ class Method(NamedTuple):
     """an object, a function task -> `Weighting`, or a text as `--weighting` takes it"""
     task: Task | None = None
     selection: Selection | str | None = None
+    aggregate: Any = None
+    """a robust rule, or a text as `--robust` takes it"""
+    send: Send | str | None = None
+    attack: Any = None
+    """what a corrupt client returns, or a text as `--attack` takes it"""
     hyper: Mapping[str, float] = {}
     """name -> value of hyperparameters that the objects declare"""
     settings: Mapping[str, Any] = {}
@@ -54,7 +62,7 @@ Bundles = Mapping[str, Mapping[str, Bundle]]
 def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Bundle]]]:
     """Returns axes with names in place of values, and what these names stand for.
 
-    The values of an axis of `OBJECTS`, or of "method", are a dict, name -> object or setting, or a list, in which a
+    The values of an axis of `AXES`, or of "method", are a dict, name -> object or setting, or a list, in which a
     function has its own name.
 
     Raises:
@@ -70,13 +78,15 @@ def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Bundle]]
             f"axes must be a dict of settings with their values; got {type(axes).__name__}"
         )
     plain, bundles = dict(axes), {}
-    for axis in (*OBJECTS, "method"):
+    for axis in (*AXES, "method"):
         values = axes.get(axis, "")
         listed = (
             values if isinstance(values, (list, tuple)) and not _is_object(values) else [values]
         )
         if not isinstance(values, Mapping) and all(isinstance(value, str) for value in listed):
             continue
+        if not values:
+            raise UsageError(f"axes: {axis} has no values; give names with objects")
         named = (
             values.items() if isinstance(values, Mapping) else [(_name(axis, v), v) for v in listed]
         )
@@ -121,14 +131,18 @@ def _bundle(axis: str, value: Any) -> Bundle:
     if isinstance(value, str):
         return Bundle({}, {axis: value})
     if axis != "method":
-        return Bundle({axis: value}, {})
+        return Bundle({AXES[axis]: value}, {})
     if not isinstance(value, Method):
         raise UsageError(f"axes: method takes names and fv.Method(...); got {value!r:.100}")
-    parts = {name: getattr(value, name) for name in OBJECTS}
-    texts = {name: part for name, part in parts.items() if isinstance(part, str)}
-    objects = {n: part for n, part in parts.items() if part is not None and n not in texts}
-    hyper = {"hyper": value.hyper} if value.hyper else {}
-    return Bundle(objects | hyper, {**value.settings, **texts})
+    objects: dict[str, Any] = {"hyper": value.hyper} if value.hyper else {}
+    settings = dict(value.settings)
+    for setting, argument in AXES.items():
+        part = getattr(value, argument)
+        if isinstance(part, str):
+            settings[setting] = part
+        elif part is not None:
+            objects[argument] = part
+    return Bundle(objects, settings)
 
 
 def objects_of(bundles: Bundles, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fedvg_jax.config.options import effective
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study import named
-from fedvg_jax.study.named import OBJECTS
+from fedvg_jax.study.named import AXES
 from fedvg_jax.study.sweep_trials import HYPER, PLACES
 
 Condition = tuple[tuple[str, Any], ...]
@@ -61,8 +61,10 @@ def settings_of(
         is_custom_method = name == "method" and named.is_custom_method(value)
         if name.startswith(HYPER) or name in (*PLACES, "fidelity") or is_custom_method:
             settings[name] = value
-        elif name in OBJECTS and name not in custom and value != "native":
-            settings[uses.PASSED[name]] = value  # a name that the user gave, or the setting's own
+        elif name in AXES and AXES[name] not in custom and value != "native":
+            settings[uses.PASSED[AXES[name]]] = (
+                value  # a name that the user gave, or the setting's own
+            )
     return settings
 
 

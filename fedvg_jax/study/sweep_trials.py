@@ -28,7 +28,7 @@ from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import refuse_unused, replaced_with, unmet, used as used_settings
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import named as named_values
-from fedvg_jax.study.named import OBJECTS, Bundle
+from fedvg_jax.study.named import AXES, Bundle
 
 HYPER = "hyper."
 """Prefix of axes of hyperparameters that objects from Python declare."""
@@ -152,7 +152,7 @@ def parse_axes(
                     f"axes: the values of {', '.join(names)} must be tuples of {len(names)}"
                 )
             table = Axis(names, tuple(map(tuple, rows))).as_json()
-            for name in OBJECTS:
+            for name in AXES:
                 if not all(isinstance(value, str) for value in table.get(name, ())):
                     raise UsageError(
                         f"axes: objects of {name} cannot be zipped; give them an axis of their own"

@@ -31,7 +31,7 @@ from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import named, sweep_folder
-from fedvg_jax.study.named import OBJECTS, Bundle
+from fedvg_jax.study.named import AXES, Bundle
 from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_trials import HYPER, Trial
 from fedvg_jax.views import tracking
@@ -141,7 +141,7 @@ def data_key(config: Config) -> tuple:
 
 def program_key(trial: Trial) -> tuple:
     """Returns a key that is equal for trials of one program, up to shapes of partitions."""
-    objects = tuple(trial.values.get(axis) for axis in (*OBJECTS, "method"))
+    objects = tuple(trial.values.get(axis) for axis in (*AXES, "method"))
     return experiments.static_settings(trial.config), data_key(trial.config), objects
 
 

@@ -27,6 +27,10 @@ def algorithm(**changes):
     return lambda: traced(worlds.small(), TASK, fedavg()._replace(**changes), basic.uniform())
 
 
+def describing(describe):
+    return run(algorithm=fedavg()._replace(describe=describe))
+
+
 def weighting(rule=None, **changes):
     own = (rule or basic.uniform())._replace(**changes)
     return lambda: traced(worlds.uneven(), worlds.QUADRATIC, fedavg(), own)
@@ -160,12 +164,12 @@ CASES = [
     ),
     (
         "another description for another client",
-        algorithm(describe=lambda rows: np.bincount(rows.y)[: 1 + len(rows.y) % 2]),
+        describing(lambda rows: np.bincount(rows.y)[: 1 + len(rows.y) % 2]),
         "algorithm.describe: client",
     ),
-    ("a description in words", algorithm(describe=lambda rows: "many"), "algorithm.describe"),
-    ("a description that fails", algorithm(describe=lambda rows: rows.z), "algorithm.describe"),
-    ("FedLC without labels of classes", regress(fv.algorithms.fedlc), "algorithm.describe"),
+    ("a description in words", describing(lambda rows: "many"), "algorithm.describe"),
+    ("a description that fails", describing(lambda rows: rows.z), "algorithm.describe"),
+    ("FedLC without labels of classes", regress(fv.algorithms.fedlc), "labels"),
     # a weighting
     ("weights of two clients", weights(lambda ones: ones[:2] / 2), "params/left/x"),
     (

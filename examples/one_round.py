@@ -29,9 +29,7 @@ def federated_round(loss, theta_g, lr, batches, val_batches):
         return jax.lax.scan(step, theta_g, batches)[0]
 
     clients = jax.vmap(train)(batches)  # theta_k, stacked [K, ...]
-    gradients = fv.validation_gradients(
-        loss, clients, val_batches
-    )  # g_k: one vmapped jax.grad over D_val
+    gradients = fv.validation_gradients(loss, clients, val_batches)  # g_k, vmapped over clients
     norms = fv.gradient_norms(gradients)  # ||g_k^(l)||_1 of every layer
     weights = fv.inverse_norm_weights(norms)  # s_k = (1 / (G_k + eps)) / sum_j (1 / (G_j + eps))
     return fv.aggregate(theta_g, clients, weights)  # theta_g - sum_k s_k (theta_g - theta_k)

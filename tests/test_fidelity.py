@@ -26,13 +26,13 @@ from fedvg_jax.runs.assemble import tables
 
 def test_every_row_has_a_reason_or_valid_settings_that_no_other_row_has():
     """`apply` refuses unknown names and types, `check` refuses unknown values."""
-    distinct = {item for row in fidelity.DEPARTURES for item in row.settings.items()}
+    distinct = {item for row in fidelity.DIFFERENCES for item in row.settings.items()}
     assert max(Counter(name for name, _ in distinct).values()) == 1
-    assert options.DEPARTURES.keys() == fidelity.SWITCHES.keys()
-    for row in fidelity.DEPARTURES:
+    assert options.DIFFERENCES.keys() == fidelity.SWITCHES.keys()
+    for row in fidelity.DIFFERENCES:
         with naming(row.id):
             settings = (
-                {"departures": row.id}
+                {"reference": row.id}
                 if row.is_switch and not row.by_default
                 else dict(row.settings)
             )
@@ -182,15 +182,13 @@ EFFECTS = {
     # of 25 rows, floor(25 / 2) = 12 are shared out as 4 : 2 : 1
     "imbalance": ("--method fedavg", lambda sim: int((sim.data.scoring >= 0).sum()), 6 + 3 + 1, 2 * 4),
 }  # fmt: skip
-"""Departure or setting -> flags, function of a simulation, its value by default and under `--fidelity official`."""
+"""Difference or setting -> flags, function of a simulation, its value by default and under `--fidelity official`."""
 OF_A_ROUND = ("server-stats", "untrained")
 
 
 def test_every_departure_of_the_profile_has_an_effect_on_a_run():
     official = {name for name, row in fidelity.SWITCHES.items() if row.official}
-    assert {*EFFECTS, *OF_A_ROUND} == official | fidelity.official_settings().keys() - {
-        "departures"
-    }
+    assert {*EFFECTS, *OF_A_ROUND} == official | fidelity.official_settings().keys() - {"reference"}
 
 
 @pytest.mark.parametrize(

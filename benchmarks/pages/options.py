@@ -1,4 +1,4 @@
-"""Lists of the command line's options and of departures from the paper, from where they are declared."""
+"""Lists of the command line's options and of differences from the paper, from where they are declared."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.pages.markdown import escape, table
 from fedvg_jax import config
 from fedvg_jax.config import SETTINGS, Config, presets
 from fedvg_jax.config.declare import Setting, descriptions
-from fedvg_jax.config.fidelity import DEPARTURES
+from fedvg_jax.config.fidelity import DIFFERENCES
 
 KINDS = {str: "text", int: "integer", float: "number", Path: "path"}
 """A setting's type -> the word for it."""
@@ -17,7 +17,7 @@ KINDS = {str: "text", int: "integer", float: "number", Path: "path"}
 
 OWN_SECTIONS = {
     **dict.fromkeys(
-        ("departures", "holdout", "min_samples_rule", "fedvg.layer", "fedvg.mode", "fedvg.eps"),
+        ("reference", "holdout", "min_samples_rule", "fedvg.layer", "fedvg.mode", "fedvg.eps"),
         "Fidelity to the paper and its code",
     ),
     **dict.fromkeys(
@@ -94,7 +94,7 @@ def fidelity() -> str:
     """Returns one row for every difference between the paper, the published code and the defaults here."""
     defaults = config.flatten(config.Config())
     rows = []
-    for row in DEPARTURES:
+    for row in DIFFERENCES:
         paper, published = (
             escape(row.paper) + DOUBT[row.paper_evidence],
             escape(row.published) + DOUBT[row.published_evidence],
@@ -117,7 +117,7 @@ DOUBT = {"run": "", "read": "", "memory": " *(memory)*", "uncertain": " *(uncert
 
 def published_behaviour(row, defaults: dict[str, Any]) -> str:
     """Returns the flags of a row, whether they are the default or in the profile, and the row's reason."""
-    settings = {"departures": row.id} if row.is_switch else row.settings
+    settings = {"reference": row.id} if row.is_switch else row.settings
     flags = " ".join(f"`--{name.replace('_', '-')} {value}`" for name, value in settings.items())
     is_default = row.by_default or (
         flags and all(defaults.get(name) == value for name, value in settings.items())

@@ -201,7 +201,7 @@ def run_part(part: str, folder: Path, features: Path) -> None:
         ("seed", "partition_seed"): [(seed, seed) for seed in range(10)],
     }
     if names == "validation.data_dir":
-        axes |= {"validation.source": ["npz"], "departures": ["no-external-copies"]}
+        axes |= {"validation.source": ["npz"], "reference": ["no-external-copies"]}
         values = [str(features.with_name(f"{name}.npz")) for name in values]
     own = paired if part == "reliability" else None
     fv.run_sweep(

@@ -56,7 +56,7 @@ B1 = Hyperparameter(
     0.9,
     0,
     1,
-    "Decay of the first moment (FedAdam, FedYogi). FedAdagrad has one only with the departure adaptive-servers.",
+    "Decay of the first moment (FedAdam, FedYogi). FedAdagrad has one only with reference adaptive-servers.",
     excludes_high=True,
 )
 B2 = Hyperparameter(

@@ -10,7 +10,7 @@ from typing import Any
 
 from fedvg_jax.config import options
 from fedvg_jax.config.declare import shown, suggestion
-from fedvg_jax.config.fidelity import departs, departures, listed
+from fedvg_jax.config.fidelity import as_reference, listed, reference_behaviours
 from fedvg_jax.config.methods import WEIGHTINGS
 from fedvg_jax.config.options import RECORDS, SETTINGS, TRACKERS, Config
 from fedvg_jax.config.presets import DATASETS, OUTSIDE, dataset_preset
@@ -52,8 +52,8 @@ def _check_values(config: Config) -> None:
         require_name("record", name, RECORDS)
     for name in listed(config.track):
         require_name("track", name, TRACKERS)
-    for name in listed(config.departures):
-        require_name("departures", name.removeprefix("no-"), ("official", *options.DEPARTURES))
+    for name in listed(config.reference):
+        require_name("reference", name.removeprefix("no-"), ("official", *options.DIFFERENCES))
     for name, setting in SETTINGS.items():
         value, range = setting.get(config), setting.range
         if type(value) is int and abs(value) >= 2**32 and (range is None or range.high == math.inf):
@@ -163,8 +163,8 @@ def _training_problems(config: Config) -> Iterator[str]:
         yield "record client_models is stored in checkpoints, and keep 0 writes none; use --keep 1 or more"
     if config.test_ratio + config.val_ratio >= 1:
         yield f"test_ratio + val_ratio must be below 1; got {config.test_ratio + config.val_ratio}"
-    if config.batch_size == 1 and departs(config, "single-rows"):
-        yield "batch_size must be >= 2 with the departure single-rows; got 1"
+    if config.batch_size == 1 and as_reference(config, "single-rows"):
+        yield "batch_size must be >= 2 with reference single-rows; got 1"
     if config.lanes == "all" and config.devices not in ("auto", "1"):
         yield f"lanes all is one vmap on one device; got devices {config.devices}; use --lanes auto"
 
@@ -173,13 +173,13 @@ def _method_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of weighting and algorithm, and of the algorithm that the config names."""
     if config.fedvg.norm == "delta" and config.fedvg.signal == "fisher":
         yield "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
-    chosen = departures(config.departures)
+    chosen = reference_behaviours(config.reference)
     if (
         config.algorithm == "elastic"
         and "server-stats" in chosen
         and "elastic-sensitivity" not in chosen
     ):
-        yield "the departure server-stats of elastic needs elastic-sensitivity, which measures running statistics"
+        yield "reference server-stats of elastic needs elastic-sensitivity, which measures running statistics"
 
 
 def _rule_problems(config: Config) -> Iterator[str]:
@@ -279,8 +279,8 @@ def _clock_problems(config: Config) -> Iterator[str]:
         yield f"overselect must ask at most the {config.clients} clients; got {config.overselect:g}, use <= {most:g}"
     if is_selective and config.dp.clip > 0:
         yield "dp accounts for uniform cohorts; overselect and deadline depend on the clients' data, leave them out"
-    if config.overselect > 1 and departs(config, "cohorts"):
-        yield "overselect draws other cohorts than the departure cohorts; leave one out"
+    if config.overselect > 1 and as_reference(config, "cohorts"):
+        yield "overselect draws other cohorts than reference cohorts; leave one out"
     if is_selective and not options.has_clock(config):
         yield "overselect and deadline need a clock; give --clock.step SECONDS, or leave them out"
 

@@ -1,8 +1,8 @@
 """Where the paper, the published code and this package differ, one row per difference.
 
 The rows are in `fidelity.toml`. `presets.FIDELITY` and the documentation's table are generated from them. A row is
-a name of `--departures`, names settings that give the published behaviour, or has the reason why a run cannot have it.
-The functions below read texts of the setting `departures`.
+a name of `--reference`, names settings that give the published behaviour, or has the reason why a run cannot have it.
+The functions below read texts of the setting `reference`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Evidence = Literal["run", "read", "memory", "uncertain"]
 """
 
 
-class Departure(NamedTuple):
+class Difference(NamedTuple):
     """One difference between the paper, the published code and the defaults here."""
 
     id: str
@@ -41,7 +41,7 @@ class Departure(NamedTuple):
     reason: str = ""
     """Why a run cannot have it, or why `--fidelity official` does not."""
     is_switch: bool = False
-    """Whether `id` is a name of `--departures`."""
+    """Whether `id` is a name of `--reference`."""
     by_default: bool = False
     """Of a switch: whether a run has the published behaviour unless it is given otherwise."""
     official: bool = False
@@ -50,20 +50,20 @@ class Departure(NamedTuple):
 
 _TABLE = tomllib.loads(Path(__file__).with_name("fidelity.toml").read_text(encoding="utf-8"))
 
-DEPARTURES = [Departure(**row) for row in _TABLE["departure"]]
+DIFFERENCES = [Difference(**row) for row in _TABLE["difference"]]
 """All rows, in the order of the documentation's table."""
 
 
-SWITCHES = {row.id: row for row in DEPARTURES if row.is_switch}
-"""Name of `--departures` -> its row."""
+SWITCHES = {row.id: row for row in DIFFERENCES if row.is_switch}
+"""Name of `--reference` -> its row."""
 
 
 def official_settings() -> dict[str, Any]:
     """Returns the settings that `--fidelity official` applies, by dotted name."""
     settings = {
-        name: value for row in DEPARTURES if row.official for name, value in row.settings.items()
+        name: value for row in DIFFERENCES if row.official for name, value in row.settings.items()
     }
-    return {"departures": "official", **settings}
+    return {"reference": "official", **settings}
 
 
 def listed(names: str) -> list[str]:
@@ -76,10 +76,10 @@ def listed(names: str) -> list[str]:
 
 
 @functools.cache
-def departures(text: str) -> frozenset[str]:
-    """Returns the departures of a run; later words of the text override earlier ones.
+def reference_behaviours(text: str) -> frozenset[str]:
+    """Returns the differences of a run; later words of the text override earlier ones.
 
-    >>> sorted(departures("block,no-truck"))
+    >>> sorted(reference_behaviours("block,no-truck"))
     ['block', 'external-copies']
     """
     chosen = {name for name, row in SWITCHES.items() if row.by_default}
@@ -94,13 +94,13 @@ def departures(text: str) -> frozenset[str]:
     return frozenset(chosen)
 
 
-def departs(config: Any, name: str) -> bool:
+def as_reference(config: Any, name: str) -> bool:
     """Returns whether a run has a behaviour of the published code."""
-    return name in departures(config.departures)
+    return name in reference_behaviours(config.reference)
 
 
 def canonical(text: str) -> str:
-    """Returns the shortest text of the same departures that has the word official where it is given, in lower case.
+    """Returns the shortest text of the same differences that has the word official where it is given, in lower case.
 
     >>> canonical("no-block, truck, cohorts"), canonical("official,no-cohorts,block")
     ('cohorts', 'official,no-cohorts')
@@ -109,8 +109,8 @@ def canonical(text: str) -> str:
     words = listed(text)
     if not {word.removeprefix("no-") for word in words} <= {"official", *SWITCHES}:
         return text  # refused when the settings are checked
-    first, chosen = words.count("official") * ["official"], departures(text)
-    usual = departures(",".join(first))
+    first, chosen = words.count("official") * ["official"], reference_behaviours(text)
+    usual = reference_behaviours(",".join(first))
     changed = [
         name if name in chosen else f"no-{name}" for name in SWITCHES if name in chosen ^ usual
     ]

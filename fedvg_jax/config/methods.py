@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax import algorithms, weightings
 from fedvg_jax.config.declare import Condition, group, is_one, setting, table
-from fedvg_jax.config.fidelity import departures
+from fedvg_jax.config.fidelity import reference_behaviours
 from fedvg_jax.core.types import Algorithm, Hyperparameter, Option
 
 ALGORITHMS, WEIGHTINGS = algorithms.BY_NAME, weightings.BY_NAME
@@ -31,17 +31,17 @@ def weighting_names(text: str) -> tuple[str, ...]:
 
 
 def algorithm_of(config: Any) -> Algorithm:
-    """Returns the algorithm that the settings name, with the departures of the run."""
+    """Returns the algorithm that the settings name, with the differences of the run."""
     return _algorithm(
-        config.algorithm, departures(config.departures), weighting_names(config.weighting)
+        config.algorithm, reference_behaviours(config.reference), weighting_names(config.weighting)
     )
 
 
 @functools.cache
-def _algorithm(name: str, departing: frozenset[str], beside: tuple[str, ...]) -> Algorithm:
+def _algorithm(name: str, chosen: frozenset[str], beside: tuple[str, ...]) -> Algorithm:
     entry, arguments = ALGORITHMS[name], {}
-    for departure, published in entry.published.items():
-        if departure in departing and (not published.weighting or published.weighting in beside):
+    for difference, published in entry.published.items():
+        if difference in chosen and (not published.weighting or published.weighting in beside):
             arguments |= published.arguments
     return entry.make(**arguments)
 
@@ -63,7 +63,7 @@ def _declared() -> Iterator[tuple[Hyperparameter | Option, Condition]]:
     of_weightings = {*parameters}
     for name, entry in ALGORITHMS.items():
         variants = {
-            f"{name} with the departure {d}": p.arguments for d, p in entry.published.items()
+            f"{name} with the difference {d}": p.arguments for d, p in entry.published.items()
         }
         for text, arguments in {name: {}, **variants}.items():
             for parameter in (*entry.make(**arguments).hyperparameters, *entry.options):

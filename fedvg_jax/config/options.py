@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedvg_jax import compression
 from fedvg_jax.config import declare, methods, presets
 from fedvg_jax.config.declare import Condition, as_name, groups, is_one, setting, table
-from fedvg_jax.config.fidelity import canonical, departs
+from fedvg_jax.config.fidelity import as_reference, canonical
 from fedvg_jax.config.methods import ALGORITHMS, Methods
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import Argument, Choice, Range, UsageError
@@ -268,7 +268,7 @@ class Config(Shorthands):
     weighting: str = setting("fedvg", form=as_name, word="NAME", is_common=True)
     """Aggregation weights of the clients. samples is n_k / sum_j n_j; native takes the weights of the algorithm's own
     paper. A method sets its own. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
-    departures: str = setting("", form=canonical, word="NAME,...")
+    reference: str = setting("", form=canonical, word="NAME,...")
     """Behaviours of the published code that replace the papers', NAME,... official stands for all behaviours of
     --fidelity official, and no-NAME takes one out. By default a run has external-copies and truck."""
     dataset: str = setting(
@@ -604,7 +604,7 @@ def default_cache_dir() -> Path:
         ) from None
 
 
-DEPARTURES: dict[str, tuple[Condition, ...]] = {
+DIFFERENCES: dict[str, tuple[Condition, ...]] = {
     "single-rows": (),
     "untrained": (),
     "block": (
@@ -618,7 +618,7 @@ DEPARTURES: dict[str, tuple[Condition, ...]] = {
     "truck": (is_one("validation.source", "cifar100"),),
     "imbalance": (_IMBALANCED,),
 } | dict(methods.published_behaviours())
-"""Name of `departures` -> conditions that must all hold for a run to have it."""
+"""Name of `reference` -> conditions that must all hold for a run to have it."""
 
 
 def cohort_size(config: Config) -> int:
@@ -629,7 +629,7 @@ def cohort_size(config: Config) -> int:
     >>> cohort_size(Config(clients=100, join_ratio=0.29)), cohort_size(Config(clients=7, join_ratio=0.5))
     (29, 3)
     """
-    is_published = departs(config, "cohorts")
+    is_published = as_reference(config, "cohorts")
     return max(
         1,
         int(

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax.config.declare import Condition
-from fedvg_jax.config.fidelity import departures, listed
-from fedvg_jax.config.options import DEPARTURES, SETTINGS, Config, effective
+from fedvg_jax.config.fidelity import listed, reference_behaviours
+from fedvg_jax.config.options import DIFFERENCES, SETTINGS, Config, effective
 from fedvg_jax.core.types import UsageError
 
 PASSED = {
@@ -32,14 +32,14 @@ HOST = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind ==
 """Settings that change no result, such as folders."""
 
 
-CONDITIONAL = [name for name, s in SETTINGS.items() if s.facts.used or name == "departures"]
+CONDITIONAL = [name for name, s in SETTINGS.items() if s.facts.used or name == "reference"]
 """Settings that some runs do not use, in the order of `--help-all`."""
 
 
 def unmet(config: Config, name: str) -> Condition | None:
     """Returns the first condition of a setting that does not hold; None where the run uses it."""
-    if name == "departures":
-        conditions = [*_unmet_of_departures(config).values()]
+    if name == "reference":
+        conditions = [*_unmet_of_differences(config).values()]
         return conditions[0] if conditions and all(conditions) else None
     if name in SETTINGS:  # shorthands have no conditions
         for condition in SETTINGS[name].facts.used:
@@ -48,10 +48,10 @@ def unmet(config: Config, name: str) -> Condition | None:
     return None
 
 
-def _unmet_of_departures(config: Config) -> dict[str, Condition | None]:
-    """Returns every departure that is given by its own name -> its first condition that does not hold, if any."""
-    names = [word.removeprefix("no-") for word in listed(config.departures) if word != "official"]
-    return {f"departures {name}": _unmet(config, DEPARTURES.get(name, ())) for name in names}
+def _unmet_of_differences(config: Config) -> dict[str, Condition | None]:
+    """Returns every difference that is given by its own name -> its first condition that does not hold, if any."""
+    names = [word.removeprefix("no-") for word in listed(config.reference) if word != "official"]
+    return {f"reference {name}": _unmet(config, DIFFERENCES.get(name, ())) for name in names}
 
 
 def _unmet(config: Config, conditions: Iterable[Condition]) -> Condition | None:
@@ -77,25 +77,25 @@ def used(config: Config) -> dict[str, Any]:
     >>> "lr" in settings, "fedvg.norm" in settings, "out" in settings
     (True, False, False)
     """
-    left_out = {*HOST, "departures", *unused(config)}
+    left_out = {*HOST, "reference", *unused(config)}
     settings = {
         name: str(value) if isinstance(value, Path) else value
         for name, value in effective(config).items()
         if name not in left_out
     }
-    return settings | used_departures(config)
+    return settings | used_differences(config)
 
 
-def used_departures(config: Config) -> dict[str, bool]:
-    """Returns whether the run has each departure that it can have, as a setting of that name.
+def used_differences(config: Config) -> dict[str, bool]:
+    """Returns whether the run has each difference that it can have, as a setting of that name.
 
-    >>> used_departures(Config(algorithm="scaffold", departures="scaffold-state"))["departures.scaffold-state"]
+    >>> used_differences(Config(algorithm="scaffold", reference="scaffold-state"))["reference.scaffold-state"]
     True
     """
-    chosen = departures(config.departures)
+    chosen = reference_behaviours(config.reference)
     return {
-        f"departures.{name}": name in chosen
-        for name, used in DEPARTURES.items()
+        f"reference.{name}": name in chosen
+        for name, used in DIFFERENCES.items()
         if not _unmet(config, used)
     }
 
@@ -126,7 +126,7 @@ def refuse_unused(config: Config, names: Iterable[str]) -> None:
 def no_use(config: Config, name: str) -> str:
     """Returns the message about a setting that the run does not use; "" where it uses it."""
     conditions = (
-        _unmet_of_departures(config) if name == "departures" else {name: unmet(config, name)}
+        _unmet_of_differences(config) if name == "reference" else {name: unmet(config, name)}
     )
     name, condition = next((item for item in conditions.items() if item[1]), (name, None))
     if condition is None:

@@ -20,6 +20,8 @@ from jax import Array
 from fedvg_jax.core import norms, tree
 from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Tree, Variables
 
+__all__ = ("BY_NAME", "noise", "scaling", "sign_flip")
+
 Disturb = Callable[[Hyper, Array, Array, Variables, Variables], Variables]
 """(hyper, key, ids of the cohort [K], global model, trained models [K, ...]) -> returned models [K, ...]"""
 

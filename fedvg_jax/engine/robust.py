@@ -19,6 +19,8 @@ from fedvg_jax.core import norms, tree
 from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Tree, Variables
 from fedvg_jax.weightings import aggregation, basic
 
+__all__ = ("BY_NAME", "clipped_mean", "krum", "median", "trimmed_mean", "weighted_mean")
+
 Rule = Callable[[Hyper, Variables, Variables, Variables], Variables]
 """(hyper, global model, stacked clients [K, ...], weights [K]) -> new global model"""
 

@@ -18,6 +18,8 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 
+__all__ = ("Timeline", "timeline")
+
 _START = 203  # domain of the random stream, distinct from those of the schedule and the clock
 
 Durations = Sequence[float] | np.ndarray | Callable[[int, int], float]

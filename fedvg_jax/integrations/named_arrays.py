@@ -44,7 +44,7 @@ Gradient = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 NOT_OF_GRADIENTS = ("val_loss", "val_accuracy", "fltrust", "fitted")
 """Weightings that need the loss on D_val itself."""
 
-NOT_USED = ("local", "fedvg.mode", "departures", "robust", "dp.clip", "attack", "tuning.steps")
+NOT_USED = ("local", "fedvg.mode", "reference", "robust", "dp.clip", "attack", "tuning.steps")
 """Settings of a round that a caller might expect; the gradient decides on the mode, and `block_of` on blocks."""
 
 _EMPTY = Data((), (), (), ())

@@ -47,7 +47,7 @@ class Network(NamedTuple):
     block_of: Reference = "models.task:head_and_base"
     """Path of a tensor -> name of its block."""
     stage_of: Reference | None = None
-    """As `block_of`, for the departure block."""
+    """As `block_of`, for reference block."""
     smallest: int = 1
     """Smallest height and width of images that it takes."""
     channels: tuple[int, ...] = ()

@@ -10,7 +10,7 @@ import numpy as np
 
 from fedvg_jax import data as datasets
 from fedvg_jax.config import SETTINGS, Config, num_corrupt
-from fedvg_jax.config.fidelity import departs
+from fedvg_jax.config.fidelity import as_reference
 from fedvg_jax.config.options import choice, columns_by_role, partition_seed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, scaling, user_data, validation
@@ -222,15 +222,17 @@ def make_shared(
         shared = validation.from_clients(arrays, parts, share, config.val_ratio, seed)
     else:
         cache_dir = config.cache_dir / "data" if config.cache_dir else None
-        all_classes = not departs(config, "truck")
+        all_classes = not as_reference(config, "truck")
         images = validation.outside_images(source, options.data_dir, arrays, all_classes, cache_dir)
         if is_features(arrays.x) and config.data_dir and options.data_dir:
             validation.refuse_other_network(options.data_dir, config.data_dir)
-        shared = validation.from_outside(arrays, *images, departs(config, "external-copies"), seed)
+        shared = validation.from_outside(
+            arrays, *images, as_reference(config, "external-copies"), seed
+        )
     if options.size:
         shared = validation.subset(shared, options.size, seed)
     if options.rho:
-        batch_size = config.batch_size if departs(config, "imbalance") else 0
+        batch_size = config.batch_size if as_reference(config, "imbalance") else 0
         shared = validation.imbalanced(shared, options.rho, classes, seed, batch_size)
     clean = shared.y
     shared = validation.noisy(shared, options.label_noise, classes, seed)

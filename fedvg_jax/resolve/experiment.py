@@ -17,7 +17,7 @@ from fedvg_jax.config import (
     cohort_size,
     epochs_range,
 )
-from fedvg_jax.config.fidelity import departs, listed
+from fedvg_jax.config.fidelity import as_reference, listed
 from fedvg_jax.config.options import choice, num_asked, partition_seed
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import cache
@@ -209,10 +209,10 @@ def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None = None) -
         local_epochs=epochs_range(config),
         seed=config.seed,
         dropout=config.dropout,
-        skips_single_rows=departs(config, "single-rows"),
+        skips_single_rows=as_reference(config, "single-rows"),
         probe_ratio=config.elastic.ratio if has_probe else 0.0,
-        probe_apart=departs(config, "elastic-rows"),
-        is_published=departs(config, "cohorts"),
+        probe_apart=as_reference(config, "elastic-rows"),
+        is_published=as_reference(config, "cohorts"),
         noise_seed=config.dp.noise_seed,
         num_asked=num_asked(config) if config.overselect > 1 else None,
         deadline=math.inf if config.deadline is None else config.deadline,

@@ -9,7 +9,7 @@ import optax
 
 from fedvg_jax.algorithms.base import keeping_models, sends_messages
 from fedvg_jax.config import SETTINGS, WEIGHTINGS, Config, client_chunk_size, cohort_size
-from fedvg_jax.config.fidelity import departs, listed
+from fedvg_jax.config.fidelity import as_reference, listed
 from fedvg_jax.config.methods import algorithm_of, weighting_names
 from fedvg_jax.config.options import choice, local
 from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
@@ -68,8 +68,8 @@ def make_method(config: Config, custom: Custom) -> Method:
         selection=make_selection(config, custom.selection),
         augment=transforms.AUGMENTATIONS[config.augment],
         num_tuning_steps=config.tuning.steps,
-        server_stats=departs(config, "server-stats"),
-        weighs_untrained=departs(config, "untrained"),
+        server_stats=as_reference(config, "server-stats"),
+        weighs_untrained=as_reference(config, "untrained"),
         has_custom_weights=custom.weighting is not None or (custom.task is not None and by_loss),
         measures=tuple(name for name in records if name in recorded.MEASURES),
         layer_names=functools.partial(layer_names, config),
@@ -103,9 +103,9 @@ def make_selection(config: Config, custom: Selection | None = None) -> Selection
     if not isinstance(chosen, Selection) or not callable(chosen.choose):
         got = type(chosen).__name__
         raise UsageError(f"selection must be a fedvg_jax.Selection of a function; got {got}")
-    if departs(config, "cohorts"):
+    if as_reference(config, "cohorts"):
         raise UsageError(
-            "--departures cohorts and a selection both choose the cohorts; leave one out"
+            "--reference cohorts and a selection both choose the cohorts; leave one out"
         )
     return chosen
 
@@ -131,9 +131,9 @@ def _refuse_contradictions(
         raise UsageError(
             f"{name} keeps a personal model of each client, and {local_name} a part; use one of them"
         )
-    if (config.local or is_personal) and departs(config, "server-stats"):
+    if (config.local or is_personal) and as_reference(config, "server-stats"):
         raise UsageError(
-            f"{local_name} cannot be used with the departure server-stats, of one model for all clients;"
+            f"{local_name} cannot be used with reference server-stats, of one model for all clients;"
             " leave one out"
         )
     if (config.local or is_personal) and is_robust:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedvg_jax.config import MODELS, Config
-from fedvg_jax.config.fidelity import departs
+from fedvg_jax.config.fidelity import as_reference
 from fedvg_jax.config.options import local, lora
 from fedvg_jax.core import checks, trained_part, tree
 from fedvg_jax.core.trained_part import NOTHING, LocalPart, local_part
@@ -174,7 +174,9 @@ def draw(init: Callable[[jax.Array], Variables], key: jax.Array) -> Variables:
 def block_of(config: Config) -> Callable[[str], str]:
     """Returns the function path of a tensor -> name of its block, for the config's model."""
     network = MODELS[config.model]
-    return referenced((network.stage_of if departs(config, "block") else None) or network.block_of)
+    return referenced(
+        (network.stage_of if as_reference(config, "block") else None) or network.block_of
+    )
 
 
 def make_local(config: Config) -> LocalPart:

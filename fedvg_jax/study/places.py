@@ -25,7 +25,7 @@ NO_RESULT |= {"lanes", "client_chunk", "conv", "validation.data_dir", "record"}
 """Settings that name a place, an implementation or entries of the history: runs that differ in them are compared. A
 folder of data that is an axis of a sweep names the data."""
 
-METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "departures")
+METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "reference")
 METHOD_GROUPS += ("train", "lora", "send", "robust")
 """Groups of settings, and settings, that belong to the name of the method where they vary."""
 
@@ -54,9 +54,9 @@ def settings_of(
         values: of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name.
         custom: what Python passed in place of settings, of those in `PASSED` -> its name; "" for one without.
     """
-    ignored = NO_RESULT.union(uses.unused(config), ["departures"], uses.replaced_with(custom))
+    ignored = NO_RESULT.union(uses.unused(config), ["reference"], uses.replaced_with(custom))
     settings = {name: value for name, value in effective(config).items() if name not in ignored}
-    settings = uses.with_passed(settings | uses.used_departures(config), custom)
+    settings = uses.with_passed(settings | uses.used_differences(config), custom)
     for name, value in values.items():
         is_custom_method = name == "method" and named.is_custom_method(value)
         if name.startswith(HYPER) or name in (*PLACES, "fidelity") or is_custom_method:

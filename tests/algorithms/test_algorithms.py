@@ -126,7 +126,7 @@ def test_a_published_adaptive_server_follows_algorithm_2_of_reddi_et_al_for_five
     """The oracle is that algorithm's box in NumPy, from v = 0. Updates are below, at and above tau, so that Yogi's v
     rises and falls. `test_oracle.py` has rounds of the paper's servers."""
     rng = np.random.default_rng(0)
-    algorithm, rule = worlds.algorithm(name, departures="adaptive-servers"), oracle.PUBLISHED[name]
+    algorithm, rule = worlds.algorithm(name, reference="adaptive-servers"), oracle.PUBLISHED[name]
     hyper, zero = worlds.hyper(), {"a": np.zeros(4)}
     plain, residual = (
         {key: float(value) for key, value in hyper.items()},
@@ -146,7 +146,7 @@ def test_a_published_adaptive_server_follows_algorithm_2_of_reddi_et_al_for_five
 
 def test_the_published_feddyn_omits_the_average_after_the_first_round(x64):
     """theta <- theta_g + mean lambda, for any models that the clients return; under FedVG's weights only."""
-    algorithm = worlds.algorithm("feddyn", weighting="fedvg", departures="feddyn-average")
+    algorithm = worlds.algorithm("feddyn", weighting="fedvg", reference="feddyn-average")
     states = after(algorithm, 3, "samples+fedvg")
     for before, now in itertools.pairwise(states):
         worlds.assert_close(
@@ -155,7 +155,7 @@ def test_the_published_feddyn_omits_the_average_after_the_first_round(x64):
     always = after(worlds.algorithm("feddyn"), 3, "samples+fedvg")
     worlds.assert_close(states[0].variables, always[0].variables, 1e-12)
     assert tree_distance(states[1].variables, always[1].variables) > 1e-3
-    native = worlds.algorithm("feddyn", weighting="native", departures="feddyn-average")
+    native = worlds.algorithm("feddyn", weighting="native", reference="feddyn-average")
     update = states[0].variables.params
     cohort = Cohort(update, tree.zeros_like(update), (), {}, {}, 5)
     residuals = [
@@ -169,7 +169,7 @@ def test_the_published_feddyn_omits_the_average_after_the_first_round(x64):
 
 def test_the_published_feddyn_has_no_quadratic_term_and_clips(x64):
     """g + alpha (lambda_k - theta_g), cut to a norm of 10: of (60, 80), to (6, 8)."""
-    correct = worlds.algorithm("feddyn", departures="feddyn-regulariser").correct
+    correct = worlds.algorithm("feddyn", reference="feddyn-regulariser").correct
     anchor = Anchor({"x": jnp.full(2, 2.0)}, None, {"x": jnp.full(2, 5.0)})
     hyper, theta = (
         worlds.hyper(**{"feddyn.alpha": 0.5, "feddyn.clip": 10.0}),
@@ -187,7 +187,7 @@ def test_the_published_sensitivity_averages_the_squared_norms_of_summed_gradient
     """Of H equal batches with the gradient g of the loss, sum_i (1 - mu) mu^(H - i) ||i g||^2; no bias is corrected."""
     params, mu, num_batches = worlds.QUADRATIC.init(None).params, 0.5, 3
     world = worlds.quadratics(np.full((1, 3), 3.0), np.ones((1, 3)), [8], 1)
-    probe = worlds.algorithm("elastic", departures="elastic-sensitivity").probe
+    probe = worlds.algorithm("elastic", reference="elastic-sensitivity").probe
     actual = probe(worlds.hyper(**{"elastic.mu": mu}), probe_of(world, num_batches, params)).params
     factor = sum((1 - mu) * mu ** (num_batches - i) * i**2 for i in range(1, num_batches + 1))
     worlds.assert_close(
@@ -197,7 +197,7 @@ def test_the_published_sensitivity_averages_the_squared_norms_of_summed_gradient
 
 def test_the_published_sensitivity_is_relative_to_the_most_sensitive_client(x64):
     """zeta = 1 + 0.5 - (0.25 x 8 + 0.75 x 4) / 8 = 0.875 of u = 1."""
-    residual = worlds.algorithm("elastic", departures="elastic-sensitivity").residual
+    residual = worlds.algorithm("elastic", reference="elastic-sensitivity").residual
     one = {"x": jnp.ones(())}
     cohort = Cohort(one, (), (), {"x": jnp.array([0.25, 0.75])}, {"x": jnp.array([8.0, 4.0])}, 2)
     rest, _ = residual(worlds.hyper(**{"elastic.tau": 0.5}), (), one, cohort)

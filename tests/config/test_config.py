@@ -139,7 +139,7 @@ def test_a_cohort_is_the_floor_of_clients_times_ratio_as_it_is_written():
     }
     assert all(size == max(1, n * h // 100) for (n, h), size in sizes.items())
     published = {
-        n: config.cohort_size(Config(clients=n, join_ratio=r, departures="official"))
+        n: config.cohort_size(Config(clients=n, join_ratio=r, reference="official"))
         for n, r in ((100, 0.29), (50, 0.58))
     }
     assert published == {100: 28, 50: 28} and (sizes[100, 29], sizes[50, 58], sizes[200, 57]) == (
@@ -263,8 +263,8 @@ def test_models_with_the_departure_server_stats_are_those_with_running_statistic
         variables = jax.eval_shape(
             init, jax.random.key(0), images, jax.ShapeDtypeStruct((2,), "bool")
         )
-        made = Config(model=model, norm_layers=norm, departures="server-stats")
-        assert ("batch_stats" in variables) == (uses.unused(made, ["departures"]) == []), model
+        made = Config(model=model, norm_layers=norm, reference="server-stats")
+        assert ("batch_stats" in variables) == (uses.unused(made, ["reference"]) == []), model
 
 
 def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_them():

@@ -60,19 +60,19 @@ TOGETHER = [
     ({"export": "model.safetensors", "local": "^classifier/"}, "local"),
     (DP | {"record": "client_models"}, "client_models"),
     (DP | {"dp.delta": 0.05}, "dp.delta"),
-    ({"algorithm": "elastic", "departures": "server-stats"}, "server-stats"),
+    ({"algorithm": "elastic", "reference": "server-stats"}, "server-stats"),
     ({"model": "vit_s16", "norm_layers": "group"}, "norm-layers"),
     ({"model": "resnet18", "norm_layers": "frozen"}, "norm_layers"),
     ({"record": "client_models", "keep": 0}, "keep"),
     ({"selection": "power_of_choice:9"}, "power_of_choice"),
-    (DITTO | {"departures": "server-stats"}, "server-stats"),
+    (DITTO | {"reference": "server-stats"}, "server-stats"),
     (MEDIAN | {"local": "^fc1/"}, "local"),
     ({"record": "finetuned_accuracy", "finetune_epochs": 0}, "finetune_epochs"),
 ]
 """Settings that contradict each other, without the data."""
 
 WITH_DATA = [
-    ({"selection": "power_of_choice", "departures": "cohorts"}, "cohorts"),
+    ({"selection": "power_of_choice", "reference": "cohorts"}, "cohorts"),
     ({"selection": "power_of_choice", "placement": "host"}, "placement"),
     ({"local": "nosuch"}, "local"),
     ({"local": "."}, "local"),

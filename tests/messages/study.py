@@ -88,7 +88,7 @@ CASES = [
     ("unused by all", axes(fedprox__mu=[0.1, 1.0]), "fedprox.mu"),
     (
         "a trial that cannot work",
-        axes(batch_size=[1, 2], departures=["single-rows"]),
+        axes(batch_size=[1, 2], reference=["single-rows"]),
         "trial batch_size=1",
     ),
     ("record as an axis", axes(record=["confusion", "client_drift"]), "record"),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.config.fidelity import departs
+from fedvg_jax.config.fidelity import as_reference
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.run import Run
 
@@ -55,7 +55,7 @@ def of_present(run: Run, record: Record, values: Sequence[Any]) -> list[Any]:
     """Returns values of a cohort's clients with None for clients that are dropped from the round's average.
 
     Dropped clients have the weight 0 and the global model, which say nothing about the client. Those without a local
-    step are present only by the departure untrained.
+    step are present only by reference untrained.
 
     Args:
         run: gives the settings.
@@ -63,7 +63,7 @@ def of_present(run: Run, record: Record, values: Sequence[Any]) -> list[Any]:
         values: one per client, in the order of `clients`.
     """
     absent = {*record.get("dropped", ()), *record.get("diverged", ())}
-    absent.update(() if departs(run.config, "untrained") else record.get("untrained", ()))
+    absent.update(() if as_reference(run.config, "untrained") else record.get("untrained", ()))
     return [
         None if k in absent else value for k, value in zip(record["clients"], values, strict=True)
     ]

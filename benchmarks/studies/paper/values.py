@@ -104,7 +104,7 @@ def _has_papers_method(config: Config, method: str) -> bool:
     )
     ignored = {
         "fedvg.granularity",
-        "departures",
+        "reference",
         "validation.source",
         "validation.data_dir",
         *unused(config),

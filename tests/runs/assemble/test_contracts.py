@@ -28,7 +28,7 @@ def test_algorithm_is_checked_on_what_server_stats_hands_to_it():
     own = linear.GIVEN | {"algorithm": algorithm}
     fv.simulation(SETTINGS, **own)
     with pytest.raises(fv.UsageError, match=r"algorithm\.residual"):
-        fv.simulation(fv.Config(clients=4, departures="server-stats"), **own)
+        fv.simulation(fv.Config(clients=4, reference="server-stats"), **own)
 
 
 def test_details_of_any_rank_pass_and_are_recorded_as_nested_lists():
@@ -179,7 +179,7 @@ def test_scores_of_sequences_have_an_axis_for_their_places():
 
 
 def test_settings_of_a_named_algorithm_do_not_act_on_a_given_one():
-    named = {"algorithm": "scaffold", "departures": "scaffold-steps"}
+    named = {"algorithm": "scaffold", "reference": "scaffold-steps"}
     given, other = (built(given=fedavg(), **changes).schedule(0) for changes in (named, {}))
     assert given.num_steps.tolist() == other.num_steps.tolist()
     assert built(**named).schedule(0).num_steps.tolist() != given.num_steps.tolist()

@@ -226,7 +226,7 @@ def num_steps(task=None, **settings):
 
 def test_single_rows_are_trained_on_except_where_batchnorm_is_undefined_or_by_the_setting():
     assert num_steps() == [3, 2, 1]
-    assert num_steps(worlds.TASK) == num_steps(departures="single-rows") == [2, 2, 0]
+    assert num_steps(worlds.TASK) == num_steps(reference="single-rows") == [2, 2, 0]
     assert num_steps(batch_size=1) == SIZES
     with pytest.raises(UsageError, match="--batch-size"):
         num_steps(worlds.TASK, batch_size=1)

@@ -17,7 +17,7 @@ from support.small_sweeps import assert_equal_runs
 import fedvg_jax
 from fedvg_jax import config, resolve
 from fedvg_jax.config import Config
-from fedvg_jax.config.fidelity import departs
+from fedvg_jax.config.fidelity import as_reference
 from fedvg_jax.engine import federated_round, schedule as schedules
 from fedvg_jax.runs.assemble import tables
 from fedvg_jax.weightings import basic
@@ -50,7 +50,7 @@ def program_text(settings: Config) -> str:
     sim = default_simulation()
     made = resolved.program(settings)
     hyper = resolve.hyperparameters.scalars(settings)
-    start = {"stats_too": departs(settings, "server-stats"), "variables": sim.state.variables}
+    start = {"stats_too": as_reference(settings, "server-stats"), "variables": sim.state.variables}
     arguments = made.task, made.algorithm, settings.clients, hyper
     state = jax.eval_shape(lambda: federated_round.init_state(*arguments, **start))
     rounds = schedules.stack([sim.schedule(0)], tables.MAX_ROUNDS)

@@ -218,7 +218,7 @@ def test_significance_needs_five_pairs():
 @pytest.mark.parametrize(
     ("reference", "expected"), [("", [2, 2]), ("untrained", [1.2, 0.8])], ids=["absent", "weighed"]
 )
-def test_absent_clients_have_no_part_in_correlations(tmp_path, differences, expected):
+def test_absent_clients_have_no_part_in_correlations(tmp_path, reference, expected):
     """Without clients 3 and 2 the head's norms rise with losses and scores, and the body's fall.
 
     With client 2 the ranks of losses are 1 3 2 4, of scores and head 1 2 4 3, of the body 3 2 4 1.
@@ -229,7 +229,7 @@ def test_absent_clients_have_no_part_in_correlations(tmp_path, differences, expe
     }  # fmt: skip
     options = {
         "method": "fedvg",
-        "reference": differences,
+        "reference": reference,
         "layers": ("a/kernel", "classifier/kernel"),
     }
     folder = write_run(tmp_path / "a", (0.5, 0.6), fields={1: entries, 2: entries}, **options)

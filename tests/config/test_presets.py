@@ -105,7 +105,7 @@ def test_shorthands_in_python_equal_those_of_the_command_line():
 def test_settings_of_a_group_or_alone_win_beside_a_shorthand():
     assert Config(method="fedprox", fedprox=dict(mu=0.5)).fedprox.mu == 0.5
     made = Config(fidelity="official", feddyn={"alpha": 0.3}, partition="dirichlet")
-    assert made.feddyn.alpha == 0.3 and made.differences == "official"
+    assert made.feddyn.alpha == 0.3 and made.reference == "official"
     assert made.partition == "dirichlet" == Config().partition  # given, though the default
 
 

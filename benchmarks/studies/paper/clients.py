@@ -55,7 +55,7 @@ def of_present(run: Run, record: Record, values: Sequence[Any]) -> list[Any]:
     """Returns values of a cohort's clients with None for clients that are dropped from the round's average.
 
     Dropped clients have the weight 0 and the global model, which say nothing about the client. Those without a local
-    step are present only by reference untrained.
+    step are present only by the reference behaviour untrained.
 
     Args:
         run: gives the settings.

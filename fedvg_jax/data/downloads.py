@@ -188,10 +188,14 @@ def drafting(target: Path) -> Iterator[Path]:
     """
     with files.writing(target.parent, "--data-dir"):
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True
-        ) as draft:
-            yield Path(draft)
+        try:
+            with tempfile.TemporaryDirectory(
+                prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True
+            ) as draft:
+                yield Path(draft)
+        finally:
+            with contextlib.suppress(OSError):  # the folder has files, unless the download failed
+                target.parent.rmdir()
 
 
 def _move(draft: Path, target: Path) -> None:
@@ -239,7 +243,8 @@ def _retrieve(published: Published, file: str, draft: Path, progress: Progress |
         fetcher.fetch(file, downloader=downloader)
     except (requests.RequestException, ValueError) as error:
         is_checksum = isinstance(error, ValueError) and "hash" in str(error)
-        reason = "another checksum than published" if is_checksum else files.reason(error)
+        cause = getattr(error.args[0], "reason", error) if error.args else error
+        reason = "another checksum than published" if is_checksum else files.reason(cause)
         raise UsageError(
             f"{published.url}: cannot be downloaded ({reason}); try again later"
         ) from error

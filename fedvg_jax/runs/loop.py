@@ -378,7 +378,7 @@ def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
         "stopped_by": stopped_by,
         "stopped_early": run.endings[0] if run.endings else None,
         "resumed_from": start.resumed_from,
-        "parts": start.parts,
+        "segments": start.segments,
         "best_on": experiment.records.best_on,
         **history.summarise(records),
         **history.bytes_sent(records),
@@ -390,6 +390,6 @@ def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
         "device": hardware.current().kind,
         "versions": provenance.versions(),
         **({"better": better} if better else {}),
-        **({"given": dict(experiment.custom)} if experiment.custom else {}),
+        **({"custom": dict(experiment.custom)} if experiment.custom else {}),
         **({"names": dict(run.sim.names)} if run.sim.names else {}),
     }

@@ -110,19 +110,19 @@ def find_start(
         run_folder.refuse_other_sources(
             folder, manifest, described.sources(), described.given, described.code
         )
-    parts = len(manifest.get("runs", [])) + 1
-    start = after_checkpoint(folder, described.num_clients, state, parts, log)
+    segments = len(manifest.get("runs", [])) + 1
+    start = after_checkpoint(folder, described.num_clients, state, segments, log)
     if start and not manifest:
         raise UsageError(
             f"{folder} has lost its manifest.json; restore the file, or start a new run"
         )
     if run_folder.is_finished(folder, described.settings):
         return finished(folder, start or Start(state, []))
-    return start or Start(state, [], parts=parts, resumed_from=0)
+    return start or Start(state, [], segments=segments, resumed_from=0)
 
 
 def after_checkpoint(
-    folder: Path, num_clients: int, state: SimState, parts: int, log: Log
+    folder: Path, num_clients: int, state: SimState, segments: int, log: Log
 ) -> Start | None:
     """Returns the start after the newest intact checkpoint; None without a complete one."""
 
@@ -142,7 +142,7 @@ def after_checkpoint(
         records,
         BestModel(max(map(history.quality, records)), content["best"]) if content["best"] else None,
         tuple(content["seconds"].tolist()),
-        parts,
+        segments,
         len(records),
         history=[size, crc],
     )

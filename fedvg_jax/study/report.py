@@ -372,7 +372,7 @@ def _in_memory(each: SweepResult, default: str) -> Folder:
     assert each.config is not None, "every result has its settings"
     summary = {} if isinstance(each.result, Failure) else each.result.summary
     custom = each.custom or {
-        argument: text for argument, text in summary.get("given", {}).items() if argument in PASSED
+        argument: text for argument, text in summary.get("custom", {}).items() if argument in PASSED
     }
     settings = settings_of(each.config, {**summary.get("names", {}), **each.values}, custom)
     if isinstance(each.result, Failure):

@@ -266,7 +266,8 @@ def result_table(history: History) -> Table:
     table.add_row("compiling", f"{summary['compile_seconds']:.1f} s")
     if summary["resumed_from"] is not None:
         table.add_row(
-            "parts", f"{summary['parts']}, the last resumed from round {summary['resumed_from']}"
+            "segments",
+            f"{summary['segments']}, the last resumed from round {summary['resumed_from']}",
         )
     return table
 

@@ -52,6 +52,6 @@ def test_run_with_a_weighting_from_python_has_no_value_of_the_paper(tmp_path):
     settings = {"dataset": "cifar10", "model": "resnet18", "alpha": 0.05, "method": "fedvg"}
     folder = write_run(tmp_path / "a", **settings)
     assert values.against_paper(collect([tmp_path]))
-    write_manifest(folder, {"data": "c", "partition": "p", "given": {"weighting": "mine"}})
+    write_manifest(folder, {"data": "c", "partition": "p", "custom": {"weighting": "mine"}})
     study = collect([tmp_path])
     assert values.against_paper(study) is None

@@ -138,7 +138,11 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
     assert first.summary["stopped_by"] == "SIGINT" and first.summary["rounds"] == 3
     result = simulate(stopped, resume=str(stopped))
     assert_same(stopped, straight)
-    assert (result.summary["resumed_from"], result.summary["parts"], result.summary["rounds"]) == (
+    assert (
+        result.summary["resumed_from"],
+        result.summary["segments"],
+        result.summary["rounds"],
+    ) == (
         3,
         2,
         6,
@@ -301,8 +305,8 @@ def test_a_new_run_starts_from_the_model_of_a_checkpoint_or_of_a_run(run):
 
 def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(run):
     manifest = json.loads((run / "manifest.json").read_text())
-    assert list(manifest["given"]) == ["algorithm", "data", "task", "weighting"]
-    assert manifest["given"]["weighting"] == "fedvg"
+    assert list(manifest["custom"]) == ["algorithm", "data", "task", "weighting"]
+    assert manifest["custom"]["weighting"] == "fedvg"
     settings = replace(tiny().config, out=run, resume=str(run))
     for names, text in (("", "none"), ("task", "task")):
         other = resolved.written_as(tiny(), settings, dict.fromkeys(names.split(), ""))

@@ -395,7 +395,7 @@ def test_methods_of_which_no_run_has_begun_are_missing_under_their_own_names(tmp
 
 def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path):
     own = write_run(tmp_path / "runs" / "own", (0.5,), method="fedvg")
-    edit(own / "manifest.json", given={"weighting": ""})
+    edit(own / "manifest.json", custom={"weighting": ""})
     (run,) = collect([tmp_path / "runs"]).runs
     assert run.custom == {"weighting": ""} and run.weighting == "own weighting"
     write_run(tmp_path / "runs" / "named", (0.5,), method="fedvg")

@@ -179,7 +179,7 @@ def test_every_figure_is_drawn_whole_and_has_the_rows_of_its_file(study, tmp_pat
 def test_pictures_of_a_run_name_its_own_weighting(tmp_path, monkeypatch):
     run = write_run(tmp_path / "run", method="fedvg")
     write_manifest(
-        run, json.loads((run / "manifest.json").read_text()) | {"given": {"weighting": "root"}}
+        run, json.loads((run / "manifest.json").read_text()) | {"custom": {"weighting": "root"}}
     )
     shown = []
     monkeypatch.setattr(

@@ -70,7 +70,7 @@ def test_axis_of_one_value_is_extended_by_more_and_refused_without_it(tmp_path):
     more = fv.run_sweep(
         CONFIG, {"seed": [0, 1], "hyper.T": [4.0, 0.0]}, tmp_path / "s", weighting=tempered
     )
-    assert len(more) == 4 and all(result.result.summary["parts"] == 1 for result in more)
+    assert len(more) == 4 and all(result.result.summary["segments"] == 1 for result in more)
 
 
 def power(exponent):
@@ -167,7 +167,7 @@ def test_objects_beside_those_of_an_axis_extend_a_sweep(tmp_path):
         axes = {"weighting": {name: objects[name] for name in names}, **ONE_SEED}
         results = fv.run_sweep(CONFIG, axes, tmp_path / "s")
         assert len(results) == len(names) and all(
-            result.result.summary["parts"] == 1 for result in results
+            result.result.summary["segments"] == 1 for result in results
         )
 
 
@@ -283,7 +283,7 @@ def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):
     config = dataclasses.replace(TRACKED, model="linear")
     fv.run_sweep(config, {"dataset": ["digits", "breast_cancer"]}, tmp_path / "s")
     manifests = [json.loads(path.read_text()) for path in (tmp_path / "s").rglob("manifest.json")]
-    assert len(manifests) == 2 and not any("data" in manifest["given"] for manifest in manifests)
+    assert len(manifests) == 2 and not any("data" in manifest["custom"] for manifest in manifests)
     assert len(collect([tmp_path / "s"]).conditions) == 2
 
 

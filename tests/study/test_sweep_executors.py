@@ -201,7 +201,9 @@ def test_shards_compute_every_trial_once(tmp_path):
         fv.run_sweep(CONFIG, {"seed": "0:3"}, tmp_path, shard=f"{number}/2")
     names = {path.parent.name for path in tmp_path.glob("trials/*/summary.json")}
     assert names == {"seed=0", "seed=1", "seed=2"}
-    assert all(fv.History.load(tmp_path / "trials" / name).summary["parts"] == 1 for name in names)
+    assert all(
+        fv.History.load(tmp_path / "trials" / name).summary["segments"] == 1 for name in names
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The folder of a run: who may use it, its settings, the files that describe the run, and which run to resume.
 
 config.json      the settings
-manifest.json    digests of data and partition; versions and machine of every part of the run
+manifest.json    digests of data and partition; versions and machine of every segment of the run
 partition.json   samples and classes of every client, statistics of their skew, and of the validation set
 layers.json      names of the layers, for the recorded shares of the score
 columns.json     means and deviations that the columns of rows are scaled by
@@ -333,7 +333,7 @@ def refuse_other_sources(
         code: digests of these objects and of metrics.
     """
     compared_by_digest = {"data", "partition"}
-    ran = sorted({*manifest.get("given", {})} - compared_by_digest)
+    ran = sorted({*manifest.get("custom", {})} - compared_by_digest)
     passed = sorted({*given} - compared_by_digest)
     if ran != passed:
         raise UsageError(

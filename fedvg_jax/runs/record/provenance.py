@@ -121,7 +121,7 @@ def write_manifest(
     }
     entries = {
         **digests,
-        "given": dict(sorted(given.items())),
+        "custom": dict(sorted(given.items())),
         "code": dict(sorted(code.items())),
         "runs": [*parts, this_part],
     }

@@ -49,8 +49,8 @@ class Start(NamedTuple):
     records: list[Record]
     best: BestModel | None = None
     seconds: tuple[float, float] = (0.0, 0.0)
-    """of compiling and of running, in earlier parts"""
-    parts: int = 1
+    """of compiling and of running, in earlier segments"""
+    segments: int = 1
     resumed_from: int | None = None
     summary: dict[str, Any] | None = None
     """of a finished run"""

@@ -43,7 +43,7 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     config = history.config
     assert config is not None, "a run has settings"
     method, title = method_and_run(
-        config, files.read_object_if_any(folder / "manifest.json").get("given", {})
+        config, files.read_object_if_any(folder / "manifest.json").get("custom", {})
     )
     metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"
     run = Folder(folder.name, {}, Run(folder, history))

@@ -52,8 +52,8 @@ class TrackedRun(NamedTuple):
     settings: Mapping[str, Any]
     """by dotted name, those that the run uses"""
     stored: Mapping[str, Any]
-    """what the tracker returned as `stored` in an earlier part of the run; and `rounds`, the number of rounds that are
-    tracked already; later ones of an interrupted part may be there, too"""
+    """what the tracker returned as `stored` in an earlier segment of the run; `rounds`, the number of rounds that are
+    tracked already; later ones of an interrupted segment may be there, too"""
 
 
 class Writer(NamedTuple):
@@ -156,7 +156,7 @@ class Trackers:
                 self._log(f"tracked by {name}: {writer.place}")
 
     def add(self, records: Sequence[Record]) -> None:
-        """Reports the rounds that are not tracked yet; the first call has the rounds of earlier parts."""
+        """Reports the rounds that are not tracked yet; the first call has the rounds of earlier segments."""
         for name, writer in list(self._writers.items()):
             if new := {
                 r["round"]: scalars(r) for r in records if r["round"] > self._stored[name]["rounds"]
@@ -232,7 +232,7 @@ def _describe(
 
 
 def _read(folder: Path | None) -> dict[str, dict[str, Any]]:
-    """Returns what an earlier part of the run has stored; {} where it is missing or damaged."""
+    """Returns what an earlier segment of the run has stored; {} where it is missing or damaged."""
     try:
         stored = files.read_object(folder / RUNS) if folder else {}
     except UsageError:

@@ -166,9 +166,8 @@ def make_program(recording: Recording, data_dir: Path) -> Program:
     val = schedule.split_into_minibatches(recording.arrays["val_rows"], meta["batch"])
     data = Data(Batch(jnp.asarray(images.x), jnp.asarray(images.y)), jnp.asarray(val), val, val)
     algorithm = algorithm_of(config)
-    if (
-        config.algorithm == "elastic"
-    ):  # the published sensitivities are a serial chain, so the recorded ones are used
+    # the published sensitivities are a serial chain, so the recorded ones are used
+    if config.algorithm == "elastic":
         algorithm = algorithm._replace(
             probe=lambda hyper, probe: tree.take(hyper["recorded"], probe.position)
         )

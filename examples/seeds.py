@@ -19,9 +19,8 @@ def main(num_seeds: int = 6):
     """Returns the test accuracy of every seed after the last round."""
     sims = [fv.simulation(dataclasses.replace(CONFIG, seed=s)) for s in range(num_seeds)]
     planned = [sim.schedule(r) for sim in sims for r in range(CONFIG.rounds)]
-    executor = fv.unrolled(
-        fv.max_steps(planned)
-    )  # static loops: every client takes the steps of the longest one
+    # static loops: every client takes the steps of the longest one
+    executor = fv.unrolled(fv.max_steps(planned))
     step = fv.make_round(
         sims[0].task, fv.algorithms.fedavg(), sims[0].weighting, executor, fv.sgd, CONFIG.clients
     )

@@ -65,9 +65,8 @@ def example_influence(loss, clients, val):
     """(weights [K], V d s_k / d omega_i [K, V]): the effect on a client's weight of counting an example twice."""
     count = len(val["x"][0])
 
-    def weights(
-        omega, clients, val
-    ):  # data is an argument, not a constant to fold into the program
+    # data is an argument, not a constant to fold into the program
+    def weights(omega, clients, val):
         weighted = {**val, "weight": omega[None]}
         norms = fv.gradient_norms(fv.validation_gradients(loss, clients, weighted))
         return jax.tree.leaves(fv.inverse_norm_weights(norms))[0]

@@ -47,9 +47,8 @@ def run_and_exit(command: Callable[[Sequence[str]], int] = main) -> None:
     Args:
         command: the `main` of a command.
     """
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # Python's own handler would wait for the end of compiling
+    # Python's own handler would wait for the end of compiling
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     from fedvg_jax.views import output
 
     with output.lasting():  # help, too, as in `... --help | head`

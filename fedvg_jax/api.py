@@ -507,9 +507,8 @@ def evaluate(
     batch_size = int(batch_size)
     num_rows = checks.num_rows(data, "data")
     num_minibatches = -(-num_rows // batch_size)
-    step = 1 << max(
-        0, num_minibatches.bit_length() - 3
-    )  # at most a quarter more, so that tables share programs
+    # at most a quarter more, so that tables share programs
+    step = 1 << max(0, num_minibatches.bit_length() - 3)
     rows = schedule.table(
         np.arange(num_rows, dtype=np.int32), batch_size, -(-num_minibatches // step) * step
     )

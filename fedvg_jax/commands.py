@@ -116,9 +116,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     resumed = values.get("resume") or options.registered(
         "resume", file.get("resume", run_folder.AUTO)
     )
-    if (
-        isinstance(resumed, str) and resumed != run_folder.AUTO
-    ):  # the settings of that run need not be repeated
+    # the settings of that run need not be repeated
+    if isinstance(resumed, str) and resumed != run_folder.AUTO:
         start = dataclasses.replace(
             run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed
         )
@@ -163,9 +162,8 @@ def set_environment() -> None:
         "XLA_FLAGS", ""
     )
     if not is_set:
-        with contextlib.suppress(
-            RuntimeError
-        ):  # of a caller's process, in which the back end has started
+        # of a caller's process, in which the back end has started
+        with contextlib.suppress(RuntimeError):
             jax.config.update("jax_num_cpu_devices", hardware.num_cores())
 
 

@@ -16,9 +16,8 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # ends the process amid its imports, without a traceback
+    # ends the process amid its imports, without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import shlex
 from collections.abc import Sequence

@@ -42,9 +42,8 @@ from __future__ import annotations
 import signal
 
 if __name__ == "__main__":
-    signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # ends the process amid its imports, without a traceback
+    # ends the process amid its imports, without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import contextlib
 import functools
@@ -277,9 +276,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         else sweep_trials.SweepFile({})
     )
     sweep = make_sweep(flags, file, str(options.get("config")))
-    in_file, in_words = (
-        layer.settings.keys() for layer in sweep.layers[-2:]
-    )  # words may tune a setting of the file
+    # words may tune a setting of the file
+    in_file, in_words = (layer.settings.keys() for layer in sweep.layers[-2:])
     if both := sorted((in_words & {*file.tune, *grid}) | (in_file & file.tune.keys())):
         raise UsageError(f"{both[0]} has a value and is in --tune; leave one of the two out")
     seeds = file.tune_seeds if seeds is None else seeds

@@ -26,9 +26,8 @@ gc.set_threshold(200_000, 20, 100)  # tracing makes millions of objects that liv
 
 def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "error:::fedvg_jax")
-    if (
-        "PYTEST_XDIST_WORKER" not in os.environ
-    ):  # workers inherit both folders, and so do processes that tests start
+    # workers inherit both folders, and so do processes that tests start
+    if "PYTEST_XDIST_WORKER" not in os.environ:
         folder = tempfile.mkdtemp(prefix="fedvg_jax-tests-")
         os.environ["FEDVG_CACHE_DIR"] = folder
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", os.path.join(folder, "xla"))

@@ -187,9 +187,8 @@ class Round:
         """Returns the gradient of the mean loss over rows. `count` is their number of groups, or 0 in training."""
         x = self.x[rows]
         x = x.permute(0, 3, 1, 2) if self.variant.channels_last else x
-        torch.backends.cudnn.benchmark = (
-            len(rows) in self.full
-        )  # each other size would be tuned, too, for seconds
+        # each other size would be tuned, too, for seconds
+        torch.backends.cudnn.benchmark = len(rows) in self.full
         loss = self.fast_loss if len(rows) in self.full else self.loss
         return torch.autograd.grad(loss(x, self.y[rows], count), list(self.params.values()))
 

@@ -131,10 +131,11 @@ METHODS = {
 
 def draw_methods(path: Path) -> None:
     """Writes the README's picture: methods minus FedAvg on CIFAR-10 at alpha 0.05, Holm's correction over them."""
+    # the latter has equal weights
     folders = [
         uses.read("methods_cifar10"),
         uses.read("features_cifar10"),
-    ]  # the latter has equal weights
+    ]
     found = {
         method: next(gap for f in folders if (gap := uses.against(f, "0.05", method)))
         for method in METHODS

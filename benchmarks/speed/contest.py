@@ -161,9 +161,8 @@ def differences(
     start, truth = select_prefix(initial, "init"), select_prefix(exact, "round")
     step, update = select_prefix(theirs, "step"), max(distance(truth, start), 1e-30)
     our_step = select_prefix(ours, "step")
-    our_step = {
-        name: our_step[name][: len(clients)] for name, clients in step.items()
-    }  # pfl checks fewer clients
+    # pfl checks fewer clients
+    our_step = {name: our_step[name][: len(clients)] for name, clients in step.items()}
     return {
         "step": distance(our_step, step) / max(distance(step, start), 1e-30),
         "exact": distance(select_prefix(theirs, "exact"), truth) / update,

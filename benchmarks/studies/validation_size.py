@@ -66,9 +66,8 @@ def paired(task: fv.Task, sizes: Sequence[int] = PAIR) -> fv.Weighting:
         order = rows[
             jnp.argsort(jnp.where(rows < 0, 2, jax.random.uniform(jax.random.key(0), rows.shape)))
         ]
-        enough = jnp.pad(
-            order, (0, 2 * max(sizes)), constant_values=-1
-        )  # a check of the weighting has few rows
+        # a check of the weighting has few rows
+        enough = jnp.pad(order, (0, 2 * max(sizes)), constant_values=-1)
         tables = [
             data.scoring,
             *(enough[: 2 * n].reshape(1, n, 2)[..., half] for n in sizes for half in (0, 1)),

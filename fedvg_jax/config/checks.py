@@ -191,9 +191,8 @@ def _rule_problems(config: Config) -> Iterator[str]:
         "native",
     ):
         yield f"robust {rule} ignores the weights of {config.weighting}; use uniform, or --robust clipped_mean"
-    if (
-        rule == "trimmed_mean" and value > 0 and math.floor(value * size + 1e-9) < 1
-    ):  # as the rule counts them
+    # as the rule counts them
+    if rule == "trimmed_mean" and value > 0 and math.floor(value * size + 1e-9) < 1:
         yield f"robust {rule}:{value:g} leaves out none of {size} clients; use a larger F or --join-ratio, or mean"
     if rule == "krum":
         bad, kept = value

@@ -233,9 +233,8 @@ class Corrupt:
     """Fraction of the clients that have corrupt rows, updates or both, selected by the seed."""
 
 
-if (
-    TYPE_CHECKING
-):  # arguments of `Config`; they are no fields, because `dataclasses.replace` would give them again
+# arguments of `Config`; they are no fields, because `dataclasses.replace` would give them again
+if TYPE_CHECKING:
 
     @dataclass(frozen=True, kw_only=True)
     class Shorthands:

@@ -236,9 +236,8 @@ def dependencies(
     >>> read["sum"], read["none"]
     (({'a': True, 'b': False}, True), ({'a': False, 'b': False}, False))
     """
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(
-        *arguments
-    )  # from jax's cache the second time
+    # from jax's cache the second time
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
     known = {
         id(array)
         for eqn in closed.eqns

@@ -78,9 +78,8 @@ class _Walk(NamedTuple):
         if isinstance(value, SCALARS):
             return _hash(type(value).__name__, repr(value))
         if id(value) not in self.done:
-            self.done[id(value)] = _hash(
-                "within itself", str(len(self.done))
-            )  # until it is known: cycles end here
+            # until it is known: cycles end here
+            self.done[id(value)] = _hash("within itself", str(len(self.done)))
             self.alive.append(value)
             self.done[id(value)] = self._of_object(value)
         return self.done[id(value)]
@@ -89,9 +88,8 @@ class _Walk(NamedTuple):
         return _hash(kind, *map(self.digest, parts))
 
     def _of_object(self, value: Any) -> bytes:
-        if isinstance(value, np.generic) or hasattr(
-            type(value), "__dlpack__"
-        ):  # arrays of NumPy, JAX, PyTorch
+        # arrays of NumPy, JAX, PyTorch
+        if isinstance(value, np.generic) or hasattr(type(value), "__dlpack__"):
             return _of_array(value)
         if isinstance(value, types.CodeType):
             return self._of_code(value)
@@ -115,24 +113,21 @@ class _Walk(NamedTuple):
             return self._of_function(value)
         if isinstance(value, type):
             return self._of_class(value)
-        if hasattr(value, "__wrapped__") and _is_installed(
-            type(value)
-        ):  # jax.jit, functools.lru_cache
+        # jax.jit, functools.lru_cache
+        if hasattr(value, "__wrapped__") and _is_installed(type(value)):
             return self.digest(inspect.unwrap(value))
         return self._of_instance(value)
 
     def _of_function(self, function: types.FunctionType) -> bytes:
         captured = [_content(cell) for cell in function.__closure__ or ()]
         arguments = (function.__defaults__, function.__kwdefaults__, *captured)
-        if not _is_installed_module(
-            function.__globals__.get("__name__", "")
-        ):  # `__module__` is that of what it wraps
+        # `__module__` is that of what it wraps
+        if not _is_installed_module(function.__globals__.get("__name__", "")):
             return self._all(
                 "function", (function.__code__, arguments, self._read_from_module(function))
             )
-        if hasattr(
-            function, "__wrapped__"
-        ):  # a wrapper of this package or of another one counts as what it wraps
+        # a wrapper of this package or of another one counts as what it wraps
+        if hasattr(function, "__wrapped__"):
             return self.digest(function.__wrapped__)
         return self._all(_full_name(function), arguments)
 
@@ -200,9 +195,8 @@ class _Walk(NamedTuple):
             fields = {
                 field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)
             }
-            return self._all(
-                "module of Flax", (cls, fields)
-            )  # other attributes number its instances
+            # other attributes number its instances
+            return self._all("module of Flax", (cls, fields))
         reduce = copyreg.dispatch_table.get(cls)
         try:
             make, arguments, *state = (reduce or methodcaller("__reduce_ex__", 4))(value)

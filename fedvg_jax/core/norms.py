@@ -134,9 +134,8 @@ def _top(a: Array) -> tuple[Array, Array, Array]:
         sigma, v, u = _top(a.T)
         return sigma, u, v
     # the Gram matrix squares the entries, and the squares must not underflow
-    scale = lax.stop_gradient(
-        jnp.max(jnp.abs(a))
-    )  # cancels in the results, and so in their derivatives
+    # cancels in the results, and so in their derivatives
+    scale = lax.stop_gradient(jnp.max(jnp.abs(a)))
     b = a / jnp.where(scale > 0, scale, 1)
     v = jnp.linalg.eigh(jnp.matmul(b.T, b, precision=lax.Precision.HIGHEST))[1][:, -1]
     w = jnp.matmul(b, v, precision=lax.Precision.HIGHEST)

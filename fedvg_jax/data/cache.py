@@ -95,12 +95,10 @@ def publish(target: Path, write: Callable[[Path], None]) -> None:
         ) as folder:
             draft = Path(folder) / target.name
             write(draft)
-            files.flush(
-                draft.iterdir() if draft.is_dir() else [draft]
-            )  # so that the name appears after the bytes
-            if (
-                target.is_dir()
-            ):  # which no rename replaces: it moves aside, to be removed with the draft's folder
+            # so that the name appears after the bytes
+            files.flush(draft.iterdir() if draft.is_dir() else [draft])
+            # which no rename replaces: it moves aside, to be removed with the draft's folder
+            if target.is_dir():
                 with contextlib.suppress(FileNotFoundError):
                     os.rename(target, Path(folder) / "replaced")
             os.replace(draft, target)

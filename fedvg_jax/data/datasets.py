@@ -101,9 +101,8 @@ def load(
     if "progress" in source.takes:
         options["progress"] = progress
     try:
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # of the libraries; problems of a file are UsageErrors
+        # of the libraries; problems of a file are UsageErrors
+        with warnings.catch_warnings(action="ignore"):
             arrays = source.load(place, cache_dir, **options)
     except OSError as error:  # no permission, or a failing disk
         path = error.filename or place

@@ -185,9 +185,8 @@ def _to_json(value: Any) -> Any:
         return {"ufunc": value.__name__}
     if isinstance(value, BaseEstimator) and kind.__module__.startswith("sklearn."):
         state = dict(vars(value))
-        if (
-            "transformers_" in state
-        ):  # which are fitted; the others may hold functions that choose columns
+        # which are fitted; the others may hold functions that choose columns
+        if "transformers_" in state:
             state["transformers"] = []
         return {"class": [kind.__module__, kind.__name__], "state": state}
     raise UsageError(

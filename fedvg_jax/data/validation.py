@@ -140,9 +140,8 @@ def imbalanced(
             f"validation.rho needs images of every class, and there is none of {missing}; use rho 0"
         )
     shares = rho ** np.arange(num_classes)
-    wanted = np.floor(shares * (len(labels) // 2) / shares.sum()).astype(
-        int
-    )  # equal shares divide exactly
+    # equal shares divide exactly
+    wanted = np.floor(shares * (len(labels) // 2) / shares.sum()).astype(int)
     stream = _stream(seed, _RHO)
     drawn = [stream.permutation(np.flatnonzero(labels == c))[:n] for c, n in enumerate(wanted)]
     kept = np.sort(np.concatenate(drawn))

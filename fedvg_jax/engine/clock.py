@@ -171,9 +171,8 @@ def wait(
     >>> first.taken.tolist(), first.late.tolist(), first.seconds
     ([1, 2], [0], 2.0)
     """
-    order = np.lexsort(
-        (np.arange(len(seconds)), seconds, ~responds)
-    )  # clients that drop out are last
+    # clients that drop out are last
+    order = np.lexsort((np.arange(len(seconds)), seconds, ~responds))
     taken = np.sort(order[:size])
     in_time = seconds[taken] <= deadline
     is_averaged = np.zeros(len(seconds), bool)

@@ -145,9 +145,8 @@ def _bytes(name: str, returned: Any, *arguments: Any) -> None:
 
 
 def _weights(name: str, returned: Any, hyper: Any, measured: Tree, view: Any) -> None:
-    stacked = jax.tree.leaves(measured) or [
-        view.shuffle
-    ]  # of the clients that are weighed together
+    # of the clients that are weighed together
+    stacked = jax.tree.leaves(measured) or [view.shuffle]
     each = checks.floats(len(stacked[0]))
     like = jax.tree.map(lambda _: each, view.variables)
     checks.expect(returned, like, f"{name}: weights", any_float=True)

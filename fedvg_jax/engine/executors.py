@@ -154,9 +154,8 @@ def _on_lanes(client: Client, schedule: Schedule, is_alone: bool = True) -> Tree
     plan, count = schedule.plan, len(schedule.clients)
     num_lanes = plan.client.shape[1]
     over_lanes = jax.vmap if num_lanes > 1 else lambda f: f
-    if (
-        num_lanes == 1
-    ):  # without a lane axis: matmuls stay plain, and XLA updates the model in place
+    # without a lane axis: matmuls stay plain, and XLA updates the model in place
+    if num_lanes == 1:
         plan = plan._replace(
             **{name: getattr(plan, name)[:, 0] for name in ("client", "step", "reset", "finish")}
         )

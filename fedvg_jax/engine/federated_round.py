@@ -43,18 +43,17 @@ Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metri
 def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metrics]:
     """Returns the state after the round of a whole cohort, and the round's metrics."""
     theta = inputs.state.variables  # theta_g
-    table, arrived, clients, kept = steps.train_and_score(
-        parts, inputs
-    )  # ||g_k^(l)|| of FedVG, theta_k
+    # ||g_k^(l)|| of FedVG, theta_k
+    table, arrived, clients, kept = steps.train_and_score(parts, inputs)
+    # s_k
     table, (weights,), extremes = steps.weigh_clients(
         parts, [parts.weighting.weigh], inputs, table, clients
-    )  # s_k
+    )
 
     if parts.aggregate is not robust.weighted_mean:  # which takes nothing of a client of weight 0
         arrived = clients = steps.replace_dropped(theta, table.participating, clients)
-    model = steps.apply_rule(
-        parts, inputs, arrived, weights
-    )  # theta_g - sum_k s_k (theta_g - theta_k)
+    # theta_g - sum_k s_k (theta_g - theta_k)
+    model = steps.apply_rule(parts, inputs, arrived, weights)
 
     client_states, summed, averaged = steps.report_clients(
         parts, inputs, clients, kept, table.participating
@@ -103,9 +102,8 @@ def init_state(
     weighting = weighting and contracts.checked(weighting, "weighting")
     first_round = jax.device_put(np.int32(0))
     if variables is None:
-        init = functools.partial(
-            task.init
-        )  # a new function, which JAX traces with the values that it reads now
+        # a new function, which JAX traces with the values that it reads now
+        init = functools.partial(task.init)
         variables = jax.jit(init)(jax.random.key(seed))
     variables = Variables(*tree.arrays(variables))
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))

@@ -126,9 +126,8 @@ def _plan_of_pieces(pieces: Sequence[Piece], num_clients: int, num_lanes: int) -
     client, step = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     reset, finish = np.zeros(shape, bool), np.zeros(shape, bool)
     first_segment, end_segment = np.searchsorted(cuts, begin), np.searchsorted(cuts, begin + count)
-    piece = np.repeat(
-        np.arange(len(k)), end_segment - first_segment
-    )  # once for each of its segments
+    # once for each of its segments
+    piece = np.repeat(np.arange(len(k)), end_segment - first_segment)
     segment = np.concatenate([[], *map(np.arange, first_segment, end_segment)]).astype(np.int64)
     client[segment, lane[piece]] = k[piece]
     step[segment, lane[piece]] = (first - begin)[piece] + cuts[segment]

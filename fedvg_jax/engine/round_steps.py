@@ -198,9 +198,8 @@ def score_clients(
 
     def measure(shared: Tree, returned: tuple[Variables, Array, Array, Array]) -> Tree:
         (hyper, data, theta), (variables, is_participating, num_samples, number) = shared, returned
-        variables = tree.where(
-            is_participating, variables, theta
-        )  # here, where it is no copy of all models
+        # here, where it is no copy of all models
+        variables = tree.where(is_participating, variables, theta)
         delta = tree.sub(theta.params, parts.local.restored(variables.params, theta.params))
         described = tree.take(data.described.weighting, number)
         client = types.ClientReturn(variables, num_samples, delta, number, described)
@@ -248,9 +247,8 @@ def train_and_score(
         clients = arrived._replace(
             params=jax.vmap(lambda own: privacy.moved(theta.params, own))(arrived.params)
         )
-    measured = score_clients(
-        parts, inputs, clients, participating
-    )  # of FedVG: ||g_k^(l)|| on D_val
+    # of FedVG: ||g_k^(l)|| on D_val
+    measured = score_clients(parts, inputs, clients, participating)
     measured, remembered = recall_clients(parts, inputs, measured)
     table = ClientTable(
         measured, probes, jnp.where(finite, trained.loss, jnp.nan), finite, participating
@@ -385,9 +383,8 @@ def report_clients(
 
     sent = parts.algorithm_part(sent_models(parts, inputs, clients))
     client_states, *messages = jax.vmap(report)(_indices(inputs), sent)
-    if (
-        parts.local.is_local and parts.algorithm.loss
-    ):  # which may compare with the client's whole model
+    # which may compare with the client's whole model
+    if parts.local.is_local and parts.algorithm.loss:
         client_states, *_ = jax.vmap(report)(_indices(inputs), parts.algorithm_part(clients))
     if isinstance(state.clients, local_training.ClientState):
         client_states = kept._replace(
@@ -476,9 +473,8 @@ def privatise(
     assert parts.private is not None
     weights, update, theta = averages.weights, averages.model.params, inputs.state.variables.params
     if parts.private is privacy.fixed:
-        share = table.participating.mean(
-            dtype=tree.dtype(update)
-        )  # the weights over participating clients sum to 1
+        # the weights over participating clients sum to 1
+        share = table.participating.mean(dtype=tree.dtype(update))
         weights, update = tree.scale(share, (weights, update))
     update = privacy.add_noise(
         inputs.hyper, inputs.noise_key, update, parts.private, len(table.participating)

@@ -153,9 +153,8 @@ def marked(path: Path) -> Iterator[None]:
     """
     import filelock
 
-    lock = filelock.SoftFileLock(
-        path, timeout=0.2
-    )  # it looks once more after it has removed that of a killed process
+    # it looks once more after it has removed that of a killed process
+    lock = filelock.SoftFileLock(path, timeout=0.2)
     try:
         lock.acquire()
     except filelock.Timeout:

@@ -247,9 +247,8 @@ def aggregate(
                 f"weights leaf '{name}' is {values.tolist()!r:.99}; expected numbers >= 0 with sum 1"
             )
     mean_weight = np.mean(list(of_floats.values()), 0)
-    mean_weight /= (
-        mean_weight.sum()
-    )  # float32 weights differ from 1 by 1e-7, which large counters show
+    # float32 weights differ from 1 by 1e-7, which large counters show
+    mean_weight /= mean_weight.sum()
     averaged = {}
     for name, tensor in state.items():
         clients = [of_client[name] for of_client in states]

@@ -160,9 +160,8 @@ def nnx_task(
     kinds = nnx.Param, nnx.BatchStat, nnx.RngKey, nnx.RngCount, nnx.Variable
     graph, *abstract_states, other_state = nnx.split(abstract, *kinds, ...)
     frozen = {"frozen"} if jax.tree.leaves(abstract_states[-1]) else set()
-    attributes = (
-        getattr(attribute, "value", None) for _, attribute in graph.attributes
-    )  # where Flax keeps tracers
+    # where Flax keeps tracers
+    attributes = (getattr(attribute, "value", None) for _, attribute in graph.attributes)
     has_constants = any(isinstance(value, jax.Array) for value in attributes)
     if nnx.to_flat_state(other_state) or has_constants:  # which need their values
         graph, *abstract_states, other_state = nnx.split(make(nnx.Rngs(0)), *kinds, ...)
@@ -177,9 +176,8 @@ def nnx_task(
         return Variables({**params, **dict.fromkeys(frozen, others)}, stats)
 
     def with_values(state, values: Tree):
-        state = jax.tree.map(
-            lambda leaf: leaf, state
-        )  # a copy, because replace_by_pure_dict works in place
+        # a copy, because replace_by_pure_dict works in place
+        state = jax.tree.map(lambda leaf: leaf, state)
         nnx.replace_by_pure_dict(state, values)
         return state
 

@@ -236,12 +236,10 @@ def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context
 
 def _contracted(x: Array, w: Array, axes: Sequence[int], precision: Any = None) -> Array:
     """Returns x with these axes contracted with the first axes of w; the other axes of w become its last."""
-    x = jnp.moveaxis(
-        x, sorted(axis % x.ndim for axis in axes), range(-len(axes), 0)
-    )  # in the kernel's order
+    # in the kernel's order
+    x = jnp.moveaxis(x, sorted(axis % x.ndim for axis in axes), range(-len(axes), 0))
     kept = x.shape[: x.ndim - len(axes)]
-    rows = x.reshape(
-        math.prod(kept), -1
-    )  # with more axes, XLA on a CPU transposes a factor of w's gradient in memory
+    # with more axes, XLA on a CPU transposes a factor of w's gradient in memory
+    rows = x.reshape(math.prod(kept), -1)
     product = jnp.matmul(rows, w.reshape(rows.shape[1], -1), precision=precision)
     return product.reshape(*kept, *w.shape[len(axes) :])

@@ -205,9 +205,8 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
     >>> lone_row_is_undefined(init)
     True
     """
-    if not jax.tree.leaves(
-        jax.eval_shape(init, jax.random.key(0)).stats
-    ):  # which JAX has traced before
+    # which JAX has traced before
+    if not jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).stats):
         return False
     values: dict[tuple[str, ...], float] = {}
 

@@ -42,9 +42,8 @@ def accumulate_gradients(
     def loss(
         params: Tree, stats: Tree, batch: Tree, mask: Array, train: bool
     ) -> tuple[Array, Tree]:
-        mask = mask.reshape(
-            -1
-        )  # groups of rows are nothing to models in which no row depends on another
+        # groups of rows are nothing to models in which no row depends on another
+        mask = mask.reshape(-1)
         size = max(rows for rows in range(1, max_rows + 1) if len(mask) % rows == 0)
         # the rule below differentiates by the parameters only: float inputs need gradients, uint8 images do not
         has_float_inputs = any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(batch))
@@ -82,9 +81,8 @@ def _mean_by_microbatches(loss_of: Callable[[Tree], Callable], stats: Tree, trai
             term = lax.cond(
                 has_rows, lambda: jax.value_and_grad(weighted_loss)(params), lambda: zero
             )
-            return tree.add(
-                total, term
-            ), None  # outside of the conditional, where XLA adds in place
+            # outside of the conditional, where XLA adds in place
+            return tree.add(total, term), None
 
         microbatches = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (batch, mask))
         zero = jnp.zeros((), tree.dtype(params)), tree.zeros_like(params)

@@ -123,9 +123,8 @@ def resolve(
     """
     assert config.cache_dir is not None, "the check sets it"
     programs.use_cache(config.cache_dir)
-    if config.init and not digests.is_run(
-        config.init
-    ):  # before the data, which may take minutes to read
+    # before the data, which may take minutes to read
+    if config.init and not digests.is_run(config.init):
         pretrained.read(config.init)
     method = make_method(config, custom)  # its contradictions are found before the data are read
     population = populations.make_population(

@@ -64,9 +64,8 @@ def compile_programs(
         if sim.host_rows:
             evaluate_compiled = pool_rows.evaluating(sim.evaluate, sim.host_rows)
             for table in evaluation_tables(sim.data).values():
-                evaluate_compiled(
-                    sim.whole(sim.state.variables), None, table[:0]
-                )  # compiles, and reads no row
+                # compiles, and reads no row
+                evaluate_compiled(sim.whole(sim.state.variables), None, table[:0])
     return Programs(chunk, evaluate_compiled, time.perf_counter() - start)
 
 
@@ -228,9 +227,8 @@ def evaluate(
     evaluated = evaluation_tables(data).items()
     sums = {part: compiled.evaluate(variables, data.pool, rows) for part, rows in evaluated}
     sums = jax.device_get(processes.wait(sums))
-    model = (
-        tree.copies(variables) if sim.metrics else variables
-    )  # the next chunk takes over the state's arrays
+    # the next chunk takes over the state's arrays
+    model = tree.copies(variables) if sim.metrics else variables
     record = {name: _measured(name, metric, model, data) for name, metric in sim.metrics.items()}
     for part, result in sums.items():
         record |= history.evaluation(part, sim.task.metrics(result))

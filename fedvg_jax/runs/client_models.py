@@ -172,9 +172,8 @@ def _pieces(
 
 def _take(pool: Batch, rows: np.ndarray) -> Batch:
     """Returns rows of a run's pool, as its clients train on them: some may be corrupt. NumPy arrays."""
-    copies = [
-        leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf for leaf in pool
-    ]  # each device has all
+    # each device has all
+    copies = [leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf for leaf in pool]
     return Batch(*(np.asarray(copy[rows]) for copy in copies))
 
 

@@ -190,9 +190,8 @@ def catch_signals(
             signal.signal(number, usual[signal.SIGINT])
             line += "; again to stop now"
         if is_first:
-            with contextlib.suppress(
-                RuntimeError
-            ):  # the signal came while another line was being written
+            # the signal came while another line was being written
+            with contextlib.suppress(RuntimeError):
                 log(f"{name}: {line}")
 
     for number in usual:

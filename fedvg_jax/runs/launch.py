@@ -117,9 +117,8 @@ def join(launch: Launch) -> None:
     if "JAX_CPU_COLLECTIVES_IMPLEMENTATION" not in os.environ:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
-    jax.config.update(
-        "jax_enable_preemption_service", False
-    )  # it would replace the handler of SIGTERM
+    # it would replace the handler of SIGTERM
+    jax.config.update("jax_enable_preemption_service", False)
     is_auto = launch.coordinator == "auto"
     try:
         jax.distributed.initialize(
@@ -164,9 +163,8 @@ def run(launch: Launch, command: Callable[[], int]) -> int:
         code = command()
     except UsageError as error:
         if processes.is_first():
-            print(
-                f"error: {error}", file=sys.stderr, flush=True
-            )  # before the wait for processes that may hang
+            # before the wait for processes that may hang
+            print(f"error: {error}", file=sys.stderr, flush=True)
         jax.distributed.shutdown()
         return getattr(error, "exit_code", 2)
     except Exception as error:

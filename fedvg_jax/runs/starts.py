@@ -189,9 +189,8 @@ def rewind(
         for name in (digests.FILE, "summary.json"):
             (folder / name).unlink(missing_ok=True)
         earlier = [path for path in digests.checkpoints(folder) if int(path.name) <= number]
-        digests.remove_checkpoints(
-            folder, kept=earlier
-        )  # later ones have digests of a longer history
+        # later ones have digests of a longer history
+        digests.remove_checkpoints(folder, kept=earlier)
         if start.history:
             os.truncate(path, start.history[0])
         else:

@@ -330,9 +330,8 @@ def _local_slot(index: int, count: int) -> Slot:
         1, env=environment(count), initializer=start_process, initargs=(mine, os.getpid())
     )
     if cores:
-        os.sched_setaffinity(
-            0, mine
-        )  # which the process takes over before its libraries count cores
+        # which the process takes over before its libraries count cores
+        os.sched_setaffinity(0, mine)
     try:
         process = executor.submit(import_packages)
     finally:

@@ -124,7 +124,9 @@ def _read_run(
     if planned and (changed := run_folder.differences(planned, history.config)):
         return f"{name}: other settings than those of the sweep: {changed[0]}"
     recorded = {
-        argument: text for argument, text in manifest.get("custom", {}).items() if argument in PASSED
+        argument: text
+        for argument, text in manifest.get("custom", {}).items()
+        if argument in PASSED
     }
     custom = {**custom, **recorded}
     values = {**history.summary.get("names", {}), **values}

@@ -111,9 +111,8 @@ def zipped(table: Mapping[str, Any], source: str) -> Axis:
         raise UsageError(
             f"{source}: settings that are zipped must have equally many values; got {listed}"
         )
-    once = {
-        repr(row): row for row in zip(*columns.values(), strict=True)
-    }  # a value that is given twice counts once
+    # a value that is given twice counts once
+    once = {repr(row): row for row in zip(*columns.values(), strict=True)}
     axis = Axis(tuple(columns), tuple(once.values()))
     if axis.names == ("record",) and len(axis.values) > 1:
         joined = ",".join(str(value) for (value,) in axis.values)

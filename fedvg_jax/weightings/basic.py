@@ -212,9 +212,8 @@ def shares(raw: Array, participating: Array | bool = True) -> Array:
     raw = jnp.where(participating, raw, 0)
     refuse_negative(raw, "shares")
     # of absolute values, so that signs do not cancel
-    raw = raw * jnp.where(
-        jnp.abs(raw).sum() > 2.0**100, 2.0**-64, 1
-    )  # a larger sum overflows, or its inverse is 0
+    # a larger sum overflows, or its inverse is 0
+    raw = raw * jnp.where(jnp.abs(raw).sum() > 2.0**100, 2.0**-64, 1)
     raw = jnp.where(jnp.abs(raw).sum() == 0, is_participating, raw)
     total = jnp.abs(raw).sum()
     return raw / jnp.where(total == 0, 1, total)

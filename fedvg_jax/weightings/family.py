@@ -163,9 +163,8 @@ def make_weights_of_mean(exponent, temperature, eps, mix, counts: Array) -> Weig
             jnp.asarray(x, mean.dtype) for x in (exponent, temperature, eps, mix, counts)
         )
         inverted = reciprocal(jnp.where(participating, mean, 1) + epsilon)
-        exponents = -jnp.log(
-            jnp.maximum(inverted, jnp.finfo(mean.dtype).tiny)
-        )  # smaller numbers may count as 0
+        # smaller numbers may count as 0
+        exponents = -jnp.log(jnp.maximum(inverted, jnp.finfo(mean.dtype).tiny))
         is_participating = jnp.broadcast_to(participating, exponents.shape)
         # a dropped client's measurement must neither set the scale nor overflow
         exponents = jnp.where(

@@ -403,9 +403,8 @@ def layers_of(
     exclude: str = "",
 ) -> tuple[groups.Layer, ...]:
     """Returns the layers that G_k averages over, in the order of `layer_shares`; arguments as in `norm_parts`."""
-    shapes = jax.eval_shape(
-        task.init, jax.eval_shape(jax.random.key, 0)
-    )  # a key's shape, without drawing it
+    # a key's shape, without drawing it
+    shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))
     sizes = tree.by_path(shapes.params)
     included_by, excluded_by = (
         types.compiled(include, "fedvg.include"),

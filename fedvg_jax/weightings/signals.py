@@ -121,9 +121,8 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
 
         def loss(params, rows):
             model = Variables(params, stats)
-            rows = (
-                rows[0] if len(rows) == 1 else rows
-            )  # a batch axis would turn matmuls into batched ones
+            # a batch axis would turn matmuls into batched ones
+            rows = rows[0] if len(rows) == 1 else rows
             if rows.ndim == 1 or task.takes_groups:
                 return summed_loss(task, model, data.pool, rows, train)
             return loss_of_groups(model, data.pool, rows)
@@ -135,9 +134,8 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
         )
         if groups > 1 and not task.takes_groups:
             largest = _largest_map(jax.make_jaxpr(loss)(params, data.scoring[:1]).jaxpr)
-            if largest > data.scoring.shape[1] * _row_values(
-                data.pool
-            ):  # else it may be the rows themselves
+            # else it may be the rows themselves
+            if largest > data.scoring.shape[1] * _row_values(data.pool):
                 groups = max(1, int(min(groups, hw.choices().values_per_feature_map / largest)))
         return mean_gradient(loss, params, _in_passes(data.scoring, groups))
 
@@ -213,9 +211,8 @@ def summed_loss(
 ) -> jax.Array:
     """Returns the sum of a model's losses over real rows of a minibatch, or of groups [G, B], in at least float32."""
     batch, mask = tree.gather(pool, rows)
-    batch = jax.tree.map(
-        lambda x: x.reshape(mask.size, *x.shape[mask.ndim :]), batch
-    )  # of all groups
+    # of all groups
+    batch = jax.tree.map(lambda x: x.reshape(mask.size, *x.shape[mask.ndim :]), batch)
     return tree.wide(task.loss(*model, batch, mask, train)[0]) * mask.sum().astype(
         tree.wide_dtype(model)
     )
@@ -240,13 +237,11 @@ def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> 
         def num_correct(rows):
             batch, mask = tree.gather(data.pool, rows)
             outputs = task.predict(params, stats, batch)
-            predicted = jnp.argmax(outputs, -1).astype(
-                jnp.int32
-            )  # of NaN the first class, which may be right
+            # of NaN the first class, which may be right
+            predicted = jnp.argmax(outputs, -1).astype(jnp.int32)
             is_correct = (predicted == batch.y.astype(jnp.int32)).reshape(len(mask), -1)
-            share = is_correct.astype(tree.wide_dtype(params)).mean(
-                1
-            )  # over the places of a sequence
+            # over the places of a sequence
+            share = is_correct.astype(tree.wide_dtype(params)).mean(1)
             is_nan = jnp.isnan(outputs).reshape(len(mask), -1).any(1)
             return jnp.where(mask, jnp.where(is_nan, jnp.nan, share), 0).sum()
 

@@ -147,11 +147,12 @@ def test_absent_clients_do_not_enter_the_correlation_of_weights(tmp_path):
 
 
 def test_runs_of_one_seed_are_one_replicate_of_a_correlation(tmp_path):
+    # by rank correlation
     weights = {
         1.0: [0.2, 0.3, 0.5],
         0.5: [0.2, 0.5, 0.3],
         -1.0: [0.5, 0.3, 0.2],
-    }  # by rank correlation
+    }
     for seed, found in enumerate([(1.0, 0.5, 0.5), (0.5, 0.5, -1.0)]):
         for alpha, correlation in zip((0.05, 0.1, 0.5), found, strict=True):
             fields = {

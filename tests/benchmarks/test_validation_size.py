@@ -44,10 +44,11 @@ def test_paired_sets_change_no_weight_and_score_disjoint_rows():
         fv.run(config, weighting=weighting).records
         for weighting in (None, functools.partial(study.paired, sizes=(80,)))
     )
+    # another program, which may round the last digit differently
     for name in (
         "weights",
         "scores",
-    ):  # another program, which may round the last digit differently
+    ):
         np.testing.assert_allclose(record[name], plain[name], rtol=1e-5)
     scores = np.array(record["pair_80"])
     assert scores.shape == (4, 2) and (scores[:, 0] != scores[:, 1]).all()

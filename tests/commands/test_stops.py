@@ -52,9 +52,8 @@ def test_a_run_says_at_once_that_it_stops_and_only_a_second_sigint_ends_it_amid_
             process.send_signal(each)
             while each not in signals[:number] and each.name not in output.readline():
                 assert process.poll() is None
-            assert (
-                time.monotonic() - sent < 1 and digests.newest_round(run) == 1
-            )  # amid the second round
+            # amid the second round
+            assert time.monotonic() - sent < 1 and digests.newest_round(run) == 1
         rest, errors = process.communicate()
     assert process.returncode == code and not errors
     assert digests.newest_round(run) == len(history.read(run)) == (2 if is_saved else 1)

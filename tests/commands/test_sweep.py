@@ -300,9 +300,8 @@ def test_one_process_computes_a_sweep_on_a_mount_without_locks_and_a_second_one_
         )
         process.kill()
         lines, _ = process.communicate()
-    assert [str(out) in line for line in lines.splitlines()].count(
-        True
-    ) == 2  # where it is, and that it is not shared
+    # where it is, and that it is not shared
+    assert [str(out) in line for line in lines.splitlines()].count(True) == 2
     third = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert third.returncode == 0 and not third.stderr and not (out / sweep_folder.ALONE).exists()
     for seed in range(2):

@@ -42,9 +42,8 @@ def test_corruption_is_determined_by_seed_and_client(kind):
     first = rows_and_labels(0)
     np.testing.assert_array_equal(first, rows_and_labels(0))
     assert any(not np.array_equal(first, rows_and_labels(seed)) for seed in (1, 2, 3, 4))
-    if (
-        kind != "feature_noise"
-    ):  # whose level depends on the client's position among the corrupt ones
+    # whose level depends on the client's position among the corrupt ones
+    if kind != "feature_noise":
         np.testing.assert_array_equal(first, rows_and_labels(0, np.array([0, 3, 4])))
 
 
@@ -54,9 +53,8 @@ def test_label_flip_mirrors_the_given_share_of_labels(share):
     for client in IDS:
         client_rows = CLIENTS[client]
         is_flipped = y[client_rows] != Y[client_rows]
-        assert is_flipped.sum() == int(
-            share * len(client_rows)
-        )  # no class of four is its own mirror image
+        # no class of four is its own mirror image
+        assert is_flipped.sum() == int(share * len(client_rows))
         np.testing.assert_array_equal(y[client_rows][is_flipped], 3 - Y[client_rows][is_flipped])
 
 
@@ -86,9 +84,8 @@ def test_feature_noise_increases_with_the_client():
         "feature_noise", 0.2, x=x, y=np.zeros(4000, np.int32), clients=clients, ids=np.arange(4)
     )
     deviations = [result[client_rows].astype(float).std() / 255 for client_rows in clients]
-    np.testing.assert_allclose(
-        deviations, [0.05, 0.1, 0.15, 0.2], rtol=0.05
-    )  # the last is clipped at 2.5 deviations
+    # the last is clipped at 2.5 deviations
+    np.testing.assert_allclose(deviations, [0.05, 0.1, 0.15, 0.2], rtol=0.05)
 
 
 def test_rotation_turns_all_images_of_a_client_by_one_angle_within_its_strength():

@@ -176,9 +176,8 @@ def test_partition_takes_12_bytes_per_client_besides_its_rows(kind):
 def test_capacity_of_a_small_cohort_is_bounded_by_the_largest_client():
     settings = {"pool_size": 12_000_000, "cohort_size": 1000, "local_epochs": 5, "batch_size": 16}
     assert schedule.capacity(**settings) == 5 * (750_000 + 1001)
-    assert (
-        schedule.capacity(**settings, largest=8) == 2**14
-    )  # 5 x 1000 = 5000 minibatches; a MiB of rows at least
+    # 5 x 1000 = 5000 minibatches; a MiB of rows at least
+    assert schedule.capacity(**settings, largest=8) == 2**14
     assert schedule.capacity(**settings, largest=20) == 2**14  # 10,000 minibatches
     small = {"pool_size": 60_000, "cohort_size": 10, "local_epochs": 5, "batch_size": 32}
     assert schedule.capacity(**small, largest=2) == schedule.capacity(**small), (

@@ -181,9 +181,8 @@ def test_groups_are_not_divided_and_spread_evenly():
         set(GROUPS[client_rows]) for client_rows in rows_by_client(make(kind="group", seed=43))
     ]
     ids = rows_by_client(make(kind="group", groups=np.arange(len(LABELS)) % 7 * 10, num_clients=7))
-    assert all(
-        set(client_rows % 7) == {k} for k, client_rows in enumerate(ids)
-    )  # client i is group i
+    # client i is group i
+    assert all(set(client_rows % 7) == {k} for k, client_rows in enumerate(ids))
 
 
 def test_groups_may_be_any_integers_or_strings_one_per_row():

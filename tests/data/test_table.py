@@ -128,9 +128,8 @@ def test_a_stored_model_encodes_new_rows_as_it_was_trained_on(tmp_path):
     finished = fv.run(dataclasses.replace(CONFIG, out=tmp_path / "run"), data=FRAME, **OF_TABLE)
     stored, sim = folder.read_columns(finished.folder), simulated()
     np.testing.assert_array_equal(stored.scaled(FRAME), sim.data.pool.x)
-    new = (
-        FRAME[["outcome", "city", "age", "flag"]].iloc[:40].copy()
-    )  # in another order, and without groups
+    # in another order, and without groups
+    new = FRAME[["outcome", "city", "age", "flag"]].iloc[:40].copy()
     new.loc[0, "city"] = "Bern"  # a category that no training row has
     init = dataclasses.replace(CONFIG, init=finished.folder, partition="iid")
     again = fv.simulation(init, data=new, label="outcome")

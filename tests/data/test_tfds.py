@@ -61,9 +61,8 @@ def test_prepared_set_is_pooled_as_train_validation_test(prepared, tmp_path):
         got = data.load("tfds:tiny", prepared, tmp_path)
         order = np.concatenate([X[SPLITS["train"]], X[SPLITS["validation"]], X[SPLITS["test"]]])
         order_of = {image.tobytes(): i for i, image in enumerate(X)}
-        rows = [
-            order_of[image.tobytes()] for image in got.x
-        ]  # tfds shuffles within a split, the same way every time
+        # tfds shuffles within a split, the same way every time
+        rows = [order_of[image.tobytes()] for image in got.x]
         assert [sorted(rows[:5]), sorted(rows[5:7]), sorted(rows[7:])] == [
             list(range(5)),
             [5, 6],

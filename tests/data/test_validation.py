@@ -65,9 +65,8 @@ def test_official_order_has_the_published_counts():
             2,
         }
         first = labels[result[: 50 * len(per_class)]]
-        assert np.array_equal(
-            first, np.repeat(np.unique(labels), 50)
-        )  # class after class, then all at random
+        # class after class, then all at random
+        assert np.array_equal(first, np.repeat(np.unique(labels), 50))
         once = validation.order(labels, False, np.random.default_rng(0))
         assert np.array_equal(np.sort(once), np.arange(len(labels)))
     assert len(validation.order(np.repeat([0, 1], 4000), True, np.random.default_rng(0))) == 5000
@@ -149,9 +148,8 @@ def test_larger_images_are_averaged_and_grey_images_become_rgb(tmp_path):
         np.arange(0, 240, 20, dtype=np.uint8)[None, None, :, None], (1, 12, 12, 3)
     )
     small = validation.resized(ramp, (4, 4, 3), "here")
-    np.testing.assert_allclose(
-        small[0, 0, 1:3, 0], [80, 140], atol=1
-    )  # means of 60, 80, 100 and 120, 140, 160
+    # means of 60, 80, 100 and 120, 140, 160
+    np.testing.assert_allclose(small[0, 0, 1:3, 0], [80, 140], atol=1)
 
 
 def test_external_images_follow_the_pool_for_every_seed():
@@ -161,9 +159,8 @@ def test_external_images_follow_the_pool_for_every_seed():
         first.x.shape == second.x.shape == (630, 4, 4, 3)
         and first.most == len(first.rows) == len(second.rows) == 60
     )
-    np.testing.assert_array_equal(
-        np.bincount(first.rows - 600), [2] * 30
-    )  # ten of a class, all within the 50
+    # ten of a class, all within the 50
+    np.testing.assert_array_equal(np.bincount(first.rows - 600), [2] * 30)
     assert not np.array_equal(first.rows, second.rows)
     np.testing.assert_array_equal(first.y[first.rows], y[first.rows - 600])
     assert first.rows.dtype == np.int32 and first.y.dtype == np.int32

@@ -127,9 +127,8 @@ def test_client_chunks_on_devices_equal_the_whole_cohort_with_running_statistics
     options["private"], algorithm = privacy.tensorwise, algorithm._replace(send=compression.qsgd(2))
 
     def after(executor, size):
-        plan = [
-            net.schedule(2, executor.num_lanes, client_chunk_size=size)
-        ]  # clients 1 and 5 are sound, 3 diverges
+        # clients 1 and 5 are sound, 3 diverges
+        plan = [net.schedule(2, executor.num_lanes, client_chunk_size=size)]
         values = worlds.hyper(attack_scale=0.5, **{"dp.clip": 0.3, "dp.noise_multiplier": 0.4})
         return worlds.play(net, plan, algorithm, rule, task, values, executor=executor, **options)
 

@@ -458,10 +458,11 @@ def test_states_keep_their_dtypes_where_the_model_has_several():
     theta = start.variables._replace(params=mixed(start.variables.params))
     server, client = algorithm.init(worlds.hyper(), theta.params)
     start = start._replace(variables=theta, server=server, clients=tree.repeat(client, 5))
+    # JAX warns of a lossy cast
     with (
         jax.numpy_dtype_promotion("standard"),
         warnings.catch_warnings(action="error"),
-    ):  # JAX warns of a lossy cast
+    ):
         step = worlds.round_step(WORLD, algorithm, "samples", TASK)
         after, _ = jax.eval_shape(step, start, schedule_of(0), WORLD.data(), worlds.hyper())
     assert {leaf.dtype for leaf in jax.tree.leaves(theta.params)} == {
@@ -547,9 +548,8 @@ def test_train_loss_of_a_record_is_the_mean_over_trained_clients():
     """Clients with 2, 4, 0, 3 and 0 steps, in sampling order; the loss is 0 without a step and NaN after divergence."""
     schedule = full_schedule()
     loss = np.where(schedule.num_steps > 0, 1.0 + schedule.num_steps, 0.0)
-    assert (
-        history.record(1, schedule, metrics_of(loss), 0.0)["train_loss"] == 4.0
-    )  # (3 + 5 + 4) / 3
+    # (3 + 5 + 4) / 3
+    assert history.record(1, schedule, metrics_of(loss), 0.0)["train_loss"] == 4.0
     loss[schedule.num_steps == 4] = np.nan
     assert history.record(1, schedule, metrics_of(loss), 0.0)["train_loss"] == 3.5
     untrained = schedule._replace(num_steps=np.zeros(5, np.int32))

@@ -87,9 +87,8 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(
     monkeypatch.setattr(mine, "loss", loss)
     chosen = worlds.hyper() | {"algorithm": jnp.int32(ALGORITHMS.index(name))}
     plan = plan_of() if name == "elastic" else plan_of(client_chunk_size=2)
-    algorithm = (
-        worlds.algorithm(name) if name == "elastic" else any_algorithm()
-    )  # whose probes are not by tensor
+    # whose probes are not by tensor
+    algorithm = worlds.algorithm(name) if name == "elastic" else any_algorithm()
     played = worlds.play(WORLD, plan, algorithm, "uniform", worlds.TASK, chosen, local=part)
     of_oracle = worlds.rounds_of_oracle(WORLD, plan, mine, "uniform")
     for (actual, metrics), (state, expected) in zip(played, of_oracle, strict=True):

@@ -89,11 +89,12 @@ def test_clients_share_the_products_of_the_base():
     first = next(e for e in products if e.outvars[0].aval.shape == (clients, 4, worlds.HIDDEN))
     assert first.params["dimension_numbers"] == (((2,), (0,)), ((), ()))
     shapes = [v.aval.shape for e in programs.equations(gradients, *stacked) for v in e.outvars]
+    # no kernel of the frozen layer, nor its gradient
     assert (
         clients,
         6,
         worlds.HIDDEN,
-    ) not in shapes  # no kernel of the frozen layer, nor its gradient
+    ) not in shapes
 
 
 @pytest.mark.parametrize("conv", ["gemm", "winograd", "planes", "lax"])

@@ -24,11 +24,12 @@ TWO = GPU._replace(num_devices=8, num_processes=2)
     [
         (CPU, {"model": "resnet18"}, 8),
         (CPU, {"model": "mlp"}, 1),
+        # 640 MiB a client of half of 4 GiB
         (
             CPU._replace(memory_bytes=4 * 2**30),
             {"model": "vit_s16"},
             3,
-        ),  # 640 MiB a client of half of 4 GiB
+        ),
         (CPU._replace(memory_bytes=None), {"model": "vit_s16"}, 8),
         (GPU, {"model": "mlp", "clients": 3}, 3),
         (GPU, {"model": "mlp", "devices": "2"}, 2),

@@ -73,9 +73,8 @@ def train_step(name, conv):
     )
 
     def step(*arguments):
-        with jax.numpy_dtype_promotion(
-            "standard"
-        ):  # as in a run: a ViT resizes its images in float32
+        # as in a run: a ViT resizes its images in float32
+        with jax.numpy_dtype_promotion("standard"):
             return jax.device_get(run(*arguments))
 
     return step
@@ -136,9 +135,8 @@ def test_model_has_the_same_loss_and_gradient_with_every_convolution(x64, name, 
 )
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true:UserWarning:sklearn")
 def test_metrics_equal_those_of_scikit_learn(present):
-    from sklearn import (
-        metrics as sklearn_metrics,
-    )  # 2 s, which every worker would pay at collection
+    # 2 s, which every worker would pay at collection
+    from sklearn import metrics as sklearn_metrics
 
     rng = np.random.default_rng(0)
     true, predicted = rng.choice(present, 60), rng.integers(0, 4, 60)

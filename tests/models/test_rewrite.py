@@ -141,9 +141,8 @@ def layered(x, w1, w2, scale, features_last):
     y = (y - y.mean(axes, keepdims=True)) * lax.rsqrt(
         y.var(axes, keepdims=True) + 1e-3
     ) + scale.reshape(vector)
-    y = jnp.where(
-        jnp.arange(y.size).reshape(y.shape) % 3 > 0, nn.relu(y), nn.gelu(y)
-    )  # a mask in the order of axes
+    # a mask in the order of axes
+    y = jnp.where(jnp.arange(y.size).reshape(y.shape) % 3 > 0, nn.relu(y), nn.gelu(y))
     z = convolve(y, w2)
     residual = jnp.maximum(z, 0.1) + y  # tiles of 4 x 4 and of 2 x 2, for some sizes
     pooled = lax.reduce_window(nn.silu(residual), -jnp.inf, lax.max, window, window, "VALID")

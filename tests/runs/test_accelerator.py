@@ -73,10 +73,11 @@ def play(config, image, hardware, program_of, rules=(0,)):
     Args:
         program_of: (config, image) -> (task, algorithm, executor, jitted chunk).
     """
+    # FedDecorr divides rounding by 1e-4
     made, hyper = (
         world(image),
         worlds.hyper(lr=0.05, **{"feddecorr.beta": 0.01}),
-    )  # FedDecorr divides rounding by 1e-4
+    )
     with jax.numpy_dtype_promotion("standard"), hw.assumed(hardware):
         task, algorithm, executor, chunk = program_of(config, image)
         start = worlds.random_variables(task)
@@ -235,10 +236,11 @@ def is_allowed(config):
         configs.check(config)
     except UsageError:
         return False
+    # normalisations have no matrix
     return (config.fedvg.norm, config.fedvg.granularity) != (
         "spectral",
         "layerwise",
-    )  # normalisations have no matrix
+    )
 
 
 def program_of_run(config, image):

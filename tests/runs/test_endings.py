@@ -41,11 +41,12 @@ def losses(*values, **last):
         ),
         (losses(2.0, 1999.0), True, ""),
         (losses(0.001, 999.0), True, ""),  # a warm start
+        # a task whose loss has large units, whose first round averaged no client
         (
             losses(None, 1e6, 1e8),
             True,
             "",
-        ),  # a task whose loss has large units, whose first round averaged no client
+        ),
         (
             losses(2.0, 2.0, val_loss=None, test_loss=None),
             False,

@@ -58,9 +58,8 @@ def tiny() -> simulation.Simulation:
         "algorithm": worlds.full_algorithm(),
         "weighting": weighting,
     }
-    return resolve.experiment.simulation(
-        replace(SMALL, algorithm="elastic"), **given
-    )  # elastic's schedules have probes
+    # elastic's schedules have probes
+    return resolve.experiment.simulation(replace(SMALL, algorithm="elastic"), **given)
 
 
 def simulate(out, callbacks=(), log=pytest.fail, **changes):
@@ -147,9 +146,8 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
         2,
         6,
     )
-    assert (
-        min(part.summary["run_seconds"] for part in (first, result)) > 0.5
-    )  # both have the first part
+    # both have the first part
+    assert min(part.summary["run_seconds"] for part in (first, result)) > 0.5
     paths = " ".join(leaves(straight))
     for part in ("state.server", "state.clients", "state.variables.stats", "best.params"):
         assert part in paths
@@ -386,11 +384,12 @@ def test_a_callback_ends_a_run_that_is_then_finished(tmp_path):
 
     first = simulate(tmp_path / "run", callbacks=[stop], eval_every=2)
     assert len(first.records) == 3 and first.best_variables is not None
+    # the last round is evaluated
     assert ["test_loss" in record for record in first.records] == [
         False,
         True,
         True,
-    ]  # the last round is evaluated
+    ]
     assert (first.summary["stopped_early"], first.summary["stopped_by"]) == (
         "callback: enough",
         None,
@@ -439,9 +438,8 @@ def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(unfinished)
     run_folder.write_json(Path("runs/b/config.json"), config.to_json(replace(SMALL, lr=0.9)))
     assert run_folder.settings_to_resume(auto).out == Path("runs/a")
     assert run_folder.settings_to_resume(replace(auto, lr=0.5)) == replace(SMALL, lr=0.5)
-    assert run_folder.settings_to_resume(replace(auto, rounds=1)) == replace(
-        SMALL, rounds=1
-    )  # both are further
+    # both are further
+    assert run_folder.settings_to_resume(replace(auto, rounds=1)) == replace(SMALL, rounds=1)
     elsewhere = replace(SMALL, data_dir=Path("elsewhere"))
     assert run_folder.settings_to_resume(replace(elsewhere, resume="auto")) == elsewhere
     with pytest.raises(UsageError, match="resume auto finds no run below runs/"):

@@ -308,9 +308,8 @@ NAMES = ["\u65b9\u6cd5", "\u53e6\u4e00", "\U0001f95d", "plain"]
 
 def test_names_that_no_font_has_are_spelled_beside_a_number(study, tmp_path, caplog, monkeypatch):
     fonts = [font for font in font_manager.fontManager.ttflist if font.name.startswith("DejaVu")]
-    monkeypatch.setattr(
-        font_manager.fontManager, "ttflist", fonts
-    )  # as on a machine without others
+    # as on a machine without others
+    monkeypatch.setattr(font_manager.fontManager, "ttflist", fonts)
     other = renamed(study, dict(zip(study.methods, NAMES, strict=True)))
     with base.drawing(NAMES):
         drawing, *_ = FIGURES["curves"](other)

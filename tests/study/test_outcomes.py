@@ -74,9 +74,8 @@ def test_scipy_recomputes_the_effects_of_any_metric(folder, metric):
         "Ditto is ahead of FedAvg by "
     )
     row = next(r for r in csv_rows(tables.choices(study)) if r["method"] == "ditto")
-    assert float(row["max mean"]) == pytest.approx(
-        np.mean(values["ditto"])
-    )  # the better of two rounds is the last
+    # the better of two rounds is the last
+    assert float(row["max mean"]) == pytest.approx(np.mean(values["ditto"]))
 
 
 def test_scipy_recomputes_the_triangle_with_one_correction_over_all_pairs(folder):
@@ -336,9 +335,8 @@ def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_h
             np.mean(np.subtract(own[method], own["fedvg"]))
         )
         p = stats.ttest_rel(own[method], own["fedvg"]).pvalue
-        assert rows.loc[name, "t_p"] == pytest.approx(
-            p, rel=1e-4
-        )  # differences of records with nine digits
+        # differences of records with nine digits
+        assert rows.loc[name, "t_p"] == pytest.approx(p, rel=1e-4)
     written = report.write(
         folders, tmp_path / "report", baseline="fedvg", metric="min:size", figures=[]
     )

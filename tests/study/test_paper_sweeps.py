@@ -38,9 +38,8 @@ def test_every_trial_of_the_papers_figures_can_be_built(name):
     assert {(p.config.rounds, p.config.eval_every, p.config.local_epochs) for p in plan.trials} == {
         (200, 20, 5)
     }
-    assert {p.config.partition_seed for p in plan.trials} == {
-        42
-    }  # the published one, not the seed's
+    # the published one, not the seed's
+    assert {p.config.partition_seed for p in plan.trials} == {42}
 
 
 def test_folders_of_data_are_not_in_the_names_of_trials():

@@ -131,10 +131,11 @@ def test_keep_keeps_finished_trials_and_computes_others_with_the_object_of_the_c
         return [r.result for r in fv.run_sweep(CONFIG, axes, **arguments)]
 
     first, alone = run(power(0.5), out=tmp_path), run(power(2.0))
+    # as a kill after the last checkpoint leaves a trial
     for name in (
         "digests.json",
         "summary.json",
-    ):  # as a kill after the last checkpoint leaves a trial
+    ):
         (first[1].folder / name).unlink()
     kept = run(power(2.0), out=tmp_path, changed="keep")
     assert [timeless(r.records) for r in kept] == [

@@ -232,9 +232,10 @@ def test_only_significant_leads_are_bold_and_ahead(tmp_path, metric):
             )
     study = collect([tmp_path])
     said, how = report.findings(study, tables.options(study))
+    # 3.18 x 1.29 / 2
     size = (
         "20.5 points (95 % interval 18.4 to 22.6)" if metric == "accuracy" else "0.20 in test loss"
-    )  # 3.18 x 1.29 / 2
+    )
     assert said.startswith(f"FedVG is ahead of FedAvg by {size}")
     assert ". Undecided: uniform weights against FedAvg, " in said and "(n = 4)" in how
     assert bold(study, tables.options(study)) == {"fedvg"} and not bold(
@@ -272,9 +273,8 @@ def hostile_table():
 
 @pytest.mark.parametrize("form", [*markup.FORMATS, "terminal"])
 def test_methods_of_sixty_characters_that_differ_in_the_last_stay_distinct(form):
-    names = [
-        f"fedvg,{'alongname' * 5}of12path{end}" for end in "abcd"
-    ]  # a word that no line of a terminal holds
+    # a word that no line of a terminal holds
+    names = [f"fedvg,{'alongname' * 5}of12path{end}" for end in "abcd"]
     numbers = {f"{i}": number(f"{i}", 1.0) for i in range(6)}
     table = Table("t", "", [{"method": label("method", name)} | numbers for name in names])
     if form == "terminal":

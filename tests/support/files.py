@@ -97,9 +97,8 @@ def write_stl(root: Path):
     """Writes the official binary files; returns their (x, y), training set first."""
     x, y = pixels(5, 96, 96, 3), np.array([0, 9, 4, 1, 2], np.uint8)
     for split, part in {"train": slice(0, 3), "test": slice(3, 5)}.items():
-        write(
-            root / f"{split}_X.bin", x[part].transpose(0, 3, 2, 1).tobytes()
-        )  # columns before rows
+        # columns before rows
+        write(root / f"{split}_X.bin", x[part].transpose(0, 3, 2, 1).tobytes())
         write(root / f"{split}_y.bin", (y[part] + 1).tobytes())
     return x, y
 

@@ -154,9 +154,8 @@ def random_variables(task: types.Task) -> types.Variables:
     def draw(shape: tuple[int, ...]) -> np.ndarray:
         if len(shape) == 1:
             return 1 + rng.uniform(0, 0.3, shape)
-        return (
-            rng.normal(size=shape) * math.prod(shape[:-1]) ** -0.5
-        )  # of its inputs, so that activations stay near 1
+        # of its inputs, so that activations stay near 1
+        return rng.normal(size=shape) * math.prod(shape[:-1]) ** -0.5
 
     leaves, structure = jax.tree.flatten(shapes)
     return structure.unflatten([jnp.asarray(draw(leaf.shape), float) for leaf in leaves])

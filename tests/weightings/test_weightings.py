@@ -158,12 +158,13 @@ NORMS = {
 @pytest.mark.parametrize(
     ("granularity", "block_of", "of_base", "of_head"),
     [
+        # G = (1 + 3 + 2) / 3 = 2 and (3 + 9 + 2) / 3 = 14/3
         (
             "modelwise",
             None,
             [0.7, 0.3],
             [0.7, 0.3],
-        ),  # G = (1 + 3 + 2) / 3 = 2 and (3 + 9 + 2) / 3 = 14/3
+        ),
         ("layerwise", None, [0.75, 0.25], [0.5, 0.5]),
         ("blockwise", None, [0.75, 0.25], [0.5, 0.5]),  # of base, G = 2 and 6
         ("blockwise", lambda path: "one", [0.7, 0.3], [0.7, 0.3]),

@@ -186,10 +186,11 @@ def _bulk(
         The cuts of the first successful candidate, int64 [C, K-1]; None without one.
     """
     reached = np.zeros((size, len(counts), 1), np.float32)
+    # of every step: cuts, and places in the step before
     last, steps = (
         np.zeros((size, len(counts)), np.int64),
         [],
-    )  # of every step: cuts, and places in the step before
+    )
     for first in range(0, num_clients, _WIDTH):
         width = min(_WIDTH, num_clients - first)
         later = num_clients - first - width

@@ -130,9 +130,8 @@ def _take_turn(
         stream: consumed.
     """
     while len(waiting):
-        noise = stream.gumbel(
-            size=(len(waiting), len(left))
-        )  # argmax of log q + noise is a draw from q
+        # argmax of log q + noise is a draw from q
+        noise = stream.gumbel(size=(len(waiting), len(left)))
         drawn = np.where(left > 0, wants[waiting] + noise, -np.inf).argmax(1)
         by_class = np.argsort(drawn, kind="stable")
         ordered = drawn[by_class]

@@ -182,11 +182,12 @@ def _convolve(operation: Operation, operands: Sequence[Value]) -> list[Value]:
         y = convolve(x, w, strides, pads, precision)
     else:
         y = _convolve_any(x, w, is_dense, **params)
+    # of y, in the order of `out`: images, channels, space
     axes = [
         0,
         y.ndim - 1,
         *range(1, y.ndim - 1),
-    ]  # of y, in the order of `out`: images, channels, space
+    ]
     return [y.transpose([axes[out.index(axis)] for axis in range(y.ndim)])]
 
 
@@ -213,9 +214,8 @@ def _max_pool(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     if any(low or high for low, high in padding):
         lowest = jnp.array(-jnp.inf, x.dtype)
         x = lax.pad(x, lowest, [(low, high, 0) for low, high in padding])
-    for axis in reversed(
-        range(x.ndim)
-    ):  # one after the other: 4 instead of 8 maxima for a window of 3 x 3
+    # one after the other: 4 instead of 8 maxima for a window of 3 x 3
+    for axis in reversed(range(x.ndim)):
         if (window[axis], strides[axis]) != (1, 1):
             x = _max_along(x, axis, window[axis], strides[axis])
     return [x]
@@ -371,9 +371,8 @@ def _convolve_any(
             jnp.concatenate(slices, -1), w.reshape(-1, w.shape[-1]), precision=precision
         )
     groups, features = feature_group_count, w.shape[-1] // feature_group_count
-    if (
-        w.shape[1] == 1
-    ):  # depthwise; with an axis for the features, XLA's gradient of w takes 7 times as long
+    # depthwise; with an axis for the features, XLA's gradient of w takes 7 times as long
+    if w.shape[1] == 1:
         kernels = jnp.expand_dims(w, range(1, x.ndim - 1))
         products = [
             jnp.repeat(part, features, -1) * kernels[tap] for tap, part in enumerate(slices)

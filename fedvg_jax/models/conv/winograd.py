@@ -120,10 +120,11 @@ def _convolve_2x2(x: Array, w: Array, precision) -> Array:
     """Returns `convolve` by 2 x 2 output tiles. The transforms have few terms, written out as sums of slices."""
     (n, height, width, channels), features = x.shape, w.shape[3]
     of_patch, of_kernel, of_output = transform_matrices(2, 3)
+    # of an odd size, the last row or column is cut off at the end
     rows, columns = (
         -(-height // 2),
         -(-width // 2),
-    )  # of an odd size, the last row or column is cut off at the end
+    )
     x = jnp.pad(x, ((0, 0), (1, 1 + height % 2), (1, 1 + width % 2), (0, 0)))
     patches = [
         patch

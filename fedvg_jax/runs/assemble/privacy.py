@@ -244,9 +244,8 @@ def _divergences(noise: float, clients: int, cohort: int) -> tuple[Any, np.ndarr
     """Returns Renyi's orders and the divergences of one round: composing every round anew would take 0.7 s each."""
     accounting = extras.load("dp_accounting", "dp", "dp.clip")
     event = accounting.GaussianDpEvent(noise)
-    events = [
-        event
-    ]  # also a bound for sampled cohorts, and where there is little noise the smaller one
+    # also a bound for sampled cohorts, and where there is little noise the smaller one
+    events = [event]
     if cohort < clients:
         events.append(accounting.SampledWithoutReplacementDpEvent(clients, cohort, event))
     one_round = []

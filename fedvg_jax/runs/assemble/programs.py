@@ -136,9 +136,8 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
         )
         return Bound(task, weighting, step)
 
-    init = trained_part.bind(
-        whole, base
-    ).init  # one function, which JAX traces once for all bindings
+    # one function, which JAX traces once for all bindings
+    init = trained_part.bind(whole, base).init
 
     def bound_to(base: Tree) -> Bound:
         return bound(*(task._replace(init=init) for task in _tasks(model, base)))

@@ -199,10 +199,11 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
     if experiment.privacy:
         parts_of_method = program.algorithm, program.weighting, chosen
         privacy.check(experiment.privacy, cohorts, *parts_of_method, state, hyper)
+    # again, to the base on the devices
     program, parts = (
         _bound(program, rows.base),
         population.partition,
-    )  # again, to the base on the devices
+    )
     select = tables.make_select(cohorts, chosen, program, rows, parts.train) if chosen else None
     account = _account(experiment, program, round_rows, hyper)
     origin = privacy.origin(experiment.records.start, account)

@@ -164,9 +164,8 @@ def make_schedule(
     }
     num_asked = cohorts.num_asked or cohorts.size
     if cohorts.clock and not cohorts.clock.jitter:
-        each = (
-            np.maximum(sizes // batch_size, 1) * cohorts.local_epochs[0]
-        )  # a bound for any rule on single rows
+        # a bound for any rule on single rows
+        each = np.maximum(sizes // batch_size, 1) * cohorts.local_epochs[0]
         least = cohorts.clock.seconds(np.arange(len(sizes)), each, *traffic, 0, 0).min()
         if least > cohorts.deadline:
             raise UsageError(

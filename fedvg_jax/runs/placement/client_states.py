@@ -324,9 +324,8 @@ def _take_rows(
     rows = store.row_of[clients]
 
     def placed(fresh: Any, stored: np.ndarray) -> jax.Array:
-        taken = np.zeros(
-            (capacity, *stored.shape[1:]), stored.dtype
-        )  # rows past the chunk's clients are not read
+        # rows past the chunk's clients are not read
+        taken = np.zeros((capacity, *stored.shape[1:]), stored.dtype)
         np.take(stored, rows, 0, out=taken[: len(rows)], mode="clip")
         return checkpoint.typed_like(fresh, processes.place(taken, placement.sharding))
 
@@ -443,9 +442,8 @@ def saved_shapes(state: SimState, leaves: Mapping[str, np.ndarray], num_clients:
 def _saved(state: SimState, num_rows: int) -> SimState:
     """Returns a copy of a state on the host, with the first rows of its client states."""
     others = checkpoint.to_host(state._replace(clients=()))
-    states = jax.tree.map(
-        np.array, _rows_on_host(state.clients, num_rows)
-    )  # copies, which no later round overwrites
+    # copies, which no later round overwrites
+    states = jax.tree.map(np.array, _rows_on_host(state.clients, num_rows))
     return with_client_states(others, states, others.client_ids)
 
 

@@ -232,11 +232,12 @@ def client_variables(run: Path | str, client: int) -> Variables:
 
 def _of_client(client: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns a client's own tensors among all leaves, and the global model's tensors in place of others."""
+    # a client does not send the tensors of `local`
     names = (
         "kept_model",
         "state.kept_model",
         "local",
-    )  # a client does not send the tensors of `local`
+    )
     own = {
         k: rows
         for name in names

@@ -68,9 +68,8 @@ def about(path: Path) -> dict[str, Any]:
     Raises:
         UsageError: it is missing or damaged.
     """
-    return files.read_object(
-        path / ABOUT / "metadata"
-    )  # where Orbax writes JSON; commands read it without Orbax
+    # where Orbax writes JSON; commands read it without Orbax
+    return files.read_object(path / ABOUT / "metadata")
 
 
 def check(run: Path) -> list[str]:

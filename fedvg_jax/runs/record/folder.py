@@ -306,9 +306,8 @@ def _refuse_changed(folder: Path, config: Config) -> None:
     num_done = 0
     with contextlib.suppress(OSError):
         num_done = (folder / "history.jsonl").read_bytes().count(b"\n")
-    least = min(
-        num_done + 1, stored.rounds
-    )  # the last round is evaluated, and one before it may not be
+    # the last round is evaluated, and one before it may not be
+    least = min(num_done + 1, stored.rounds)
     if config.rounds < least:
         done = f"{num_done} of {stored.rounds} rounds"
         raise UsageError(

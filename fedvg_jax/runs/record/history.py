@@ -202,11 +202,12 @@ class History(_Results):
         if per not in _TABLES:
             raise UsageError(f"per must be round or client; got {per}")
         rows = _TABLES[per](self.records)
+        # of one name, `groupby("round")` would be ambiguous
         return (
             pandas.DataFrame.from_records(rows, columns=None if rows else ["round"])
             .set_index("round", drop=False)
             .rename_axis(index=None)
-        )  # of one name, `groupby("round")` would be ambiguous
+        )
 
 
 def _model_reader(folder: Path, which: Literal["final", "best"]) -> Callable[[], Variables]:

@@ -165,9 +165,8 @@ def _git(folder: Path) -> dict[str, Any] | None:
         ).stdout.strip()
 
     try:
-        git(
-            "ls-files", "--error-unmatch", __file__
-        )  # fails in an unrelated repository around the installation
+        # fails in an unrelated repository around the installation
+        git("ls-files", "--error-unmatch", __file__)
         return {
             "commit": git("rev-parse", "HEAD"),
             "changed": bool(git("status", "--porcelain", "--", ".")),

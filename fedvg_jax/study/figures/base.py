@@ -240,9 +240,8 @@ def whole_numbers(axis: Axis) -> None:
     """Labels an axis of rounds at about five whole numbers, at one where there is only one round."""
     from matplotlib.ticker import MaxNLocator
 
-    axis.set_major_locator(
-        MaxNLocator(5, integer=True, min_n_ticks=1)
-    )  # two ticks would be fractions
+    # two ticks would be fractions
+    axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
 
 
 def set_title(axes: Axes, text: str, width: int = 40) -> None:
@@ -301,7 +300,6 @@ def save(
             files.replace(path, csv_text(drawn.numbers))
         else:
             drawn.figure.savefig(path, dpi=200, metadata=metadata[suffix])
-            drawn.figure.set_layout_engine(
-                "none"
-            )  # keeps the layout of the first file, which takes half of the time
+            # keeps the layout of the first file, which takes half of the time
+            drawn.figure.set_layout_engine("none")
     return paths

@@ -31,9 +31,8 @@ def open_writer(run: TrackedRun) -> Writer:
     from tensorboard.summary.writer.record_writer import RecordWriter  # pyright: ignore[reportMissingImports]
 
     assert run.folder is not None, "`tracking.require` refuses runs without a folder"
-    seconds, nanoseconds = divmod(
-        time.time_ns(), 10**9
-    )  # TensorBoard reads a folder's files by name
+    # TensorBoard reads a folder's files by name
+    seconds, nanoseconds = divmod(time.time_ns(), 10**9)
     name = (
         f"events.out.tfevents.{seconds:010d}.{nanoseconds:09d}.{socket.gethostname()}.{os.getpid()}"
     )

@@ -145,9 +145,8 @@ def test_a_run_that_starts_from_a_run_on_the_same_clients_has_the_epsilon_of_bot
     assert epsilons(fv.run(other, **GIVEN))[0] == pytest.approx(expected, rel=1e-8)
     assert "no epsilon" not in caplog.text
 
-    fv.run(
-        dataclasses.replace(config, rounds=5, resume=str(first.folder)), **GIVEN
-    )  # after the second has started
+    # after the second has started
+    fv.run(dataclasses.replace(config, rounds=5, resume=str(first.folder)), **GIVEN)
     resumed = dataclasses.replace(second, rounds=3, resume=str(second.out))
     continued = fv.run(resumed, **GIVEN)
     assert epsilons(continued) == pytest.approx([epsilon(n) for n in (3, 4, 5)], rel=1e-8)

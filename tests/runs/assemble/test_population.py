@@ -76,9 +76,8 @@ def test_external_set_replaces_the_clients_validation_rows(elsewhere):
     assert tables.pool.x.shape == (1797 + 240, 8, 8, 1)
     for table in (tables.scoring, tables.val):
         rows = np.asarray(table)[np.asarray(table) >= 0]
-        assert (
-            len(rows) == 240 + 4 * 50 and rows.min() == 1797
-        )  # all once, and 50 of every class again
+        # all once, and 50 of every class again
+        assert len(rows) == 240 + 4 * 50 and rows.min() == 1797
     assert np.asarray(tables.test).max() < 1797
 
 

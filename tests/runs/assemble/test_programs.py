@@ -145,9 +145,8 @@ def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_
     with compilations() as compiled:
         shared = fedvg_jax.run(other)
     assert compiled == []
-    alone = fedvg_jax.run(
-        other, algorithm=fedvg_jax.algorithms.fedavg()
-    )  # whose program is of this call
+    # whose program is of this call
+    alone = fedvg_jax.run(other, algorithm=fedvg_jax.algorithms.fedavg())
     assert_equal_runs(shared, alone)
 
 

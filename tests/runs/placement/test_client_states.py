@@ -144,10 +144,11 @@ def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_
 
 def test_another_seed_compiles_nothing(monkeypatch):
     monkeypatch.setattr(client_states, "CHUNK_BYTES", 1)
+    # of this test
     given = linear.GIVEN | {
         "algorithm": worlds.full_algorithm(),
         "task": linear.GIVEN["task"]._replace(),
-    }  # of this test
+    }
     with compilations() as compiled:
         fv.run_sweep(replace(SETTINGS, placement="host"), {"seed": [0, 1]}, **given)
     assert compiled.count("jit(chunk)") == 1

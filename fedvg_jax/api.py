@@ -320,8 +320,8 @@ def run_sweep(
             are compared by their code and the values that they hold, not by comments and docstrings.
         progress: whether to print a line for every run, or bars on a terminal; None as in `run`.
         track: as in `run`; every combination is a tracked run, grouped by the folder of the sweep.
-        data, label, group, transformer, partition, task, algorithm, weighting, selection, aggregate, send, attack,
-        hyper, clock, initial: as in `run`, for all runs.
+        data, label, group, transformer, partition, task: as in `run`, for all runs.
+        algorithm, weighting, selection, aggregate, send, attack, hyper, clock, initial: likewise.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do

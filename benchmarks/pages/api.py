@@ -137,8 +137,12 @@ def directive(module: str, name: str, thing) -> str:
 
 
 def attributes(thing: type) -> list[str]:
-    """Returns the names that a class's own docstring describes under Attributes."""
-    listed = (inspect.getdoc(thing) or "").partition("\nAttributes:\n")[2].partition("\n\n")[0]
+    """Returns the names that a class's own docstring describes: under Attributes, or under Args for a named tuple."""
+    doc = inspect.getdoc(thing) or ""
+    listed = doc.partition("\nAttributes:\n")[2]
+    if not listed and hasattr(thing, "_fields"):
+        listed = doc.partition("\nArgs:\n")[2]
+    listed = listed.partition("\n\n")[0]
     return re.findall(r"^    (\w+):", listed, re.M)
 
 

@@ -155,17 +155,19 @@ def replaced_with(passed: Collection[str]) -> set[str]:
 
 
 def with_passed(settings: Mapping[str, Any], passed: Mapping[str, str]) -> dict[str, Any]:
-    """Returns settings as they name a run: by the name of an object that came from Python, or "own weighting".
+    """Returns settings as they name a run: by the name of an object that came from Python, or "custom weighting".
 
     Args:
         settings: dotted name -> value.
         passed: what a call from Python passed in place of a setting -> its name; "" for one without.
 
     >>> with_passed({"weighting": "fedvg", "lr": 0.1}, {"weighting": ""})
-    {'weighting': 'own weighting', 'lr': 0.1}
+    {'weighting': 'custom weighting', 'lr': 0.1}
     """
     own = {
-        setting: passed[name] or f"own {name}" for name, setting in PASSED.items() if name in passed
+        setting: passed[name] or f"custom {name}"
+        for name, setting in PASSED.items()
+        if name in passed
     }
     return {name: own.get(name, value) for name, value in settings.items()}
 

@@ -187,6 +187,7 @@ def drafting(target: Path) -> Iterator[Path]:
         UsageError: the folder cannot be written.
     """
     with files.writing(target.parent, "--data-dir"):
+        is_new = not target.parent.exists()
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
             with tempfile.TemporaryDirectory(
@@ -194,8 +195,9 @@ def drafting(target: Path) -> Iterator[Path]:
             ) as draft:
                 yield Path(draft)
         finally:
-            with contextlib.suppress(OSError):  # the folder has files, unless the download failed
-                target.parent.rmdir()
+            with contextlib.suppress(OSError):  # it has files, unless the download failed
+                if is_new:
+                    target.parent.rmdir()
 
 
 def _move(draft: Path, target: Path) -> None:

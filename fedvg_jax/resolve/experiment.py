@@ -73,8 +73,8 @@ def simulation(
         config: settings; they are checked.
         progress: called with (partitions drawn, most draws).
         reading: called with (images decoded, all images).
-        data, label, group, transformer, partition, task, algorithm, weighting, selection, aggregate, send, attack,
-        hyper, clock, initial: as in `fedvg_jax.run`.
+        data, label, group, transformer, partition, task: as in `fedvg_jax.run`.
+        algorithm, weighting, selection, aggregate, send, attack, hyper, clock, initial: likewise.
 
     Raises:
         UsageError: a setting or a file cannot work, or an object breaks its contract.

@@ -26,24 +26,30 @@ class Method(NamedTuple):
 
     What it leaves out is as in the sweep's settings. Settings on other axes, and tuned ones, override its own.
 
+    Args:
+        algorithm: an object, or a text as `--algorithm` takes it.
+        weighting: an object, a function task -> `Weighting`, or a text as `--weighting` takes it.
+        task: a model and its loss.
+        selection: an object, or a text as `--selection` takes it.
+        aggregate: a robust rule, or a text as `--robust` takes it.
+        send: an object, or a text as `--send` takes it.
+        attack: what a corrupt client returns, or a text as `--attack` takes it.
+        hyper: name -> value of hyperparameters that the objects declare.
+        settings: dotted setting -> value.
+
     >>> Method(algorithm="scaffold", weighting="uniform", settings={"lr": 0.05}).algorithm
     'scaffold'
     """
 
     algorithm: Algorithm | str | None = None
     weighting: Weighting | Any | None = None
-    """an object, a function task -> `Weighting`, or a text as `--weighting` takes it"""
     task: Task | None = None
     selection: Selection | str | None = None
     aggregate: Any = None
-    """a robust rule, or a text as `--robust` takes it"""
     send: Send | str | None = None
     attack: Any = None
-    """what a corrupt client returns, or a text as `--attack` takes it"""
     hyper: Mapping[str, float] = {}
-    """name -> value of hyperparameters that the objects declare"""
     settings: Mapping[str, Any] = {}
-    """dotted setting -> value"""
 
 
 class Bundle(NamedTuple):

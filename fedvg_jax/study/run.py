@@ -28,7 +28,7 @@ class Run(NamedTuple):
 
     @property
     def weighting(self) -> str:
-        """The weighting of the config, or "own weighting" for one from Python."""
+        """The weighting of the config, or "custom weighting" for one from Python."""
         return with_passed({"weighting": self.config.weighting}, self.custom)["weighting"]
 
     @property

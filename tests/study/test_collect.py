@@ -397,20 +397,21 @@ def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path)
     own = write_run(tmp_path / "runs" / "own", (0.5,), method="fedvg")
     edit(own / "manifest.json", custom={"weighting": ""})
     (run,) = collect([tmp_path / "runs"]).runs
-    assert run.custom == {"weighting": ""} and run.weighting == "own weighting"
+    assert run.custom == {"weighting": ""} and run.weighting == "custom weighting"
     write_run(tmp_path / "runs" / "named", (0.5,), method="fedvg")
     study = collect([tmp_path / "runs"], partial=True)
-    assert set(study.methods) == {"fedvg", "own weighting"}
+    assert set(study.methods) == {"fedvg", "custom weighting"}
 
 
 def test_objects_in_place_of_data_and_model_are_settings(tmp_path):
     names = {"data": "dataset", "partition": "partition", "task": "model"}
     edit(
-        write_run(tmp_path / "a", method="fedavg") / "manifest.json", given=dict.fromkeys(names, "")
+        write_run(tmp_path / "a", method="fedavg") / "manifest.json",
+        custom=dict.fromkeys(names, ""),
     )
     settings = collect([tmp_path]).settings
     assert {name: settings[setting] for name, setting in names.items()} == {
-        name: f"own {name}" for name in names
+        name: f"custom {name}" for name in names
     }
 
 
@@ -443,5 +444,5 @@ def test_objects_and_their_hyperparameters_name_methods(tmp_path):
     trials = [trial | {"custom": {"weighting": ""}} for trial in trials]
     edit(sweep / "sweep.json", objects={"weighting": ["mine.tempered"]}, trials=trials)
     study = collect([sweep])
-    assert study.methods == ("own weighting, T 0.5", "own weighting, T 2")
+    assert study.methods == ("custom weighting, T 0.5", "custom weighting, T 2")
     assert all(len(group.runs) == 2 for group in study.groups.values())

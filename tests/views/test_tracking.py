@@ -16,7 +16,7 @@ FAKE = "fedvg_jax.views.tracking.wandb_run"
 
 
 def a_run(config, fails_after=None):
-    """Runs linear regression with an own weighting; a callback raises KeyboardInterrupt after a round."""
+    """Runs linear regression with an custom weighting; a callback raises KeyboardInterrupt after a round."""
 
     def fail(record, state):
         if record["round"] == fails_after:
@@ -75,7 +75,7 @@ def test_tracker_gets_name_settings_every_round_and_the_end(fake, tmp_path):
     ]
     run = fake[0][1]
     assert (run.name, run.group, run.stored["rounds"]) == ("alpha=1", "sweep", 0)
-    assert (run.settings["weighting"], run.settings["algorithm"]) == ("own weighting", "fedavg")
+    assert (run.settings["weighting"], run.settings["algorithm"]) == ("custom weighting", "fedavg")
     assert run.settings["rounds"] == 4 and not {"out", "track", "fedprox.mu"} & run.settings.keys()
     record, logged = history.records[-1], fake[4][1][4]
     assert (logged["train/loss"], logged["test/loss"]) == (

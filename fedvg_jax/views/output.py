@@ -123,7 +123,7 @@ def method_and_run(config: Config, given: Mapping[str, str] = {}) -> tuple[str, 
     >>> method_and_run(Config())
     ('fedvg', 'FedVG; digits, dirichlet, alpha 0.05; seed 0')
     >>> method_and_run(Config(), {"weighting": "root", "data": ""})
-    ('root', 'root; own data, dirichlet, alpha 0.05; seed 0')
+    ('root', 'root; custom data, dirichlet, alpha 0.05; seed 0')
     """
     settings = {name: getattr(config, name) for name in ("algorithm", "weighting", "dataset")}
     named = with_passed(settings | {"partition": partition_label(config)}, given)

@@ -280,8 +280,6 @@ def _clock_problems(config: Config) -> Iterator[str]:
         yield "dp accounts for uniform cohorts; overselect and deadline depend on the clients' data, leave them out"
     if config.overselect > 1 and as_reference(config, "cohorts"):
         yield "overselect draws other cohorts than reference cohorts; leave one out"
-    if is_selective and not options.has_clock(config):
-        yield "overselect and deadline need a clock; give --clock.step SECONDS, or leave them out"
 
 
 PROBLEMS = (

@@ -69,12 +69,6 @@ def is_one(name: str, *values: str) -> Condition:
     )
 
 
-def is_not(name: str, value: str, by: str = "every other kind") -> Condition:
-    """Holds where a setting has another value."""
-    value_of = operator.attrgetter(name)
-    return Condition(name, lambda config: value_of(config) != value, by)
-
-
 class Facts(NamedTuple):
     """What the field of a setting, or of a group of settings, declares beside its type and default."""
 

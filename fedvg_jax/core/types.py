@@ -622,6 +622,8 @@ class NamedWeighting(NamedTuple):
     reads_rows: bool = True
     streams: bool = True
     """whether it weighs a cohort chunk by chunk, without the models of the whole cohort"""
+    trains_on_rows: bool = False
+    """whether the server trains on D_val, in which BatchNorm has no statistics of a single row"""
 
 
 # --- executors and rounds ---------------------------------------------------------------------------------------------

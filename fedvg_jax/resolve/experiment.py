@@ -126,7 +126,8 @@ def resolve(
     # before the data, which may take minutes to read
     if config.init and not digests.is_run(config.init):
         pretrained.read(config.init)
-    method = make_method(config, custom)  # its contradictions are found before the data are read
+    method = make_method(config, custom)  # contradictions are found before the data are read
+    clock = clocks.make_clock(config, custom.clock)
     population = populations.make_population(
         config, custom.data, custom.partition, progress, reading
     )
@@ -140,18 +141,20 @@ def resolve(
     fit.check_accuracies(config, native, custom.task, population, is_named=is_named)
     fit.check_clients(config, population.partition)
     is_given = custom.partition is not None
+    model_key = custom.task or _shape(population.inputs)
     return Experiment(
         settings=config,
         custom=custom.names,
-        key=(static, custom.task or _shape(population.inputs)),
+        # the ids of corrupt clients are constants of a program with an attack
+        key=(static, model_key, method.corrupt_clients if custom.attack else ()),
         population=population,
         statistics=populations.describe(config, population, is_given),
         model=model,
         method=method,
         hyper=functools.partial(_hyper, config, custom),
         executor=make_executor(config),
-        cohorts=_cohorts(config, method.algorithm, custom.clock),
-        tables=_tables(config),
+        cohorts=_cohorts(config, method.algorithm, clock),
+        tables=_tables(config, method.algorithm),
         records=_records(config),
         placement=config.placement,
         privacy=_privacy(config, custom, method.algorithm),
@@ -215,12 +218,13 @@ def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None = None) -
         noise_seed=config.dp.noise_seed,
         num_asked=num_asked(config) if config.overselect > 1 else None,
         deadline=math.inf if config.deadline is None else config.deadline,
-        clock=clocks.make_clock(config, clock),
+        clock=clock,
     )
 
 
-def _tables(config: Config) -> Tables:
-    is_read_in_training = bool(config.tuning.steps) or "fltrust" in config.weighting
+def _tables(config: Config, algorithm: Algorithm) -> Tables:
+    trains = any(entry.trains_on_rows for entry in weighting_entries(config, algorithm))
+    is_read_in_training = trains or config.tuning.steps > 0
     is_evaluated = config.fedvg.mode == "eval" and unmet(config, "fedvg.mode") is None
     return Tables(
         test_ratio=config.test_ratio,

@@ -51,15 +51,12 @@ def compile_programs(
     """
     start = time.perf_counter()
     with processes.together():
-        _, planned = client_states.number_rows(sim.state_placement, [sim.schedule(0)])
-        rounds = schedules.stack(planned, tables.MAX_ROUNDS)
-        data = pool_rows.shapes(sim.host_rows, sim.data)
-        state = client_states.shapes_on_devices(sim.state_placement, sim.state)
+        shapes = simulation.shapes_of_chunk(sim)
         model = sim.experiment.model
         is_guessed = hardware.current().is_cpu and not model.is_custom
         with programs.announced(say, programs.first_seconds(model.name) if is_guessed else None):
             chunk, evaluate_compiled = programs.compile_for(
-                sim.cached, sim.chunk, sim.evaluate, state, rounds, data, sim.hyper
+                sim.cached, sim.chunk, sim.evaluate, *shapes
             )
         if sim.host_rows:
             evaluate_compiled = pool_rows.evaluating(sim.evaluate, sim.host_rows)

@@ -250,5 +250,5 @@ def server_steps(task: Task, num_steps: int) -> Refine:
 INVERSE_SAMPLES = NamedWeighting(inverse_samples, reads_rows=False)
 VAL_LOSS = NamedWeighting(val_loss, hyperparameters=(EPS,))
 VAL_ACCURACY = NamedWeighting(val_accuracy)
-FLTRUST = NamedWeighting(fltrust, streams=False)
+FLTRUST = NamedWeighting(fltrust, streams=False, trains_on_rows=True)
 FITTED = NamedWeighting(fitted, hyperparameters=(RATE,), streams=False)

@@ -67,6 +67,16 @@ def test_the_server_averages_the_first_to_arrive_and_counts_the_bytes_of_all_it_
     assert run.records[-1]["virtual_seconds"] < waiting
 
 
+def test_a_clock_from_python_allows_overselection_which_needs_one():
+    selective = dataclasses.replace(SMALL, overselect=1.5, rounds=1)
+    run = fv.run(selective, clock=fv.Clock(step_seconds=np.arange(1.0, 13.0)))
+    assert len(run.records[0]["late"]) == 3
+    with pytest.raises(fv.UsageError, match="overselect"):
+        fv.run(selective)
+    with pytest.raises(fv.UsageError, match="deadline"):
+        fv.run(dataclasses.replace(SMALL, deadline=0.5), clock=fv.Clock(fixed_seconds=1.0))
+
+
 def test_clients_that_miss_the_deadline_have_no_weight_and_no_round_lasts_longer():
     run = fv.run(dataclasses.replace(CLOCKED, deadline=8.0, dropout=0.2))
     ends = np.array([0.0, *(record["virtual_seconds"] for record in run.records)])

@@ -18,7 +18,7 @@ def cohorts(settings: Config) -> Cohorts:
 
 
 def tables(settings: Config) -> Tables:
-    return _tables(settings)
+    return _tables(settings, resolve.method.make_algorithm(settings, Custom()))
 
 
 def privacy(settings: Config) -> Privacy | None:

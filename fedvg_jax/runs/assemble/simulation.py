@@ -252,11 +252,16 @@ def _check_contracts(sim: Simulation) -> None:
 
 def trace_chunk(sim: Simulation) -> Traced:
     """Returns the program of rounds traced for the shapes of a run, once for equal shapes."""
+    return programs.trace_chunk(sim.cached, sim.chunk, *shapes_of_chunk(sim))
+
+
+def shapes_of_chunk(sim: Simulation) -> tuple[SimState, Schedule, Data, Hyper]:
+    """Returns the state, the stacked schedules, the rows and the hyperparameters of a chunk, arrays or shapes."""
     _, planned = client_states.number_rows(sim.state_placement, [sim.schedule(0)])
     rounds = schedule.stack(planned, tables.MAX_ROUNDS)
     data = pool_rows.shapes(sim.host_rows, sim.data)
     state = client_states.shapes_on_devices(sim.state_placement, sim.state)
-    return programs.trace_chunk(sim.cached, sim.chunk, state, rounds, data, sim.hyper)
+    return state, rounds, data, sim.hyper
 
 
 def _first_model(experiment: Experiment, task: Task) -> tuple[Variables, Variables | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -162,37 +162,14 @@ def make_schedule(
         "probe_apart": cohorts.probe_apart,
         "single_batches": program.algorithm.single_batches,
     }
-    num_asked = cohorts.num_asked or cohorts.size
-    if cohorts.clock and not cohorts.clock.jitter:
-        # a bound for any rule on single rows
-        each = np.maximum(sizes // batch_size, 1) * cohorts.local_epochs[0]
-        least = cohorts.clock.seconds(np.arange(len(sizes)), each, *traffic, 0, 0).min()
-        if least > cohorts.deadline:
-            raise UsageError(
-                f"deadline {cohorts.deadline:g}: the fastest client takes {least:.3g} s; use a longer one"
-            )
-
-    def arrivals(
-        number: int, clients: np.ndarray, responds: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, Waited]:
-        """Returns the cohort of the clients asked, whether each is averaged, and what the server waited for."""
-        assert cohorts.clock is not None
-        steps = schedule.num_local_steps(number, clients.tolist(), sizes, **training)
-        seconds = cohorts.clock.seconds(clients, steps, *traffic, number, cohorts.seed)
-        got = clock.wait(seconds, responds, cohorts.size, cohorts.deadline)
-        waited = Waited(got.seconds, clients[got.late], len(clients), int(responds.sum()))
-        return clients[got.taken], responds[got.taken] & got.in_time, waited
+    arrivals = make_arrivals(cohorts, cohorts.clock, sizes, training, traffic, origin)
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
         clients = published(number) if published else None
         clients = select(number, state) if select else clients
         waited = None
-        if cohorts.clock:
-            of_asked = cohorts.seed, number, cohorts.num_clients, num_asked, cohorts.dropout, origin
-            sampled, responds, _ = schedule.cohort(*of_asked)
-            clients, is_averaged, waited = arrivals(
-                number, sampled if clients is None else clients, responds
-            )
+        if arrivals:
+            clients, is_averaged, waited = arrivals(number, clients)
         drawn = schedule.make(
             number,
             parts.train,
@@ -216,6 +193,56 @@ def make_schedule(
 
 
 # --- cohorts
+
+
+def make_arrivals(
+    cohorts: Cohorts,
+    of_clients: clock.Clock | None,
+    sizes: np.ndarray,
+    training: Mapping[str, Any],
+    traffic: tuple[int, int],
+    origin: Sequence[int] = (),
+) -> Callable[[int, np.ndarray | None], tuple[np.ndarray, np.ndarray, Waited]] | None:
+    """Returns the clients that a server averages, of those that it asks; None without a clock.
+
+    Args:
+        cohorts: of the run.
+        of_clients: how long clients take.
+        sizes: training rows of each client.
+        training: keyword arguments of `schedule.num_local_steps`.
+        traffic: bytes that a client receives and sends.
+        origin: see `privacy.origin`.
+
+    Returns:
+        (round, clients that are asked, or None to draw them) -> (the cohort, whether each is averaged, what the server
+        waited for).
+
+    Raises:
+        UsageError: nobody meets the deadline.
+    """
+    if of_clients is None:
+        return None
+    num_asked = cohorts.num_asked or cohorts.size
+    if not of_clients.jitter:  # which may be of any length
+        # a bound for any rule on single rows
+        fewest_steps = np.maximum(sizes // training["batch_size"], 1) * cohorts.local_epochs[0]
+        least = of_clients.seconds(np.arange(len(sizes)), fewest_steps, *traffic, 0, 0).min()
+        if least > cohorts.deadline:
+            raise UsageError(
+                f"deadline {cohorts.deadline:g}: the fastest client takes {least:.3g} s; use a longer one"
+            )
+
+    def arrivals(number: int, clients: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, Waited]:
+        of_asked = cohorts.seed, number, cohorts.num_clients, num_asked, cohorts.dropout, origin
+        sampled, responds, _ = schedule.cohort(*of_asked)
+        clients = sampled if clients is None else clients
+        steps = schedule.num_local_steps(number, clients.tolist(), sizes, **training)
+        seconds = of_clients.seconds(clients, steps, *traffic, number, cohorts.seed)
+        got = clock.wait(seconds, responds, cohorts.size, cohorts.deadline)
+        waited = Waited(got.seconds, clients[got.late], len(clients), int(responds.sum()))
+        return clients[got.taken], responds[got.taken] & got.in_time, waited
+
+    return arrivals
 
 
 Select = Callable[[int, SimState | None], np.ndarray]

@@ -118,6 +118,14 @@ def test_an_object_gives_the_bits_of_the_setting_that_names_it(name):
     assert_different_models(named, fedvg_jax.run(SMALL))
 
 
+def test_trials_of_a_custom_attack_have_the_corrupt_clients_of_their_seeds():
+    """The ids are constants of a program, which other seeds must not share."""
+    settings, attack = replace(SMALL, clients=8), fedvg_jax.attacks.sign_flip
+    trials = fedvg_jax.run_sweep(settings, {"seed": [0, 1, 2]}, attack=attack)
+    for seed, trial in enumerate(trials):
+        assert_equal_runs(trial.result, fedvg_jax.run(replace(settings, seed=seed), attack=attack))
+
+
 def assert_different_models(run, other):
     pairs = zip(jax.tree.leaves(run.variables), jax.tree.leaves(other.variables), strict=True)
     assert any((np.asarray(a) != np.asarray(b)).any() for a, b in pairs)

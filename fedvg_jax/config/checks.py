@@ -185,13 +185,6 @@ def _method_problems(config: Config) -> Iterator[str]:
 def _rule_problems(config: Config) -> Iterator[str]:
     """Yields contradictions of a robust rule with the weighting or the size of the cohort."""
     (rule, value), size = options.choice(config, "robust"), options.cohort_size(config)
-    if rule not in ("mean", "clipped_mean") and config.weighting not in (
-        "uniform",
-        "samples",
-        "native",
-    ):
-        yield f"robust {rule} ignores the weights of {config.weighting}; use uniform, or --robust clipped_mean"
-    # as the rule counts them
     if rule == "trimmed_mean" and value > 0 and math.floor(value * size + 1e-9) < 1:
         yield f"robust {rule}:{value:g} leaves out none of {size} clients; use a larger F or --join-ratio, or mean"
     if rule == "krum":

@@ -6,6 +6,7 @@ The rank-based rules (median, trimmed mean, Krum) ignore the values of the other
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 
@@ -44,6 +45,22 @@ def weighted_mean(
     return aggregation.aggregate(variables, clients, weights, sharding=sharding)
 
 
+def _by_rank(rule: Rule) -> Rule:
+    """Marks a rule that ignores the values of the weights above 0."""
+    rule.__dict__["ignores_weights"] = True
+    return rule
+
+
+def ignores_weights(rule: Rule) -> bool:
+    """Returns whether a rule leaves out clients of weight 0 and otherwise ignores the weights.
+
+    >>> ignores_weights(krum(1)), ignores_weights(clipped_mean)
+    (True, False)
+    """
+    return "ignores_weights" in vars(inspect.unwrap(rule))
+
+
+@_by_rank
 def median(hyper: Hyper, variables: Variables, clients: Variables, weights: Variables) -> Variables:
     """Returns the median of every coordinate; for an even number of clients, the mean of the middle two.
 
@@ -77,6 +94,7 @@ def trimmed_mean(ratio: float) -> Rule:
             count > 0, total / jnp.maximum(count - 2 * cut, 1).astype(total.dtype), theta
         )
 
+    @_by_rank
     def rule(
         hyper: Hyper, variables: Variables, clients: Variables, weights: Variables
     ) -> Variables:
@@ -101,6 +119,7 @@ def krum(num_bad: int, num_kept: int = 1) -> Rule:
     Source: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
     """
 
+    @_by_rank
     def rule(
         hyper: Hyper, variables: Variables, clients: Variables, weights: Variables
     ) -> Variables:

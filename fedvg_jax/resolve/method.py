@@ -125,8 +125,10 @@ def _refuse_contradictions(
         )
     if is_robust and client_chunk_size(config) < cohort_size(config):
         raise UsageError(f"{robust_name} needs all models of a cohort at once; use client_chunk 0")
-    if custom.weighting and choice(config, "robust")[0] not in ("mean", "clipped_mean"):
-        raise UsageError(f"{robust_name} ignores weighting=; use clipped_mean, or leave one out")
+    has_weights = custom.weighting or config.weighting not in ("uniform", "samples", "native")
+    if has_weights and robust.ignores_weights(rule):
+        weights = "weighting=" if custom.weighting else f"the weights of {config.weighting}"
+        raise UsageError(f"{robust_name} ignores {weights}; use uniform, or a clipped mean")
     if config.local and is_personal:
         raise UsageError(
             f"{name} keeps a personal model of each client, and {local_name} a part; use one of them"

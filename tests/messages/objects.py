@@ -236,6 +236,11 @@ CASES = [
         run({"robust": "median"}, weighting=basic.uniform()),
         "robust median",
     ),
+    (
+        "a robust rule that ignores FedVG's weights",
+        run({"weighting": "fedvg"}, aggregate=fv.robust.krum(1)),
+        "aggregate=",
+    ),
     # arguments of a run
     (
         "another initial tensor",

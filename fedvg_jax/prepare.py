@@ -5,7 +5,6 @@ Prints the rows per class and the sizes of the clients. Draws the classes of eve
 
 NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. A run's options of data and partition may follow:
 --alpha, --clients, --partition, --image-size, --config FILE, ... Others, such as --lr or --corrupt.kind, are refused.
-`--export-partition FILE` writes every client's rows.
 
 `--download` first fetches the published files of cifar10, cifar100, stl10, tinyimagenet, organamnist and dermamnist,
 or a set hf:OWNER/NAME of the Hugging Face hub. They go to --data-dir, or to the cache, where runs look, too.
@@ -77,7 +76,7 @@ OF_PREPARE = (
     "seed",
     "alpha",
 )
-OF_PREPARE += ("export_partition", "min_samples", "min_samples_rule")
+OF_PREPARE += ("min_samples", "min_samples_rule")
 OF_PREPARE += ("holdout", "test_ratio", "val_ratio", "validation.source", "validation.data_dir")
 """Settings of `prepare NAME`."""
 
@@ -146,7 +145,6 @@ def prepare(config: Config, is_downloaded: bool = False) -> int:
         config: names the data set and the partition.
         is_downloaded: whether to fetch its published files first.
     """
-    from fedvg_jax.data.partitions import exchange
     from fedvg_jax.resolve import data as populations
     from fedvg_jax.views import display
 
@@ -160,9 +158,6 @@ def prepare(config: Config, is_downloaded: bool = False) -> int:
     console.print(class_table(arrays))
     with display.preparation_progress(console) as bar:
         partition = populations.make_partition(config, arrays, bar("drawing a partition"))
-    if config.export_partition:
-        exchange.write(config.export_partition, partition, len(arrays.y))
-        output.say(console, f"partition written to {config.export_partition}")
     title = f"{config.clients} clients, partition {output.partition_label(config)}"
     output.say(console, "\n".join([title, *client_sizes(arrays, partition)]))
     name = config.dataset.replace(":", "-").replace("/", "-")

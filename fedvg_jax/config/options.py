@@ -63,7 +63,7 @@ RECORDS = (
     "client_joint_fisher",
     "client_models",
 )
-RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy", "finetuned_accuracy")
+RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy")
 """Names in `record`."""
 
 TRACKERS = ("tensorboard", "wandb")
@@ -135,9 +135,6 @@ _OF_SEVERAL_SIZES = Condition(
     ", ".join((*_SIZED, *presets.OUTSIDE.values())),
 )
 _PRIVATE = Condition("dp.clip", lambda config: config.dp.clip > 0, "a norm above 0")
-_FINETUNED = Condition(
-    "record", lambda config: "finetuned_accuracy" in config.record, "finetuned_accuracy"
-)
 _CLOCK = Condition("clock.step", has_clock, "more than 0, and by the other durations of a clock")
 _CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
 
@@ -156,10 +153,6 @@ class Privacy:
     aggregate."""
     delta: float = setting(1e-5, declare.BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
     """Delta at which epsilon is recorded; below 1 / clients."""
-    noise_seed: int = setting(
-        0, Range(0, 2**63, excludes_high=True, text="in [0, 2**63)"), "host", used=(_PRIVATE,)
-    )
-    """Seed of draws on the device; 0: the run's seed. It is written nowhere: to resume the run, give it again."""
 
 
 @dataclass(frozen=True)
@@ -365,8 +358,6 @@ class Config(Shorthands):
     sizes."""
     partition_seed: int | None = setting(None, declare.SEED, "data")
     """Seed of the partition. Default: the seed of the run."""
-    export_partition: Path | None = setting(None, kind="host", word="FILE")
-    """File .npz for the rows of every client, which partition file:FILE reads."""
     min_samples: int = setting(10, declare.COUNT, "data")
     """Smallest number of rows of a client, before its validation and test rows are held out."""
     min_samples_rule: str = setting(
@@ -386,9 +377,6 @@ class Config(Shorthands):
         "data",
     )
     """Fraction of every client's rows that joins the shared validation set D_val."""
-    best_on: str = setting("shared", ("shared", "held_out"), "data")
-    """Validation rows that choose the best round. shared: D_val; held_out: a random half of D_val, which the weights
-    then do not use."""
     rounds: int = setting(100, declare.COUNT, is_traced=True, topic="Training", is_common=True)
     """Number of federated rounds."""
     local_epochs: int | str = setting(5, kind="data", word="INT|MIN:MAX", is_common=True)
@@ -431,10 +419,8 @@ class Config(Shorthands):
     on the test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update; client_joint_fisher,
     the trace of its empirical Fisher information on D_val, by tensor. At evaluations: confusion, the confusion matrix
     of the test set; accuracy_by_client, the global model's accuracy on each client's own test rows; personal_accuracy,
-    the accuracy of the client's own model, if a method has such models; finetuned_accuracy, the accuracy after
-    finetune_epochs on its training rows. In checkpoints: client_models, for History.client_variables."""
-    finetune_epochs: int = setting(1, declare.COUNT, "data", used=(_FINETUNED,))
-    """Local epochs of fine-tuning before a client's finetuned_accuracy is measured."""
+    the accuracy of the client's own model, if a method has such models. In checkpoints: client_models, for
+    History.client_variables."""
     devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True)
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
     devices."""

@@ -101,14 +101,13 @@ def used_differences(config: Config) -> dict[str, bool]:
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """Returns the settings as JSON values, nested as in the dataclasses, and the list `unused`; no `dp.noise_seed`."""
+    """Returns the settings as JSON values, nested as in the dataclasses, and the list `unused`."""
     settings: dict[str, Any] = {}
     for name, declared in SETTINGS.items():  # those of groups are the last
         group, dot, last = name.rpartition(".")
         value = declared.get(config)
         of_group = settings.setdefault(group, {}) if dot else settings
         of_group[last] = str(value) if isinstance(value, Path) else value
-    settings["dp"]["noise_seed"] = 0
     return settings | {"unused": unused(config)}
 
 

@@ -291,8 +291,6 @@ class Data(NamedTuple):
     """[.., B] D_val, in the batches in which it is evaluated."""
     test: Vector
     """[.., B] the test rows of all clients; None in a round with the pool on the host, unless something reads them."""
-    selection: Vector | None = None
-    """[.., B] rows apart from `scoring` and `val` that choose the best round; None if D_val chooses it."""
     training: Tree = None
     """The rows that `Schedule.rows` numbers, if `pool` does not hold them: like `pool`, leaves [C, ...]. None if
     `Schedule.rows` numbers `pool`."""

@@ -19,7 +19,7 @@ from fedvg_jax.data.arrays import Arrays, is_features
 from fedvg_jax.data.partitions.client_rows import Partition, joined
 from fedvg_jax.data.readers import npz
 
-_SOURCE, _CLIENTS, _SUBSET, _RHO, _NOISE, _SELECTION = range(6)
+_SOURCE, _CLIENTS, _SUBSET, _RHO, _NOISE = range(5)
 _DOMAIN = int.from_bytes(b"validation")
 """Separates these streams from others that are seeded with the same number."""
 
@@ -169,31 +169,6 @@ def noisy(shared: Shared, label_noise: float, num_classes: int, seed: int) -> Sh
     rows = np.unique(shared.rows)
     labels = corrupt.label_noise(shared.y[rows], label_noise, num_classes, _stream(seed, _NOISE))
     return shared._replace(y=corrupt.rewritten(shared.y, rows, labels))
-
-
-def halves(rows: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Splits D_val at random into rows for scoring and rows for the choice of the best round, each in their order.
-
-    Copies of an image stay together. The half for scoring is the larger one for an odd number of images.
-
-    Args:
-        rows: int [V], rows of D_val.
-        seed: the partition's.
-
-    Raises:
-        UsageError: for fewer than two images.
-
-    >>> scored, selected = halves(np.array([7, 3, 5, 3]), 0)
-    >>> sorted([*scored.tolist(), *selected.tolist()])
-    [3, 3, 5, 7]
-    """
-    images = np.unique(rows)
-    if len(images) < 2:
-        raise UsageError(
-            f"best_on held_out needs 2 validation images or more, got {len(images)}; use --best-on shared"
-        )
-    is_held_out = np.isin(rows, _stream(seed, _SELECTION).permutation(images)[: len(images) // 2])
-    return rows[~is_held_out], rows[is_held_out]
 
 
 def _stream(seed: int, domain: int) -> np.random.Generator:

@@ -27,9 +27,8 @@ def replace(path: Path, text: str) -> None:
 
 def check_exports(config: Any) -> None:
     """Raises UsageError if a file that a run writes outside its folder, as `export_target` says, cannot be written."""
-    for setting in ("export", "export_partition"):
-        if path := getattr(config, setting):
-            export_target(path, setting)
+    if config.export:
+        export_target(config.export)
 
 
 def export_target(path: Path, setting: str = "export") -> Path:

@@ -18,7 +18,7 @@ from fedvg_jax.config import (
     epochs_range,
 )
 from fedvg_jax.config.fidelity import as_reference, listed
-from fedvg_jax.config.options import choice, num_asked, partition_seed
+from fedvg_jax.config.options import choice, num_asked
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import cache
 from fedvg_jax.core.types import Algorithm, Hyper, Selection, Send, Task, Variables, Weighting
@@ -215,7 +215,6 @@ def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None = None) -
         probe_ratio=config.elastic.ratio if has_probe else 0.0,
         probe_apart=as_reference(config, "elastic-rows"),
         is_published=as_reference(config, "cohorts"),
-        noise_seed=config.dp.noise_seed,
         num_asked=num_asked(config) if config.overselect > 1 else None,
         deadline=math.inf if config.deadline is None else config.deadline,
         clock=clock,
@@ -228,8 +227,6 @@ def _tables(config: Config, algorithm: Algorithm) -> Tables:
     is_evaluated = config.fedvg.mode == "eval" and unmet(config, "fedvg.mode") is None
     return Tables(
         test_ratio=config.test_ratio,
-        holds_out=config.best_on == "held_out",
-        seed=partition_seed(config),
         skips_lone_row=is_read_in_training or not is_evaluated,
     )
 
@@ -239,16 +236,12 @@ def _records(config: Config) -> Records:
         rounds=config.rounds,
         eval_every=config.eval_every,
         names=frozenset(listed(config.record)),
-        best_on=config.best_on,
         skips_divergence=config.nonfinite == "skip",
-        finetune_epochs=config.finetune_epochs,
-        ends_at_zero_rate=config.lr_schedule == "cosine",
         folder=config.out,
         is_resumed=config.resume is not None,
         checkpoint_every=config.checkpoint_every,
         keep=config.keep,
         export=config.export,
-        export_partition=config.export_partition,
         start=config.init,
     )
 

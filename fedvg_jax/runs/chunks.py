@@ -207,7 +207,7 @@ def until_pause(records: Records, num_done: int) -> int:
 
 def evaluation_tables(data: Data) -> dict[str, Any]:
     """Returns the rows that `val_*` and `test_*` of a record are measured on, by "val" and "test"."""
-    return {"val": data.val if data.selection is None else data.selection, "test": data.test}
+    return {"val": data.val, "test": data.test}
 
 
 def evaluate(

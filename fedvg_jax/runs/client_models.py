@@ -2,7 +2,6 @@
 
 accuracy_by_client    of the global model
 personal_accuracy     of each client's own model: its personal one, or the global one with its local tensors
-finetuned_accuracy    of the global model after local epochs on the client's own training rows
 
 Clients are evaluated in pieces of bounded size. The rows and states of a piece are copied to the devices, so it does
 not matter where a run keeps them.
@@ -18,28 +17,17 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.tree import num_bytes
-from fedvg_jax.core.types import (
-    Augment,
-    Batch,
-    Data,
-    Executor,
-    Hyper,
-    Schedule,
-    SimState,
-    Tree,
-    Variables,
-)
+from fedvg_jax.core.types import Batch, Executor, SimState, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.engine import evaluate, local_training, schedule
+from fedvg_jax.engine import evaluate
 from fedvg_jax.host import processes
-from fedvg_jax.runs.assemble import programs, simulation, tables
+from fedvg_jax.runs.assemble import programs, simulation
 from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
 
-BY_CLIENT, PERSONAL, FINETUNED = CLIENT_ACCURACIES
+BY_CLIENT, PERSONAL = CLIENT_ACCURACIES
 
 PIECE_BYTES = 2**26
 """Bytes of the models and rows of the clients that are evaluated at a time; one client may take more."""
@@ -59,22 +47,16 @@ def entries(
     wanted = tuple(name for name in CLIENT_ACCURACIES if name in records.names)
     if not wanted:
         return {}
-    augment, local = sim.experiment.method.augment, sim.local
-    has_own = bool(local.is_local or sim.algorithm.personal)
-    make = functools.partial(
-        _make, sim.bind, sim.executor, sim.optimiser, augment, local, wanted, has_own
-    )
+    has_own = bool(sim.local.is_local or sim.algorithm.personal)
+    make = functools.partial(_make, sim.bind, sim.executor, sim.local, wanted, has_own)
     count = sim.cached(("client models", wanted), make)
     sizes = client_rows.sizes(sim.partition.test)
     correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
-    # a rate of 0 is no rate to train with; the others go on where the run may be resumed
-    is_over = records.ends_at_zero_rate and int(state.round) == records.rounds
-    next_round = np.int32(int(state.round) - is_over)
-    for clients, inputs in _pieces(sim, int(state.round), FINETUNED in wanted):
-        needs_own = (PERSONAL in wanted and has_own) or FINETUNED in wanted
+    for clients, inputs in _pieces(sim):
+        needs_own = PERSONAL in wanted and has_own
         own = client_states.read(sim.state_placement, store, state, clients) if needs_own else ()
         placed = (*processes.place(inputs, sim.executor.placement), sim.base)
-        counts = processes.wait(count(state.variables, own, next_round, sim.hyper, *placed))
+        counts = processes.wait(count(state.variables, own, *placed))
         for name, values in jax.device_get(counts).items():
             correct[name][clients] = values
     labels_per_row = np.prod(sim.arrays.y.shape[1:], dtype=int)
@@ -122,52 +104,26 @@ def worst_decile(accuracies: Sequence[float] | np.ndarray) -> float | None:
 
 
 def _pieces(
-    sim: simulation.Simulation, number: int, is_finetuned: bool
-) -> Iterator[tuple[np.ndarray, tuple[Schedule, Batch, np.ndarray]]]:
-    """Yields clients, int [P], and their schedule of fine-tuning, pool and test rows [P, V, B], of equal shapes.
+    sim: simulation.Simulation,
+) -> Iterator[tuple[np.ndarray, tuple[Batch, np.ndarray]]]:
+    """Yields clients, int [P], with the pool and the table of their test rows, [P, V, B], of equal shapes.
 
-    The last clients may repeat some. Minibatches are those that the clients would train on in round `number`.
+    The last clients may repeat some.
     """
-    cohorts, arrays, parts = sim.experiment.cohorts, sim.arrays, sim.partition
-    epochs = sim.experiment.records.finetune_epochs
-    test, train = client_rows.sizes(parts.test), client_rows.sizes(parts.train)
-    width = tables.fitting_width(cohorts.batch_size, int(train.max()))
-    used = test + train * is_finetuned
-    steps = epochs * -(-train // width)
+    arrays, parts = sim.arrays, sim.partition
+    sizes = client_rows.sizes(parts.test)
     row_bytes = (arrays.x.nbytes + arrays.y.nbytes) // len(arrays.y)
-    client_bytes = 3 * num_bytes(sim.state.variables) + int(used.max()) * row_bytes
-    size = min(len(test), max(sim.executor.num_lanes, PIECE_BYTES // client_bytes))
-    table_shape = (size, max(1, -(-int(test.max()) // evaluate.ROWS)) * evaluate.ROWS)
-    keep_single = tables.keeps_single_rows(cohorts, train, sim.model.init)
-    for begin in range(0, len(test), size):
-        piece = np.arange(size) + min(begin, len(test) - size)
+    client_bytes = 3 * num_bytes(sim.state.variables) + int(sizes.max()) * row_bytes
+    size = min(len(sizes), max(sim.executor.num_lanes, PIECE_BYTES // client_bytes))
+    table_shape = (size, max(1, -(-int(sizes.max()) // evaluate.ROWS)) * evaluate.ROWS)
+    for begin in range(0, len(sizes), size):
+        piece = np.arange(size) + min(begin, len(sizes) - size)
         tested = np.concatenate([parts.test[k] for k in piece.tolist()])
-        trained = (
-            np.concatenate([parts.train[k] for k in piece.tolist()]) if is_finetuned else tested[:0]
-        )
-        rows = np.zeros(max(1, size * int(used.max())), np.int64)
-        rows[: len(tested) + len(trained)] = np.concatenate([tested, trained])
+        rows = np.zeros(max(1, size * int(sizes.max())), np.int64)
+        rows[: len(tested)] = tested
         table = np.full(table_shape, -1, np.int32)
-        table[np.arange(table_shape[1]) < test[piece][:, None]] = np.arange(len(tested))
-        counts = np.zeros_like(train)
-        counts[piece] = train[piece] * is_finetuned
-        planned = schedule.make(
-            number,
-            client_rows.from_sizes(
-                np.arange(len(tested), len(tested) + len(trained), dtype=np.int32), counts
-            ),
-            seed=cohorts.seed,
-            cohort_size=size,
-            local_epochs=(epochs, epochs),
-            batch_size=width,
-            num_lanes=sim.executor.num_lanes,
-            lanes_together=sim.executor.lanes_together,
-            capacity=size * int(steps.max()),
-            keep_single=keep_single,
-            clients=piece.astype(np.int32),
-        )
-        planned = planned._replace(state_rows=np.arange(size, dtype=np.int32))
-        yield piece, (planned, _take(sim.data.pool, rows), table.reshape(size, -1, evaluate.ROWS))
+        table[np.arange(table_shape[1]) < sizes[piece][:, None]] = np.arange(len(tested))
+        yield piece, (_take(sim.data.pool, rows), table.reshape(size, -1, evaluate.ROWS))
 
 
 def _take(pool: Batch, rows: np.ndarray) -> Batch:
@@ -180,50 +136,27 @@ def _take(pool: Batch, rows: np.ndarray) -> Batch:
 def _make(
     bind: Callable[[Tree], programs.Bound],
     executor: Executor,
-    optimiser: local_training.Optimiser,
-    augment: Augment | None,
     local: LocalPart,
     wanted: tuple[str, ...],
     has_own: bool,
 ) -> Callable[..., dict[str, Array]]:
     """Returns a jitted function that counts each client's correct labels, int32 [P], under these models."""
-    options = {"augment": augment, "local": local}
 
     def count(
-        theta: Variables,
-        own: Tree,
-        round: Array,
-        hyper: Hyper,
-        schedule: Schedule,
-        pool: Batch,
-        tables: Array,
-        base: Tree,
+        theta: Variables, own: Tree, pool: Batch, tables: Array, base: Tree
     ) -> dict[str, Array]:
-        counts, models, task = {}, {}, bind(base).task
-        count_correct = evaluate.make_count_correct(task)
-        make_client = functools.partial(
-            local_training.make_client, task, fedavg(), optimiser, **options
-        )
-        for name in [
-            name for name in wanted if name == BY_CLIENT or (name == PERSONAL and not has_own)
-        ]:
-            shared = (theta, pool)
-            counts[name] = executor.map(
-                lambda both, rows: count_correct(both[0], both[1], rows), shared, tables
-            )
-        if PERSONAL in wanted and has_own:
-            models[PERSONAL] = (
-                jax.vmap(local.merge, (None, 0))(theta, own) if local.is_local else own
-            )
-        if FINETUNED in wanted:
-            state = SimState(round, theta, (), local_training.ClientState((), own))
-            trained = executor.train(make_client, (state, Data(pool, (), (), ()), hyper), schedule)
-            models[FINETUNED] = Variables(trained.params, trained.stats)
-        for name, model in models.items():
-            pairs = (model, tables)
-            counts[name] = executor.map(
-                lambda pool, pair: count_correct(pair[0], pool, pair[1]), pool, pairs
-            )
+        counts = {}
+        count_correct = evaluate.make_count_correct(bind(base).task)
+        for name in wanted:
+            if name == PERSONAL and has_own:
+                models = jax.vmap(local.merge, (None, 0))(theta, own) if local.is_local else own
+                counts[name] = executor.map(
+                    lambda pool, pair: count_correct(pair[0], pool, pair[1]), pool, (models, tables)
+                )
+            else:
+                counts[name] = executor.map(
+                    lambda both, rows: count_correct(both[0], both[1], rows), (theta, pool), tables
+                )
         return counts
 
     return jax.jit(count, out_shardings=executor.placement)

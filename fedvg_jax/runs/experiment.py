@@ -129,8 +129,6 @@ class Cohorts(NamedTuple):
     """whether the probe's rows are not trained on, as in the published code"""
     is_published: bool = False
     """whether cohorts are those of the published code's random stream"""
-    noise_seed: int = 0
-    """of draws on the device; 0 for `seed`"""
     num_asked: int | None = None
     """clients that are asked in a round, of which the first K to arrive are the cohort; None for K"""
     deadline: float = math.inf
@@ -144,10 +142,6 @@ class Tables(NamedTuple):
 
     test_ratio: float
     """largest share of the rows in the test set"""
-    holds_out: bool
-    """whether a half of D_val chooses the best round, and the weights do not use it"""
-    seed: int
-    """of the halves"""
     skips_lone_row: bool
     """whether a last group of one row of D_val is skipped where BatchNorm needs two"""
 
@@ -169,13 +163,8 @@ class Records(NamedTuple):
     eval_every: int
     names: frozenset[str] = frozenset()
     """what is recorded on demand"""
-    best_on: str = "shared"
-    """shared or held_out: the rows of D_val that choose the best round"""
     skips_divergence: bool = False
     """whether a client that diverged is left out, in place of ending the run"""
-    finetune_epochs: int = 1
-    ends_at_zero_rate: bool = False
-    """whether the learning rate is 0 after the last round"""
     folder: Path | None = None
     is_resumed: bool = False
     checkpoint_every: int = 0
@@ -183,7 +172,6 @@ class Records(NamedTuple):
     """checkpoints that are kept"""
     export: Path | None = None
     """file for the final model"""
-    export_partition: Path | None = None
     start: Path | None = None
     """run, checkpoint or file that the first model is read from"""
 

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.core.types import SimState
 from fedvg_jax.data.arrays import classes_without_rows
-from fedvg_jax.data.partitions import exchange
 from fedvg_jax.host import hardware, processes
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, client_models, endings, starts
@@ -104,7 +103,6 @@ def open_recorder(
                 sim.arrays, sim.partition, sim.data.pool, sim.custom_hyper, fresh, base
             ),
             "privacy": sim.account.as_json() if sim.account else "",
-            "noise_seed": "given" if experiment.cohorts.noise_seed else "",
         }
 
     starts.refuse_different_data(sim, sources)
@@ -115,8 +113,6 @@ def open_recorder(
     )
     with starts.open_run_folder(records, sim.state, described, log) as recorder:
         with processes.together():
-            if records.export_partition and processes.is_first():
-                exchange.write(records.export_partition, sim.partition, len(sim.arrays.y))
             # no setting makes the frozen tensors of initial=
             is_custom_base = sim.base is not None and experiment.model.has_initial
             if is_custom_base and recorder.keeps_checkpoints:
@@ -379,7 +375,6 @@ def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
         "stopped_early": run.endings[0] if run.endings else None,
         "resumed_from": start.resumed_from,
         "segments": start.segments,
-        "best_on": experiment.records.best_on,
         **history.summarise(records),
         **history.bytes_sent(records),
         "corrupt_clients": list(experiment.method.corrupt_clients),

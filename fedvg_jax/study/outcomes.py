@@ -27,7 +27,7 @@ SHARES = tuple(name for name in history.BETTER if name != "loss")
 TITLES = {"accuracy": "test accuracy", "loss": "test loss"}
 """Metric -> its name in tables; any other one is shown as it is recorded."""
 
-MODELS = ("global model", "own models", "fine-tuned models")
+MODELS = ("global model", "own models")
 STATISTICS = ("mean accuracy", "worst decile of accuracy", "spread of accuracy")
 for _model, _names in zip(MODELS, history.CLIENT_ACCURACIES.values(), strict=True):
     for _statistic, _name in zip(STATISTICS, _names, strict=True):

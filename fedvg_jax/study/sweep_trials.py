@@ -40,8 +40,6 @@ NO_AXES = {
     "out": "every trial has a folder of its own below the sweep's",
     "resume": "a sweep continues when its command is given again",
     "export": "the trials would overwrite one file; export a model from its trial's folder",
-    "export_partition": "the trials would write into one file; export the partition of a run of its own",
-    "dp.noise_seed": "noise that the trials share cancels between their models; give runs of their own other seeds",
 }
 """Settings of a run that no trial of a sweep has -> the reason."""
 

@@ -29,7 +29,6 @@ from fedvg_jax.study.markup import Entry, Row, Table, label, number, p_value, sp
 from fedvg_jax.study.outcomes import CHOICES, Choice
 from fedvg_jax.study.places import Condition, condition_text, value_text
 from fedvg_jax.study.statistics import Pair
-from fedvg_jax.views import output
 
 FAILED = "‡"
 """Mark of groups with runs that have no result."""
@@ -269,11 +268,10 @@ def _validation_rows(study: Study) -> list[str]:
     names = weighting_names(" ".join(run.weighting for run in study.runs))
     if not any(name in WEIGHTINGS and WEIGHTINGS[name].options for name in names):
         return []
-    selected = sorted({run.config.best_on for run in study.runs})
-    return [f"Validation is {', or '.join(output.SELECTED_ON[name] for name in selected)}."]
+    return ["Validation is D_val, which FedVG's weights also use."]
 
 
-MODELS = dict(zip(CLIENT_ACCURACIES, ("global", "own", "fine-tuned"), strict=True))
+MODELS = dict(zip(CLIENT_ACCURACIES, ("global", "own"), strict=True))
 """Accuracies of clients in a record -> the model that they were measured on."""
 
 

@@ -44,7 +44,7 @@ from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import programs, simulation
 from fedvg_jax.runs.record import digests
 from fedvg_jax.runs.record.history import History, Record, primary_metric
-from fedvg_jax.views.output import SELECTED_ON, partition_label, say
+from fedvg_jax.views.output import partition_label, say
 
 FEW_ROWS = 15
 """Rows of D_val with which half of the variance of FedVG's weights is signal, see docs/results.md."""
@@ -246,7 +246,7 @@ def result_table(history: History) -> Table:
     """Returns the results of a run as a table."""
     summary = history.summary
     table = Table(show_header=False, title="interrupted" if summary["interrupted"] else None)
-    table.caption = f"validation: {SELECTED_ON[summary.get('best_on', 'shared')]}"
+    table.caption = "validation: D_val, which FedVG's weights also use"
     for label, name in RESULTS.items():
         if summary.get(name) is not None:
             table.add_row(

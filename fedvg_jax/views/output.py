@@ -82,13 +82,6 @@ def lasting() -> Iterator[None]:
                 stream.flush()
 
 
-SELECTED_ON = {
-    "held_out": "the half of D_val that no weights use",
-    "shared": "D_val, which FedVG's weights also use",
-}
-"""Value of `best_on` -> the rows on which the best round is chosen."""
-
-
 def partition_label(config: Config) -> str:
     """Returns the partition, with its concentration where it has one.
 

@@ -67,7 +67,6 @@ TOGETHER = [
     ({"selection": "power_of_choice:9"}, "power_of_choice"),
     (DITTO | {"reference": "server-stats"}, "server-stats"),
     (MEDIAN | {"local": "^fc1/"}, "local"),
-    ({"record": "finetuned_accuracy", "finetune_epochs": 0}, "finetune_epochs"),
 ]
 """Settings that contradict each other, without the data."""
 
@@ -76,7 +75,7 @@ WITH_DATA = [
     ({"selection": "power_of_choice", "placement": "host"}, "placement"),
     ({"local": "nosuch"}, "local"),
     ({"local": "."}, "local"),
-    ({"record": "finetuned_accuracy", "holdout": "global"}, "finetuned_accuracy"),
+    ({"record": "personal_accuracy", "holdout": "global"}, "personal_accuracy"),
     (TEXT | {"model": "mlp"}, "mlp"),
     (TABLE | {"model": "gru"}, "gru"),
     (TEXT | {"partition": "dirichlet"}, "dirichlet"),

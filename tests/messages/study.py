@@ -146,12 +146,6 @@ CASES = [
     ("two objects of one name", run_sweep({"weighting": [tempered, again(tempered)]}), "tempered"),
     ("an object of the name of a setting", run_sweep({"weighting": {"FedVG": tempered}}), "FedVG"),
     (
-        "a seed of the noise that trials share",
-        run_sweep({}, fv.Config(dp={"clip": 1.0, "noise_seed": 5})),
-        "noise_seed",
-    ),
-    ("noise seeds as an axis", words("--dp.noise-seed", "5", "6"), "noise_seed"),
-    (
         "alpha of a given partition",
         run_sweep({"alpha": [0.1, 1.0]}, partition=np.split(np.arange(200), 4)),
         "alpha",

@@ -1,4 +1,4 @@
-"""Accuracies of the clients' own models, wherever rows and states lie, and after fine-tuning."""
+"""Accuracies of the clients' own models, wherever rows and states lie."""
 
 import functools
 import io
@@ -31,7 +31,7 @@ OWN = {
     "data": worlds.images(300),
     "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1)),
 }
-NAMES = ("personal_accuracy", "finetuned_accuracy", "accuracy_by_client")
+NAMES = ("personal_accuracy", "accuracy_by_client")
 
 
 @functools.cache
@@ -69,51 +69,11 @@ def test_personal_accuracies_are_those_of_ditto_s_personal_models():
         min(value for value in of_global if value is not None)
     )
     assert record["personal_accuracy_mean"] > record["accuracy_by_client_mean"]
-    names = ("personal_accuracy_mean", "finetuned_worst_decile", "spread", "finetuned_spread")
+    names = ("personal_accuracy_mean", "personal_worst_decile", "spread", "personal_spread")
     assert [history.summary[name] for name in names] == [record[name] for name in names]
     console = Console(file=io.StringIO())
     display.print_results(console, history)
     assert f"{history.summary[names[0]]:.2%}" in console.file.getvalue()
-
-
-def test_finetuned_accuracies_are_those_of_the_models_that_all_clients_train_next():
-    """Half of the clients have flipped labels. MOON's state is the model that the client has trained; without its
-    loss, it trains as FedAvg does."""
-    algorithm, states = fv.algorithms.moon()._replace(loss=None), []
-    made = config.Config(
-        **SMALL | {"record": "finetuned_accuracy", "join_ratio": 1.0, "local_epochs": 2}
-    )
-    made = config.apply(
-        made, {"finetune_epochs": 2, "corrupt.kind": "label_flip", "corrupt.clients": 0.5}, "test"
-    )
-    sim = resolve.experiment.simulation(made, **OWN, algorithm=algorithm)
-    history = fv.run(
-        made,
-        **OWN,
-        algorithm=algorithm,
-        callbacks=[lambda record, state: states.append(tree.copies(state))],
-    )
-    next_models = [fv.Variables(tree.take(states[1].clients, client), {}) for client in range(4)]
-    assert history.records[0]["finetuned_accuracy"] == pytest.approx(accuracies(sim, next_models))
-
-
-def test_finetuning_after_the_last_round_has_its_learning_rate():
-    """A cosine schedule would give 0 to one more round."""
-    record = run(record="finetuned_accuracy,accuracy_by_client", lr_schedule="cosine")[1].records[
-        -1
-    ]
-    assert record["finetuned_accuracy"] != record["accuracy_by_client"]
-
-
-def test_finetuned_accuracies_of_a_round_do_not_depend_on_how_many_follow():
-    """So that a run resumed with more rounds equals one without a break."""
-    settings = {
-        "record": "finetuned_accuracy",
-        "lr_schedule": "exponential:0.5",
-        "finetune_epochs": 3,
-    }
-    shorter, longer = (run(rounds=rounds, **settings)[1].records[1] for rounds in (2, 3))
-    assert shorter["finetuned_accuracy"] == longer["finetuned_accuracy"]
 
 
 def recorded(result):
@@ -130,15 +90,12 @@ def test_accuracies_do_not_depend_on_where_rows_and_client_states_lie():
 def test_accuracies_do_not_depend_on_the_pieces(monkeypatch):
     """Of three clients, of which the second repeats two."""
     sim = resolve.experiment.simulation(run(method="ditto")[0], **OWN)
-    most = max(
-        len(test) + len(train)
-        for test, train in zip(sim.partition.test, sim.partition.train, strict=True)
-    )
+    most = max(map(len, sim.partition.test))
     client_bytes = 3 * tree.num_bytes(sim.state.variables) + most * sum(
         leaf[:1].nbytes for leaf in (sim.arrays.x, sim.arrays.y)
     )
     monkeypatch.setattr(client_models, "PIECE_BYTES", 3 * client_bytes)
-    assert {len(clients) for clients, _ in client_models._pieces(sim, 0, is_finetuned=True)} == {3}
+    assert {len(clients) for clients, _ in client_models._pieces(sim)} == {3}
     assert recorded(run.__wrapped__(method="ditto")) == recorded(run(method="ditto"))
 
 

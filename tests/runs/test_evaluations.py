@@ -28,26 +28,17 @@ def accuracy(sim, variables, rows):
     return float((np.asarray(sim.task.predict(*variables, fv.Batch(x, y))).argmax(1) == y).mean())
 
 
-@pytest.fixture(scope="module", params=["shared", "held_out"])
-def evaluated(request):
+@pytest.fixture(scope="module")
+def evaluated():
     """(simulation, its history, the state's variables after each round)"""
-    sim, models = fv.simulation(dataclasses.replace(CONFIG, best_on=request.param)), []
+    sim, models = fv.simulation(CONFIG), []
     keep = lambda record, state: models.append(jax.device_get(state.variables))  # noqa: E731
     return sim, loop.run_simulation(sim, callbacks=[keep]), models
 
 
 def test_val_and_test_are_measured_on_the_rows_of_their_names(evaluated):
-    """Of `held_out`, val on the half of D_val that does not score clients."""
     sim, history, models = evaluated
     val, test = (np.concatenate(rows) for rows in (sim.partition.val, sim.partition.test))
-    if sim.config.best_on == "held_out":
-        assert sim.data.selection is not None
-        selecting, scoring = (
-            np.unique(table[np.asarray(table) >= 0])
-            for table in (sim.data.selection, sim.data.scoring)
-        )
-        assert {*selecting} | {*scoring} == {*val} and not {*selecting} & {*scoring}
-        val = selecting
     assert not {*val} & {*test}
     for record, variables in zip(history.records, models, strict=True):
         assert record["val_accuracy"] == pytest.approx(accuracy(sim, variables, val), abs=1e-6)

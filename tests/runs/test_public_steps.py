@@ -8,14 +8,12 @@ import fedvg_jax as fv
 
 
 def test_a_loop_over_steps_equals_a_run():
-    """The validation loss is of the rows that `best_on` holds out."""
     config = fv.Config(
         algorithm="scaffold",
         rounds=3,
         clients=4,
         eval_every=1,
         weighting="samples",
-        best_on="held_out",
     )
     run, sim = fv.run(config, **linear.GIVEN), fv.simulation(config, **linear.GIVEN)
     state = sim.state

@@ -15,7 +15,7 @@ from fedvg_jax.data.readers import npz
 from fedvg_jax.host import files
 
 LAYOUT = (
-    ".npz: `train`, `val`, `test` rows and `train_sizes`, .. [N], as --export-partition writes them;"
+    ".npz: `train`, `val`, `test` rows and `train_sizes`, .. [N], as fedvg_jax.data.write_partition writes them;"
     " .json: a list of the rows of each client, which are then split"
 )
 """Layouts of a file. Rows count from 0 in the pool, training set first. Rows may be left out."""
@@ -151,9 +151,9 @@ def write(file: Path, partition: Partition, num_samples: int | None = None) -> N
         UsageError: the file cannot be written.
     """
     count = {} if num_samples is None else {NUM_ROWS: num_samples}
-    target = files.export_target(file, "export_partition")
+    target = files.export_target(file, "write_partition")
     with (
-        files.writing(file, "--export-partition"),
+        files.writing(file, "write_partition"),
         files.drafting(target) as draft,
         draft.open("wb") as stream,
     ):

@@ -248,7 +248,7 @@ def _compiled(
 ) -> tuple[Callable, Callable]:
     tables = []
     if data.training is None:
-        tables = [table for table in (data.val, data.test, data.selection) if table is not None]
+        tables = [table for table in (data.val, data.test) if table is not None]
     with extras.paused(), futures.ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(traced.lower().compile)
         # traced while the rounds compile; the program of the longest table skips the empty groups of a shorter one

@@ -158,8 +158,6 @@ class Simulation(NamedTuple):
     def validation_loss(self, model: SimState | Variables) -> jax.Array:
         """Returns the mean loss on D_val in evaluation mode, `val_loss` of records; differentiable by the model.
 
-        With `best_on` held_out it is the loss on the half of D_val that the weights do not use.
-
         Raises:
             UsageError: the rows stay on the host.
         """
@@ -168,8 +166,7 @@ class Simulation(NamedTuple):
                 "sim.validation_loss needs the rows on the device; use placement device, or fv.evaluate"
             )
         variables = model.variables if isinstance(model, SimState) else model
-        rows = self.data.val if self.data.selection is None else self.data.selection
-        return evaluate.mean_loss(self.model, self.whole(variables), self.data.pool, rows)
+        return evaluate.mean_loss(self.model, self.whole(variables), self.data.pool, self.data.val)
 
 
 def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simulation:

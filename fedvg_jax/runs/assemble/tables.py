@@ -22,7 +22,6 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.data.validation import halves
 from fedvg_jax.engine import clock, evaluate, schedule
 from fedvg_jax.models import layers
 from fedvg_jax.runs.assemble import programs
@@ -55,11 +54,7 @@ def make_data(
     arrays, parts, shared = population.arrays, population.partition, population.shared
     pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
     max_test = int(len(arrays.y) * tables.test_ratio)
-    is_split = tables.holds_out
-    scored, selected = halves(shared.rows, tables.seed) if is_split else (shared.rows, None)
-    max_selected = shared.most // 2 if is_split else 0
-    max_scored = shared.most - max_selected
-    keeps_lone_row = not tables.skips_lone_row or len(scored) % batch_size != 1
+    keeps_lone_row = not tables.skips_lone_row or len(shared.rows) % batch_size != 1
     if not keeps_lone_row:  # a model is traced only where it matters
         keeps_lone_row = not layers.lone_row_is_undefined(task.init)
 
@@ -71,10 +66,9 @@ def make_data(
 
     return Data(
         pool if is_on_host else tree.copies(pool),  # whatever becomes of the caller's arrays
-        table(scored, max_scored, batch_size, keep_single=keeps_lone_row),
-        table(scored, max_scored),
+        table(shared.rows, shared.most, batch_size, keep_single=keeps_lone_row),
+        table(shared.rows, shared.most),
         table(client_rows.joined(parts.test), max_test),
-        table(selected, max_selected) if is_split else None,
     )
 
 
@@ -184,10 +178,8 @@ def make_schedule(
             origin=origin,
         )
         if waited:
-            drawn = drawn._replace(participating=is_averaged, waited=waited)
-        if not cohorts.noise_seed:
-            return drawn
-        return drawn._replace(key=schedule.key(cohorts.noise_seed, number, origin))
+            return drawn._replace(participating=is_averaged, waited=waited)
+        return drawn
 
     return schedule_of
 

@@ -101,9 +101,7 @@ def make(
     needed = int(np.sort(client_rows.sizes(parts.train))[-cohort_size:].sum())  # of any round
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
     capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))
-    most_evaluated = max(
-        table.size for table in (data.val, data.test, data.selection) if table is not None
-    )
+    most_evaluated = max(table.size for table in (data.val, data.test) if table is not None)
     piece = max(1, min(int(PIECE_BYTES / row_bytes), most_evaluated))
     resident = processes.place(resident_data(data, reads_test=reads_test), executor.placement)
     return HostRows(data.pool, resident, capacity, piece, executor.placement)

@@ -350,9 +350,7 @@ def refuse_other_sources(
         stored = manifest.get(name, digest)
         if stored != digest:
             values = (
-                f": {stored or 'none'} -> {digest or 'none'}"
-                if name in ("hyperparameters", "noise_seed")
-                else ""
+                f": {stored or 'none'} -> {digest or 'none'}" if name == "hyperparameters" else ""
             )
             other = "other data" if name == "data" else f"another {name.replace('_', ' ')}{values}"
             raise UsageError(f"{folder} ran on {other} (its manifest.json); give what it ran on")

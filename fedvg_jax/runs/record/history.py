@@ -23,7 +23,6 @@ SENT = ("bytes_down", "bytes_up")
 CLIENT_ACCURACIES = {
     "accuracy_by_client": ("accuracy_by_client_mean", "worst_decile", "spread"),
     "personal_accuracy": ("personal_accuracy_mean", "personal_worst_decile", "personal_spread"),
-    "finetuned_accuracy": ("finetuned_accuracy_mean", "finetuned_worst_decile", "finetuned_spread"),
 }
 """Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; the summary has the
 values of the final round."""
@@ -93,10 +92,8 @@ class History(_Results):
     Attributes:
         records: One dict per round: `round` (from 1), `clients`, `weights`, `scores`, `num_samples`, `train_loss`,
             `seconds`, and at evaluations `val_*` and `test_*`: loss and the task's other metrics, for classes accuracy,
-            balanced_accuracy and macro_f1. `val_*` are measured on D_val, which FedVG's weights also use, or with
-            `best_on` "held_out" on the half of it that the weights do not use.
-        summary: The content of summary.json. `*_at_best_val` are the values of the round best on `val_*`; `best_on`
-            names those rows.
+            balanced_accuracy and macro_f1. `val_*` are measured on D_val, which FedVG's weights also use.
+        summary: The content of summary.json. `*_at_best_val` are the values of the round best on `val_*`.
         variables: The final global model. In a loaded history, the model of the newest intact checkpoint; with `train`
             the trained part, which is all that checkpoints keep.
         folder: The run folder; None for a run without one.
@@ -311,7 +308,7 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
 
     For a task without accuracy it is the loss, and the minimum. The loss of the final round is there for every task.
 
-    The best round is chosen on D_val, which FedVG's weights also use, unless `best_on` is held_out.
+    The best round is chosen on D_val, which FedVG's weights also use.
     The maximum is selected on the test set itself: it is optimistic, and is what the published code reports.
     """
     evaluated = [r for r in records if "test_loss" in r]

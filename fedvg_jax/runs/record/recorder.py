@@ -26,7 +26,7 @@ SECONDS = 60.0
 
 
 class BestModel(NamedTuple):
-    """The best model so far on D_val, or on the half of it that `best_on` holds out."""
+    """The best model so far on D_val."""
 
     quality: float
     """see `history.quality`"""

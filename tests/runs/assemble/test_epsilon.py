@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from support import resolved, worlds
 from support.cases import naming
-from support.files import one_line
 from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
@@ -195,12 +194,9 @@ def moves(config):
     return history, [after - before for before, after in itertools.pairwise(models)]
 
 
-@pytest.mark.parametrize("noise_seed", [0, 7])
-def test_every_pair_of_rounds_of_runs_that_start_from_one_another_has_independent_noise(
-    tmp_path, noise_seed
-):
+def test_every_pair_of_rounds_of_runs_that_start_from_one_another_has_independent_noise(tmp_path):
     """From a run, from one of its checkpoints, and from the weights that it has exported, under one seed."""
-    config = dataclasses.replace(LOUD, dp=dataclasses.replace(LOUD.dp, noise_seed=noise_seed))
+    config = LOUD
     weights = tmp_path / "weights.safetensors"
     first, drawn = moves(dataclasses.replace(config, out=tmp_path / "first", export=weights))
     second, of_second = moves(
@@ -245,25 +241,6 @@ def test_an_own_weighting_that_reads_rows_hides_no_client_by_sampling(tmp_path):
         for settings in (CONFIG, config):
             sim = fv.simulation(settings, **GIVEN, weighting=fv.weightings.by_scalar(signal))
             assert sim.account.mechanism.cohort == (4 if "rows" in name else 2), name
-
-
-def test_a_noise_seed_of_its_own_is_written_nowhere_and_given_again_to_resume(tmp_path):
-    secret = dataclasses.replace(CONFIG, dp=dataclasses.replace(CONFIG.dp, noise_seed=987654321))
-    whole, other = fv.run(secret, **GIVEN), fv.run(CONFIG, **GIVEN)
-    change = tree.sub(whole.variables.params["classifier"], other.variables.params["classifier"])
-    std = np.std(np.concatenate([leaf.ravel() for leaf in jax.tree.leaves(change)]))
-    assert std > 0.5 * 1.5 * 0.5 * (2 * 3) ** 0.5, "of two times three independent draws"
-    fv.run(dataclasses.replace(secret, rounds=1, out=tmp_path), **GIVEN)
-    assert not [
-        path for path in tmp_path.rglob("*") if path.is_file() and b"987654321" in path.read_bytes()
-    ]
-    for dp, message in ((CONFIG.dp, "noise_seed"), (secret.dp, None)):
-        resumed = dataclasses.replace(CONFIG, resume=str(tmp_path), dp=dp)
-        if message:
-            with one_line(message):
-                fv.run(resumed, **GIVEN)
-        else:
-            assert_equal_runs(fv.run(resumed, **GIVEN), whole)
 
 
 def test_a_diverged_run_has_the_epsilon_of_the_model_that_it_returns(monkeypatch):

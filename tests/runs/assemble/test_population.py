@@ -6,7 +6,6 @@ from dataclasses import replace
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, strategies as st
 from support import resolved, worlds
 
 import fedvg_jax
@@ -14,10 +13,9 @@ from fedvg_jax import config, data, resolve
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import Tuning
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import validation
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.runs import chunks, experiment
+from fedvg_jax.runs import experiment
 from fedvg_jax.runs.assemble import tables
 
 DIGITS = data.load("digits")
@@ -47,7 +45,7 @@ def tables_of(made, arrays, parts, task=None):
 @pytest.mark.parametrize(
     "options",
     [
-        {"holdout": "global", "validation.size": 50, "best_on": "held_out"},
+        {"holdout": "global", "validation.size": 50},
         {"partition": "shards", "validation.source": "clients:0.5"},
         {"validation.rho": 0.8, "corrupt.kind": "rotate"},
         {"validation.source": "npz", "val_ratio": 0.0},
@@ -169,41 +167,6 @@ def test_max_rows_holds_for_named_and_for_given_data():
     for one, other in zip(jax.tree.leaves(given.data), jax.tree.leaves(whole.data), strict=True):
         np.testing.assert_array_equal(one, other)
     assert len(given.data.pool.x) == 300
-
-
-# --- the rows that select the best round
-
-
-@given(st.lists(st.integers(0, 30), min_size=1), st.integers(0, 2**32 - 1))
-def test_halves_of_a_validation_set_are_disjoint_and_complete(rows, seed):
-    rows = np.array(rows, np.int32)
-    images = len(np.unique(rows))
-    if images < 2:
-        with pytest.raises(UsageError):
-            validation.halves(rows, seed)
-        return
-    scored, selected = validation.halves(rows, seed)
-    assert not np.intersect1d(scored, selected).size
-    assert sorted([*scored, *selected]) == sorted(rows)
-    assert len(np.unique(selected)) == images // 2
-    again = validation.halves(rows, seed)
-    assert all((a == b).all() for a, b in zip((scored, selected), again, strict=True))
-
-
-def rows_of(table):
-    rows = np.asarray(table)
-    return rows[rows >= 0].tolist()
-
-
-def test_held_out_rows_select_and_no_weight_reads_them():
-    """Every weighting reads `scoring` or `val`."""
-    held_out = settings(best_on="held_out")
-    parts = resolve.data.make_partition(held_out, DIGITS)
-    made, d_val = tables_of(held_out, DIGITS, parts), np.concatenate(parts.val).tolist()
-    selected, weighed = rows_of(chunks.evaluation_tables(made)["val"]), rows_of(made.val)
-    assert not set(selected) & set(weighed) and not set(selected) & set(rows_of(made.scoring))
-    assert sorted(selected + weighed) == sorted(d_val) and abs(len(selected) - len(weighed)) <= 1
-    assert set(rows_of(made.scoring)) <= set(weighed)
 
 
 # --- minibatches of a single row

@@ -6,12 +6,15 @@ import json
 import tomllib
 from pathlib import Path
 
+import jax
 import numpy as np
-import one_round
 import pytest
+from flax.traverse_util import flatten_dict, unflatten_dict
 from support import worlds
 
-from fedvg_jax import config
+from fedvg_jax import algorithms, config, resolve
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Variables
 
 flwr = pytest.importorskip("flwr", reason="needs the extra flower")
 
@@ -39,32 +42,20 @@ class LocalGrid(Grid):
 LocalGrid.__abstractmethods__ = frozenset()  # Flower's loop calls no other method
 
 
-def reply(message, arrays, **metrics):
-    """Returns a reply; Flower's transport sets the id of the node."""
-    record = ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
-    content = RecordDict({"arrays": record, "metrics": MetricRecord(metrics)})
-    made = Message(content=content, reply_to=message)
-    made.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
-    return made
+def record_of(arrays):
+    return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 
 def numpy_of(record):
     return {name: array.numpy() for name, array in record.items()}
 
 
-def jax_client(node, message):
-    """Trains on the engine's minibatches of the round."""
-    if message.metadata.message_type.startswith("evaluate"):
-        return reply(message, {}, **{"num-examples": 1, "seen": 1.0})
-    number = message.content["config"]["server-round"] - 1
-    client = int(one_round.WORLD.schedule(number).clients[NODES.index(node)])
-    variables = one_round.variables_of(numpy_of(message.content["arrays"]))
-    trained = one_round.trained(variables, client, number)
-    return reply(
-        message,
-        one_round.named(trained),
-        **{"num-examples": len(one_round.WORLD.train[client]), "loss": float(client)},
-    )
+def reply(message, arrays, **metrics):
+    """Returns a reply; Flower's transport sets the id of the node."""
+    content = RecordDict({"arrays": record_of(arrays), "metrics": MetricRecord(metrics)})
+    made = Message(content=content, reply_to=message)
+    made.metadata.__dict__["_src_node_id"] = message.metadata.dst_node_id
+    return made
 
 
 @pytest.fixture(autouse=True)
@@ -77,93 +68,133 @@ def server_process(monkeypatch):
             monkeypatch.setattr(identity, f"_{name}", 1)
 
 
-@one_round.every_case("permuted")  # the strategy draws its own permutations
+# --- clients that train on the minibatches of the engine's schedule
+
+WORLD = worlds.world([11, 5, 2, 8], batch_size=4, cohort_size=4, local_epochs=1)._replace(val=None)
+"""Four clients, all in every round, each with a step or more."""
+
+LR = 0.3
+
+_of_batch = worlds.jit(jax.grad(worlds.TASK.loss, has_aux=True), static_argnums=4)
+
+
+def gradient_of_rows(params, stats, rows):
+    """Returns the gradient of the rows of a minibatch and the statistics after it."""
+    batch, _ = tree.gather(WORLD.pool, rows)
+    return jax.device_get(_of_batch(params, stats, batch, rows >= 0, True))
+
+
+def named(variables: Variables) -> dict[str, np.ndarray]:
+    """Returns the arrays of a model by name; statistics stand beside the parameters of their layer."""
+    parts = [flatten_dict(part, sep=".") for part in variables]
+    return {name: np.asarray(leaf) for part in parts for name, leaf in part.items()}
+
+
+def variables_of(arrays) -> Variables:
+    """Returns the model whose arrays `named` returned."""
+    parts = {"params": {}, "stats": {}}
+    for name, array in arrays.items():
+        parts["stats" if name.endswith(("mean", "var")) else "params"][name] = np.asarray(array)
+    return Variables(**{part: unflatten_dict(leaves, sep=".") for part, leaves in parts.items()})
+
+
+def validation_gradient(arrays):
+    """Returns the gradient of the mean loss on D_val, one minibatch of the engine after the other."""
+    variables, counts = variables_of(arrays), (WORLD.scoring >= 0).sum(1)
+    gradients = [gradient_of_rows(*variables, rows)[0] for rows in WORLD.scoring]
+    mean = jax.tree.map(lambda *g: np.average(g, 0, counts), *gradients)
+    return named(Variables(mean, {}))
+
+
+def jax_client(node, message):
+    """Trains on the engine's minibatches of the round, by plain SGD."""
+    number = message.content["config"]["server-round"] - 1
+    schedule, position = WORLD.schedule(number), NODES.index(node)
+    params, stats = variables_of(numpy_of(message.content["arrays"]))
+    first = schedule.start[position]
+    for rows in schedule.rows[first : first + schedule.num_steps[position]]:
+        gradients, stats = gradient_of_rows(params, stats, rows)
+        params = tree.sub(params, tree.scale(LR, gradients))
+    count = len(WORLD.train[int(schedule.clients[position])])
+    return reply(message, named(Variables(params, stats)), **{"num-examples": count})
+
+
+@pytest.mark.parametrize(
+    "case", [("samples+fedvg", "layerwise", "l1"), ("fedvg", "blockwise", "l2")], ids=str
+)
 def test_two_rounds_of_flower_equal_two_rounds_of_the_engine(case):
-    start = worlds.variables()
-    settings, options = (
-        one_round.settings(case),
-        {"block_of": one_round.block_of, "fraction_evaluate": 0.0},
+    weighting, granularity, norm = case
+    settings = config.Config(
+        weighting=weighting,
+        fedvg={"granularity": granularity, "norm": norm},
+        batch_size=WORLD.batch_size,
+        lr=LR,
     )
-    strategy = flower.FedVG(settings, gradient=one_round.gradient, **options)
-    record = ArrayRecord({name: Array(array) for name, array in one_round.named(start).items()})
-    result = strategy.start(LocalGrid(jax_client), record, num_rounds=2)
-    first, weights_of_first = one_round.engine_round(case, start)
-    expected, weights_of_second = one_round.engine_round(case, first, number=1)
-    for round_of_weights, weights in zip(
-        strategy.rounds, (weights_of_first, weights_of_second), strict=True
-    ):
-        np.testing.assert_allclose(round_of_weights.weights, weights, atol=1e-5)
-    worlds.assert_close(one_round.variables_of(numpy_of(result.arrays)), expected, 1e-5)
+    algorithm = algorithms.fedavg()
+    rule = resolve.method.make_weighting(config.check(settings), worlds.TASK, algorithm)
+    step = worlds.make_round(WORLD, algorithm, rule, worlds.TASK)
+    start = worlds.variables()
+    state = worlds.state(WORLD, algorithm, worlds.TASK)._replace(variables=start)
+    hyper, weights = resolve.hyperparameters.scalars(settings), []
+    for number in range(2):
+        state, metrics = step(state, WORLD.schedule(number, num_lanes=2), WORLD.data(), hyper)
+        weights.append(np.asarray(metrics.weights))
+    strategy = flower.FedVG(
+        validation_gradient,
+        granularity=granularity,
+        norm=norm,
+        with_samples="samples" in weighting,
+        block_of=lambda name: worlds.TASK.block_of(name.replace(".", "/")),
+        fraction_evaluate=0.0,
+    )
+    result = strategy.start(LocalGrid(jax_client), record_of(named(start)), num_rounds=2)
+    ours = [[of_round[node] for node in NODES] for of_round in strategy.rounds]
+    np.testing.assert_allclose(ours, weights, atol=1e-5)
+    worlds.assert_close(variables_of(numpy_of(result.arrays)), state.variables, 1e-5)
 
 
-QUADRATIC = {
-    "layer.weight": np.array([1.0, -1.0], np.float32),
-    "bn.running_var": np.ones(1, np.float32),
-}
+# --- a quadratic
+
+QUADRATIC = {"layer.weight": np.array([1.0, -1.0], np.float32), "bn.count": np.array(3)}
 
 
 def gradient(arrays):
     return {"layer.weight": 2 * arrays["layer.weight"]}
 
 
-def quadratic_client(node, message, count=None):
-    arrays = {
-        name: array.numpy() * NODES.index(node) / 4
-        for name, array in message.content["arrays"].items()
-    }
-    return reply(
-        message,
-        arrays,
-        **{"num-examples": NODES.index(node) + 1 if count is None else count, "loss": node},
-    )
+def quadratic_client(node, message):
+    scale, sent = NODES.index(node), numpy_of(message.content["arrays"])
+    arrays = {"layer.weight": sent["layer.weight"] * scale / 4, "bn.count": sent["bn.count"] + 2}
+    return reply(message, arrays, **{"num-examples": scale + 1, "loss": node})
 
 
-def one_round_of(strategy, client=quadratic_client):
-    record = ArrayRecord({name: Array(array) for name, array in QUADRATIC.items()})
-    result = strategy.start(LocalGrid(client), record, num_rounds=1)
-    return numpy_of(result.arrays), result.train_metrics_clientapp.get(1)
+def run(strategy, client=quadratic_client, num_rounds=1):
+    return strategy.start(LocalGrid(client), record_of(QUADRATIC), num_rounds=num_rounds)
 
 
-def without_evaluation(kind, **options):
-    return kind(fraction_evaluate=0.0, **options)
+def test_clients_near_a_minimum_weigh_more_and_metrics_are_those_of_flower():
+    strategy = flower.FedVG(gradient, fraction_evaluate=0.0)
+    result = run(strategy)
+    assert strategy.rounds[0][11] > 0.99
+    np.testing.assert_allclose(result.arrays["layer.weight"].numpy(), 0, atol=1e-6)
+    expected = run(strategies.FedAvg(fraction_evaluate=0.0))
+    assert dict(result.train_metrics_clientapp[1]) == dict(expected.train_metrics_clientapp[1])
 
 
-def test_uniform_weights_of_samples_equal_flowers_fedavg():
-    ours, metrics = one_round_of(
-        flower.FedVG(config.Config(weighting="samples"), gradient=gradient, fraction_evaluate=0.0)
-    )
-    flowers, expected = one_round_of(without_evaluation(strategies.FedAvg))
-    worlds.assert_close(ours, flowers, 1e-6)
-    assert (
-        dict(metrics) == dict(expected) and expected["loss"] == (11 + 2 * 22 + 3 * 33 + 4 * 44) / 10
-    )
-
-
-@pytest.mark.parametrize("kind", ["FedAdam", "FedAvgM", "FedProx"])
-def test_server_steps_from_the_weighted_mean(kind):
-    options = {
-        "FedAvgM": {"server_momentum": 0.9, "server_learning_rate": 0.5},
-        "FedProx": {"proximal_mu": 0.1},
-    }
-
-    def server():
-        return without_evaluation(getattr(strategies, kind), **options.get(kind, {}))
-
-    ours, metrics = one_round_of(
-        flower.FedVG(config.Config(weighting="samples"), gradient=gradient, server=server())
-    )
-    flowers, expected = one_round_of(server())
-    worlds.assert_close(ours, flowers, 1e-5)
-    assert dict(metrics) == dict(expected)
-
-
-def test_clients_near_a_minimum_weigh_more_and_a_minimum_is_kept():
-    strategy = flower.FedVG(config.Config(), gradient=gradient, fraction_evaluate=0.0)
-    arrays, _ = one_round_of(strategy)
-    (weights,) = strategy.rounds
-    assert weights.nodes == NODES and weights.weights.argmax() == 0 and weights.weights[0] > 0.99
-    np.testing.assert_allclose(arrays["layer.weight"], 0, atol=1e-6)
-    np.testing.assert_allclose(weights.scores, [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("FedAdam", {}), ("FedAvgM", {"server_momentum": 0.9, "server_learning_rate": 0.5})],
+)
+def test_another_strategy_steps_from_the_mean_and_counters_stay_integers(kind, options):
+    """The least gradient is 0, so the mean is 0, as of the first client alone."""
+    other = getattr(strategies, kind)
+    both = type("Both", (flower.FedVG, other), {})
+    ours = run(both(gradient, fraction_evaluate=0.0, **options), num_rounds=2).arrays
+    alone = {"min_train_nodes": 1, "fraction_train": 0.25, "fraction_evaluate": 0.0}
+    expected = run(other(**alone, **options), num_rounds=2).arrays
+    name = "layer.weight"
+    np.testing.assert_allclose(ours[name].numpy(), expected[name].numpy(), rtol=1e-5, atol=1e-6)
+    assert ours["bn.count"].numpy().dtype == np.int64 and ours["bn.count"].numpy() == 7
 
 
 def test_failed_and_diverged_clients_are_left_out():
@@ -172,33 +203,16 @@ def test_failed_and_diverged_clients_are_left_out():
             return Message(Error(1, "gone"), reply_to=message)
         made = quadratic_client(node, message)
         if node == 22:
-            broken = {name: Array(np.full_like(array, np.nan)) for name, array in QUADRATIC.items()}
-            made.content["arrays"] = ArrayRecord(broken)
+            broken = {"layer.weight": np.full(2, np.nan, np.float32), "bn.count": np.array(5)}
+            made.content["arrays"] = record_of(broken)
         return made
 
-    strategy = flower.FedVG(
-        config.Config(weighting="samples"), gradient=gradient, fraction_evaluate=0.0
-    )
-    arrays, _ = one_round_of(strategy, client)
-    np.testing.assert_allclose(
-        arrays["layer.weight"], QUADRATIC["layer.weight"] * (3 * 2 + 4 * 3) / 4 / 7, rtol=1e-6
-    )
-    np.testing.assert_allclose(strategy.rounds[0].weights, [0, 3 / 7, 4 / 7], rtol=1e-6)
-
-
-def test_counters_stay_integers_where_the_server_steps_from_the_mean():
-    def client(node, message):
-        sent = numpy_of(message.content["arrays"])
-        assert sent["n"].dtype == np.int64
-        return reply(message, QUADRATIC | {"n": sent["n"] + 2}, **{"num-examples": 1})
-
-    server = without_evaluation(strategies.FedAvgM, server_momentum=0.9)
-    strategy = flower.FedVG(gradient=gradient, server=server)
-    record = ArrayRecord(
-        {name: Array(np.asarray(array)) for name, array in (QUADRATIC | {"n": np.int64(3)}).items()}
-    )
-    arrays = strategy.start(LocalGrid(client), record, num_rounds=2).arrays
-    assert arrays["n"].numpy() == 7
+    strategy = flower.FedVG(gradient, eps=1e9, with_samples=True, fraction_evaluate=0.0)
+    arrays = run(strategy, client).arrays
+    weights = {22: 0, 33: (1 / 2 + 3 / 7) / 2, 44: (1 / 2 + 4 / 7) / 2}
+    assert strategy.rounds == [pytest.approx(weights)]
+    scale = (weights[33] * 2 + weights[44] * 3) / 4
+    np.testing.assert_allclose(arrays["layer.weight"].numpy(), [scale, -scale], rtol=1e-6)
 
 
 @pytest.mark.parametrize("strategy", ["fedvg", "fedavg"])
@@ -207,21 +221,18 @@ def test_the_clients_of_the_example_learn_the_digits(strategy, tmp_path, monkeyp
     pytest.importorskip("torch", reason="the clients of the example are those of PyTorch")
     folder = Path(__file__).parents[2] / "examples" / "flower_digits"
     monkeypatch.syspath_prepend(str(folder))
-    described = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["tool"][
-        "flwr"
-    ]["app"]
-    changes = {
+    described = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    app, path = described["tool"]["flwr"]["app"], tmp_path / "results.json"
+    settings = app["config"] | {
         "strategy": strategy,
         "num-server-rounds": 5,
-        "results": str(tmp_path / "results.json"),
+        "results": str(path),
     }
-    client, server = (
-        importlib.import_module(described["components"][name].partition(":")[0]).app
-        for name in ("clientapp", "serverapp")
-    )
+    modules = [app["components"][name].partition(":")[0] for name in ("clientapp", "serverapp")]
+    client, server = (importlib.import_module(module).app for module in modules)
 
     def context(node, **config):
-        return Context(1, node, config, RecordDict(), described["config"] | changes)
+        return Context(1, node, config, RecordDict(), settings)
 
     def answer(node, message):
         made = client(message, context(node, **{"partition-id": node - 1}))
@@ -229,16 +240,9 @@ def test_the_clients_of_the_example_learn_the_digits(strategy, tmp_path, monkeyp
         return made
 
     server(LocalGrid(answer, list(range(1, 11))), context(0))
-    result = json.loads((tmp_path / "results.json").read_text())
-    assert (
-        len(result["accuracy"]) == 6
-        and result["accuracy"][0] < 0.2
-        and result["accuracy"][-1] > 0.6
-    )
+    result = json.loads(path.read_text())
+    accuracy, weights = result["accuracy"], np.array(result["weights"])
+    assert len(accuracy) == 6 and accuracy[0] < 0.2 and accuracy[-1] > 0.6
     if strategy == "fedvg":
-        weights = np.array(result["weights"])
-        assert (
-            weights.shape == (5, 10)
-            and np.allclose(weights.sum(1), 1, atol=1e-5)
-            and weights.std() > 0.001
-        )
+        np.testing.assert_allclose(weights.sum(1), np.ones(5), atol=1e-5)
+        assert weights.shape == (5, 10) and weights.std() > 0.001

@@ -8,7 +8,6 @@ from flwr.app import ArrayRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAdam, FedAvg
 
-import fedvg_jax as fv
 from digits import task
 from fedvg_jax.integrations.flower import FedVG
 from fedvg_jax.integrations.torch import validation_gradient
@@ -16,6 +15,13 @@ from fedvg_jax.integrations.torch import validation_gradient
 app = ServerApp()
 
 SERVERS = {"fedavg": FedAvg, "fedadam": FedAdam}
+
+
+class FedVGAdam(FedVG, FedAdam):
+    """Flower's FedAdam, which steps from FedVG's mean."""
+
+
+WEIGHTED = {"fedavg": FedVG, "fedadam": FedVGAdam}
 
 
 @app.main()
@@ -26,8 +32,16 @@ def main(grid: Grid, context: Context) -> None:
     _, val, test = task.datasets(num_clients, float(config["alpha"]), int(config["seed"]))
     torch.manual_seed(int(config["seed"]))
     net = task.Net()
-    server = SERVERS[config["server"]](min_train_nodes=num_clients, min_available_nodes=num_clients)
-    strategy = server if config["strategy"] == "fedavg" else weighted(server, config, net, val)
+    nodes = {"min_train_nodes": num_clients, "min_available_nodes": num_clients}
+    if config["strategy"] == "fedavg":
+        strategy = SERVERS[config["server"]](**nodes)
+    else:  # "fedvg", or "fedavg+fedvg", the mean of both weights
+        strategy = WEIGHTED[config["server"]](
+            validation_gradient(net, torch.nn.CrossEntropyLoss(), task.loader(val)),
+            granularity=config["granularity"],
+            with_samples=config["strategy"] == "fedavg+fedvg",
+            **nodes,
+        )
 
     def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         net.load_state_dict(arrays.to_torch_state_dict())
@@ -40,13 +54,6 @@ def main(grid: Grid, context: Context) -> None:
         evaluate_fn=evaluate,
     )
     accuracies = [record["accuracy"] for record in result.evaluate_metrics_serverapp.values()]
-    weights = [weights.weights.tolist() for weights in getattr(strategy, "rounds", [])]
+    weights = [list(weights.values()) for weights in getattr(strategy, "rounds", [])]
     if config["results"]:
         Path(config["results"]).write_text(json.dumps({"accuracy": accuracies, "weights": weights}))
-
-
-def weighted(server: FedAvg, config, net: task.Net, val) -> FedVG:
-    """Returns `server` with FedVG's weights; strategy "fedavg+fedvg" is the mean of both weights."""
-    gradient = validation_gradient(net, torch.nn.CrossEntropyLoss(), task.loader(val))
-    settings = fv.Config(method=config["strategy"], fedvg={"granularity": config["granularity"]})
-    return FedVG(settings, gradient=gradient, server=server)

@@ -251,9 +251,7 @@ def _run_with_progress(
     sim = display.prepare(console, config, custom)._replace(metrics=metrics, code=code)
     log = functools.partial(output.say, console)
     with display.round_progress(console, config.rounds) as show:
-        finished = tracking.run_simulation(
-            sim, **observers, on_records=show, log=log, on_compiling=log
-        )
+        finished = tracking.run_simulation(sim, **observers, on_records=show, log=log)
     display.print_results(console, finished)
     loop.export(sim, finished)
     return finished

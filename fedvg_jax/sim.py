@@ -132,9 +132,7 @@ def _train(
                 starting.close()
                 show(records)
 
-            finished = tracking.run_simulation(
-                sim, on_records=on_records, log=log, on_compiling=log
-            )
+            finished = tracking.run_simulation(sim, on_records=on_records, log=log)
     if not processes.is_first():
         return (
             endings.exit_code(finished.summary["stopped_by"])

@@ -79,7 +79,7 @@ class Way(NamedTuple):
     side: int = 32
     """pixels"""
     graphs: str | None = None
-    """`hardware.Choices.launch_graphs`"""
+    """XLA's `xla_gpu_enable_command_buffer`"""
 
 
 def make_task(box: Box, way: Way) -> Task:

@@ -51,10 +51,6 @@ class Hardware(NamedTuple):
         return self.platform == "cpu"
 
 
-MOST_DRAWN = 2**24
-"""Numbers of a model up to which it is drawn with `Choices.options_of_draw`."""
-
-
 class Choices(NamedTuple):
     """What one platform calls for, where a setting is `auto` or there is no setting."""
 
@@ -72,12 +68,6 @@ class Choices(NamedTuple):
     Winograd's saving of products was measured on CPUs only."""
     large_image_conv: str
     """Convolution of larger images. On an accelerator the memory traffic of patches outweighs what the matmul gains."""
-    scoring_conv: str | None
-    """Convolution of scoring passes, one client after the other, and of evaluations (`--conv auto`); None: as in
-    training, for as many clients as there are lanes.
-
-    Alone, a client's convolution is not grouped, and "lax" writes no patches: the patches of 1,024 images bound
-    scoring on an H200, at 1.8 of the 2.4 TB/s of a copy. `python -m benchmarks.gpu` times it; no GPU has yet."""
     fusion_barriers: bool
     """Whether `models.layers.fusion_barrier` keeps XLA from recomputing a residual stream in every network block.
 
@@ -127,12 +117,6 @@ class Choices(NamedTuple):
 
     On a GPU every tensor is a launch. With vectors, four lanes of ResNet-18 change clients in 23 kernels instead of
     124, and the rest of a round of ten clients has 389 kernels, 151 of them copies, instead of 833 and 383."""
-    launch_graphs: str | None
-    """What a GPU launches as CUDA graphs, by XLA's `xla_gpu_enable_command_buffer`, e.g. "FUSION,CUBLAS,WHILE"; "":
-    nothing; None: XLA's default.
-
-    A training step is bound by its launches: four lanes of ResNet-18 take 1.24 ms on an H200, and their bytes need
-    about 0.35. `python -m benchmarks.gpu` times three values; no GPU has yet."""
     pool_share: float
     """Largest part of a device's memory that the pool of rows may take there (`--placement auto`).
 
@@ -142,23 +126,12 @@ class Choices(NamedTuple):
 
     At LLVM's level 1 that of ResNet-18 takes 4.7 CPU seconds to compile instead of 36 and gives the same bits. Level 0
     gives others. Evaluations of a CNN would take 1.4 times as long at level 1."""
-    options_of_draw: Mapping[str, int]
-    """XLA's further options, of jax 0.10 only, for the draw of a model of at most `MOST_DRAWN` numbers.
-
-    Draws of an MLP, a CNN, LeNet-5 and ResNet-18 take 0.6, 0.55, 0.6 and 0.9 times the CPU seconds to compile, and give
-    the same bits. That of ViT-S/16 would take 1.4 times."""
-    options_of_evaluation: Mapping[str, int]
-    """XLA's options for the evaluation of a network without loops, of jax 0.10 only.
-
-    Without fusion emitters the evaluation of a CNN, LeNet-5 and ResNet-18 takes 0.55, 0.78 and 0.82 times the CPU
-    seconds to compile, runs as fast and gives the same bits. A GRU would take 2.4 times as long to run."""
 
 
 CPU = Choices(
     layout="images_last",
     small_image_conv="winograd",
     large_image_conv="winograd",
-    scoring_conv=None,
     fusion_barriers=True,
     max_lanes=1,
     is_float64_safe_on_many_devices=False,
@@ -168,21 +141,14 @@ CPU = Choices(
     weighted_mean="loop",
     norms="by_tensor",
     is_packed=False,
-    launch_graphs=None,
     pool_share=0.4,
     options_of_once={"xla_backend_optimization_level": 1},
-    options_of_draw={
-        "xla_cpu_use_fusion_emitters": False,
-        "xla_cpu_parallel_codegen_split_count": 1,
-    },
-    options_of_evaluation={"xla_cpu_use_fusion_emitters": False},
 )
 
 ACCELERATOR = Choices(
     layout="images_first",
     small_image_conv="gemm",
     large_image_conv="lax",
-    scoring_conv=None,
     fusion_barriers=False,
     max_lanes=4,
     is_float64_safe_on_many_devices=True,
@@ -192,11 +158,8 @@ ACCELERATOR = Choices(
     weighted_mean="product",
     norms="segmented",
     is_packed=True,
-    launch_graphs=None,
     pool_share=0.6,
     options_of_once={},
-    options_of_draw={},
-    options_of_evaluation={},
 )
 """GPUs and TPUs."""
 
@@ -206,36 +169,11 @@ def choices() -> Choices:
     return CPU if current().is_cpu else ACCELERATOR
 
 
-def compiler_options() -> dict[str, str] | None:
-    """Returns the compiler options of the programs of a run; None for XLA's defaults."""
-    graphs = choices().launch_graphs
-    return (
-        None
-        if graphs is None or current().platform != "gpu"
-        else {"xla_gpu_enable_command_buffer": graphs}
-    )
-
-
-def known_to_jax(options: Mapping[str, int]) -> dict[str, Any]:
-    """Returns options of jax 0.10; none for later versions, which refuse them."""
+def jit_once(function: Callable) -> Any:
+    """Returns the function jitted for a single call outside of other programs, after a short compilation."""
     import jax
 
-    return dict(options) if jax.__version_info__ < (0, 11) else {}
-
-
-def jit_once(function: Callable, num_drawn: float = math.inf) -> Any:
-    """Returns the function jitted for a single call outside of other programs, after a short compilation.
-
-    Args:
-        function: what to call.
-        num_drawn: the numbers of the model, if it draws a model.
-    """
-    import jax
-
-    options: dict[str, Any] = {**choices().options_of_once}
-    if num_drawn <= MOST_DRAWN:
-        options |= known_to_jax(choices().options_of_draw)
-    return jax.jit(function, compiler_options=options or None)
+    return jax.jit(function, compiler_options=dict(choices().options_of_once) or None)
 
 
 def auto_conv(num_pixels: int) -> str:

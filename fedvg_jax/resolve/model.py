@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from fedvg_jax.config import MODELS, Config
 from fedvg_jax.config.fidelity import as_reference
 from fedvg_jax.config.options import local, lora
-from fedvg_jax.core import checks, trained_part, tree
+from fedvg_jax.core import checks, trained_part
 from fedvg_jax.core.trained_part import NOTHING, LocalPart, local_part
 from fedvg_jax.core.types import Task, UsageError, Variables
 from fedvg_jax.data.arrays import Arrays
@@ -42,31 +42,18 @@ def make_model(
     if task is None:
         check_images(config, arrays)
         of_data = arrays.x.shape[1:], len(arrays.class_names)
-        make = functools.partial(_named_tasks, config, *of_data)
+        make = functools.partial(named_task, config, *of_data)
     else:
-        make = functools.partial(_custom_tasks, fast_task(task))
+        make = functools.partial(trained_part.bind, fast_task(task))
     return Model(
         name="" if task else config.model,
-        tasks=make,
+        bound=make,
         initial=lambda init: make_variables(config, init, initial),
         trained=config.train or (adapters.WITH_HEAD if config.lora else ""),
         local=make_local(config),
         local_name=f"local {config.local}",
         has_initial=initial is not None,
     )
-
-
-def _named_tasks(
-    config: Config, shape: tuple[int, ...], num_classes: int, base: Variables | None
-) -> tuple[Task, Task | None]:
-    named = functools.partial(named_task, shape=shape, num_classes=num_classes, base=base)
-    conv = scoring_conv(config)
-    scored = None if conv is None else named(dataclasses.replace(config, conv=conv))
-    return named(config), scored
-
-
-def _custom_tasks(task: Task, base: Variables | None) -> tuple[Task, None]:
-    return trained_part.bind(task, base), None
 
 
 def make_task(config: Config, arrays: Arrays) -> Task:
@@ -112,14 +99,6 @@ def named_task(
     if max_rows := costs(config.model).microbatch_rows:
         return transforms.accumulate_gradients(task, max_rows, base, trained_part.bind)
     return trained_part.bind(task, base)
-
-
-def scoring_conv(config: Config) -> str | None:
-    """Returns the convolution of scoring passes; None if it is the same as in training."""
-    is_chosen = (
-        config.conv == "auto" and config.lanes != "all" and MODELS[config.model].has_convolutions
-    )
-    return hw.choices().scoring_conv if is_chosen else None
 
 
 def make_variables(
@@ -168,7 +147,7 @@ def make_variables(
 
 def draw(init: Callable[[jax.Array], Variables], key: jax.Array) -> Variables:
     """Returns an initial model, after a short compilation; arguments as in `make_variables`."""
-    return hw.jit_once(init, tree.size(jax.eval_shape(init, key)))(key)
+    return hw.jit_once(init)(key)
 
 
 def block_of(config: Config) -> Callable[[str], str]:

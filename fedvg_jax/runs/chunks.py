@@ -17,7 +17,7 @@ import numpy as np
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Data, Metric, Schedule, SimState, Variables
 from fedvg_jax.engine import schedule as schedules
-from fedvg_jax.host import hardware, processes
+from fedvg_jax.host import processes
 from fedvg_jax.runs import client_models
 from fedvg_jax.runs.assemble import communication, programs, simulation, tables
 from fedvg_jax.runs.experiment import Records
@@ -40,24 +40,14 @@ class Programs(NamedTuple):
     """that compiling took"""
 
 
-def compile_programs(
-    sim: simulation.Simulation, say: Callable[[str], None] = lambda line: None
-) -> Programs:
-    """Returns the programs of a run, compiled ahead of time unless a run of equal shapes has compiled them.
-
-    Args:
-        sim: the run.
-        say: called with a line if compiling takes long.
-    """
+def compile_programs(sim: simulation.Simulation) -> Programs:
+    """Returns the programs of a run, compiled ahead of time unless a run of equal shapes has compiled them."""
     start = time.perf_counter()
     with processes.together():
         shapes = simulation.shapes_of_chunk(sim)
-        model = sim.experiment.model
-        is_guessed = hardware.current().is_cpu and not model.is_custom
-        with programs.announced(say, programs.first_seconds(model.name) if is_guessed else None):
-            chunk, evaluate_compiled = programs.compile_for(
-                sim.cached, sim.chunk, sim.evaluate, *shapes
-            )
+        chunk, evaluate_compiled = programs.compile_for(
+            sim.cached, sim.chunk, sim.evaluate, *shapes
+        )
         if sim.host_rows:
             evaluate_compiled = pool_rows.evaluating(sim.evaluate, sim.host_rows)
             for table in evaluation_tables(sim.data).values():

@@ -57,9 +57,8 @@ class Model(NamedTuple):
 
     name: str
     """as settings name it; "" for a custom task"""
-    tasks: Callable[[Variables | None], tuple[Task, Task | None]]
-    """frozen tensors, arrays or shapes -> the task of training, and that of scoring or None where it is the same. None
-    in place of frozen tensors gives tasks of the whole model."""
+    bound: Callable[[Variables | None], Task]
+    """frozen tensors, arrays or shapes -> the task of the trained part; None -> that of the whole model"""
     initial: Callable[[Callable[[Array], Variables]], Variables]
     """(key -> a drawn model) -> the first model: drawn, of a file, of another run, or given"""
     trained: str = ""

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fedvg_jax.core.types import SimState
-from fedvg_jax.data.arrays import classes_without_rows
 from fedvg_jax.host import hardware, processes
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs import chunks, client_models, endings, starts
+from fedvg_jax.runs import chunks, endings, starts
 from fedvg_jax.runs.assemble import privacy, simulation
 from fedvg_jax.runs.record import checkpoint, history, provenance, recorder as recording
 from fedvg_jax.runs.record.history import History, Record
@@ -39,10 +38,6 @@ class Observers(NamedTuple):
     """called with one line about a resumed run, about the first round that averages no client, and about a signal"""
     on_stop: Callable[[str], None] = lambda name: None
     """called at the end with the name of the first stop signal, also of one that came too late to stop the run"""
-    on_start: Callable[[], None] = lambda: None
-    """called when the run folder is open, before anything is compiled"""
-    on_compiling: Callable[[str], None] = lambda line: None
-    """called with one line, from another thread, if compiling takes long"""
 
 
 def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
@@ -61,7 +56,6 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
     """
     observers = Observers(**listeners)
     with open_recorder(sim, observers.log) as recorder:
-        observers.on_start()
         start = recorder.start
         if start.records:
             observers.on_records(start.records)
@@ -153,8 +147,6 @@ class Run(NamedTuple):
     """() -> seconds of compiling and of running, over all parts"""
     records: list[Record]
     """of all rounds so far; grows"""
-    warnings: list[Callable[[Sequence[Record]], str]]
-    """the members of `endings.WARNINGS` that were given"""
     endings: list[str]
     """why a callback ended the run, once one has"""
 
@@ -169,11 +161,6 @@ def _run_rounds(
         observers.log(
             "one client a round: every weighting gives it the weight 1; use a larger join_ratio"
         )
-    if absent := classes_without_rows(sim.arrays):
-        observers.log(f"no row has class {', '.join(absent[:5])}{' ...' * (len(absent) > 5)}")
-    is_local = experiment.model.local.is_local is not None
-    if is_local and client_models.PERSONAL not in experiment.records.names:
-        observers.log(history.OF_GLOBAL_MODEL)
     if experiment.privacy:
         observers.log(privacy.COVERS if sim.account else privacy.UNKNOWN)
     state, num_done, reasons = start.state, len(start.records), []
@@ -181,7 +168,7 @@ def _run_rounds(
     if start.records and observers.on_chunk:
         earlier_records = functools.partial(observers.on_chunk, copy.deepcopy(start.records))
         is_over |= is_ended_by([earlier_records], reasons)
-    compiled = None if is_over else chunks.compile_programs(sim, observers.on_compiling)
+    compiled = None if is_over else chunks.compile_programs(sim)
     compiling, earlier = (
         start.seconds[0] + (compiled.seconds if compiled else 0.0),
         start.seconds[1],
@@ -192,7 +179,7 @@ def _run_rounds(
         return compiling, earlier + time.perf_counter() - begin
 
     virtual_seconds = start.records[-1].get("virtual_seconds", 0.0) if start.records else 0.0
-    run, stop = Run(sim, recorder, observers, read_clock, list(start.records), [], reasons), None
+    run, stop = Run(sim, recorder, observers, read_clock, list(start.records), reasons), None
     with (
         endings.catch_signals(observers.on_stop, observers.log) as received,
         hardware.single_lapack_thread(),
@@ -267,48 +254,33 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     """
     sim = run.sim
     endings.refuse_wrong_weights(new)
-    limit, recorded = _loss_limit(run, new), _until_divergence(run, new)
-    error = (
-        ""
-        if sim.experiment.records.skips_divergence
-        else endings.divergence(recorded, limit, "weighting" in sim.experiment.custom)
-    )
-    if error and not run.records:
-        error = _error_of_first_model(sim) or error
+    recorded, skips = _until_divergence(run, new), sim.experiment.records.skips_divergence
+    problem = "" if skips else endings.divergence(recorded[-1], _loss_limit(run))
+    warning = endings.no_client_warning(recorded)
+    is_first_warning = warning and not endings.no_client_warning(run.records)
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
     run.observers.on_records(recorded)
-    if error:
-        raise history.DivergedError(error, _history(run, state, "diverged"))
-    for warning in endings.WARNINGS:
-        if warning not in run.warnings and (message := warning(recorded)):
-            run.warnings.append(warning)
-            run.observers.log(message)
+    if problem:
+        raise history.DivergedError(
+            f"round {len(run.records)}: {problem}; use a smaller --lr, correct the data, the model or the weighting,"
+            " or leave such clients out by --nonfinite skip",
+            _history(run, state, "diverged"),
+        )
+    if is_first_warning:
+        run.observers.log(warning)
 
 
 def _until_divergence(run: Run, new: list[Record]) -> list[Record]:
     """Returns the records of a chunk that the history gets: all, or up to the first round that ends the run."""
     if run.sim.experiment.records.skips_divergence:
         return new
-    return endings.until_first(new, _loss_limit(run, new))
+    return endings.until_first(new, _loss_limit(run))
 
 
-def _loss_limit(run: Run, new: list[Record]) -> float:
-    """Returns the largest training loss of a chunk that has not exploded."""
-    return endings.loss_limit([*run.records, *new], run.sim.experiment.model.is_custom)
-
-
-def _error_of_first_model(sim: simulation.Simulation) -> str:
-    """Returns the error if the loss of the first model is not finite; "" otherwise, and if rows are elsewhere."""
-    if sim.host_rows or processes.count() > 1 or math.isfinite(sim.validation_loss(sim.state)):
-        return ""
-    num_classes = len(sim.arrays.class_names) if sim.experiment.model.is_custom else 0
-    outputs = (
-        f", which needs {num_classes} outputs for labels from 0 to {num_classes - 1}"
-        if num_classes
-        else ""
-    )
-    return f"the loss of the first model is not finite before any step; correct x, y or the model{outputs}"
+def _loss_limit(run: Run) -> float:
+    """Returns the largest training loss that has not exploded; the loss of a custom task may have any unit."""
+    return math.inf if run.sim.experiment.model.is_custom else endings.EXPLOSION
 
 
 def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None:

@@ -1,18 +1,13 @@
 """The choices that depend on hardware, also for hardware other than this machine's."""
 
 import dataclasses
-import functools
 
 import jax
-import numpy as np
 import pytest
-from support import resolved
 
 from fedvg_jax import resolve
 from fedvg_jax.config import Config
-from fedvg_jax.core.types import Batch
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models.conv import rewrite
 
 CPU = hw.Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=16 * 2**30)
 GPU = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
@@ -58,31 +53,6 @@ def test_auto_takes_one_lane_on_a_cpu_and_four_on_an_accelerator():
     for hardware, expected in ((CPU, 1), (GPU._replace(num_devices=1), 4)):
         with hw.assumed(hardware):
             assert resolve.machine.make_executor(config).lanes_together == expected
-
-
-def test_scoring_passes_may_have_convolutions_of_their_own(monkeypatch):
-    """Training keeps patches and matmuls; scoring passes, one client after the other, keep XLA's convolutions."""
-    monkeypatch.setattr(
-        hw, "ACCELERATOR", hw.ACCELERATOR._replace(scoring_conv="lax", launch_graphs="")
-    )
-    config = Config(clients=4, join_ratio=1.0, model="tinycnn")
-    shapes = jax.eval_shape(resolve.model.named_task(config, (8, 8, 1), 3).init, jax.random.key(0))
-    batch = Batch(
-        jax.ShapeDtypeStruct((2, 8, 8, 1), np.uint8), jax.ShapeDtypeStruct((2,), np.int32)
-    )
-    with hw.assumed(GPU._replace(num_devices=1, kind="with convolutions of scoring")):
-        program = resolved.program(config, (8, 8, 1), 3)
-        task, scored = resolved.experiment(config, (8, 8, 1), 3).model.tasks(None)
-        for task, is_left in ((program.task, False), (scored, True)):
-            loss = functools.partial(task.loss, train=True)
-            assert (
-                rewrite._has_rule(jax.make_jaxpr(loss)(*shapes, batch, np.ones(2, bool)).jaxpr)
-                == is_left
-            )
-        chosen = dataclasses.replace(config, conv="gemm")
-        assert resolved.experiment(chosen, (8, 8, 1), 3).model.tasks(None)[1] is None
-        assert hw.compiler_options() == {"xla_gpu_enable_command_buffer": ""}
-    assert (program.executor.lanes_together, hw.compiler_options()) == (4, None)
 
 
 @pytest.mark.parametrize(("limit", "expected"), [("max\n", None), ("4096\n", 4096)])

@@ -5,7 +5,6 @@ round. D_val fills neither its last group nor its last pass.
 """
 
 import functools
-import itertools
 from dataclasses import replace
 
 import flax.linen as nn
@@ -29,8 +28,8 @@ from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 SIZES, BATCH, ROUNDS = [11, 2, 5, 0, 8, 3], 4, 3
 ONE_CPU = hw.Hardware("cpu", "", num_devices=1, cores=1, memory_bytes=None)
 
-SIDE = {"lanes": "4", "client_chunk": 0, "scoring": (1024, "lax")}
-"""Choices that are the accelerator's: lanes, and the rows of a scoring pass with its convolution."""
+SIDE = {"lanes": "4", "client_chunk": 0, "scoring": 1024}
+"""Choices that are the accelerator's: lanes, and the rows of a scoring pass."""
 
 
 def drawn(factors, is_valid, count):
@@ -109,8 +108,7 @@ def play(config, image, hardware, program_of, rules=(0,)):
 
 def accelerator(monkeypatch, case):
     """A GPU with the choices of a case, which its name has: stored programs are those of their hardware."""
-    rows, conv = case["scoring"]
-    values = {"rows_per_scoring_pass": rows, "scoring_conv": conv}
+    values = {"rows_per_scoring_pass": case["scoring"]}
     monkeypatch.setattr(hw, "ACCELERATOR", hw.ACCELERATOR._replace(**values))
     return hw.Hardware("gpu", repr(values), num_devices=1, cores=1, memory_bytes=None)
 
@@ -167,13 +165,10 @@ def menu(task):
 
 def small_program(config, image):
     """The round of every part of an algorithm, with `menu`."""
-    written = tasks.classification(ConvNet(), worlds.CLASSES, image)
-    task, scored = (
-        fast_task(written, conv or "auto") for conv in (None, hw.choices().scoring_conv)
-    )
+    task = fast_task(tasks.classification(ConvNet(), worlds.CLASSES, image), "auto")
     algorithm, executor = worlds.full_algorithm(), resolve.machine.make_executor(config)
     step = federated_round.make_round(
-        task, algorithm, menu(scored), executor, local_training.sgd, len(SIZES)
+        task, algorithm, menu(task), executor, local_training.sgd, len(SIZES)
     )
     return task, algorithm, executor, jax.jit(federated_round.make_chunk(step), donate_argnums=0)
 
@@ -217,7 +212,7 @@ CAMPAIGN = {
     "weighting": ["native", *configs.WEIGHTINGS, "permuted(fedvg)", "samples+fedvg"],
     "norm": ["l1", "l2", "spectral", "spectral_l2", "delta"], "granularity": ["modelwise", "layerwise", "blockwise"],
     "mode": ["train", "eval"], "lanes": ["1", "2", "4"], "client_chunk": [0, 2],
-    "scoring": list(itertools.product((8, 1024), (None, "lax"))),
+    "scoring": [8, 1024],
 }  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def test_a_resumed_run_ends_without_a_round_if_the_earlier_records_end_it(tmp_pa
 def test_on_records_gets_no_round_after_the_one_that_diverged():
     received = []
     with pytest.raises(fv.DivergedError) as error:
-        run(replace(SETTINGS, lr=0.9, eval_every=9, nonfinite="raise"), on_records=received.append)
+        run(replace(SETTINGS, lr=3.0, eval_every=9, nonfinite="raise"), on_records=received.append)
     assert [len(records) for records in received] == [1, 1, 1], "the third chunk has seven rounds"
     assert list(itertools.chain(*received)) == error.value.history.records
 

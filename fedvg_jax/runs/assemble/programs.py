@@ -6,27 +6,22 @@ A program depends on its functions (algorithm, model, executor, ...) and on shap
 hyperparameters are traced scalars, and the seed, the partition and the schedule are data. So another seed, alpha or
 learning rate needs no compilation.
 
-The last part of the file sets JAX's persistent cache of compiled programs, in the same way for every kind of run.
+`use_cache` sets JAX's persistent cache of compiled programs, in the same way for every kind of run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import glob
 import os
-import re
-import threading
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent import futures
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jax.extend import core
-from jax.stages import Compiled, Traced, Wrapped
+from jax.stages import Traced, Wrapped
 
 from fedvg_jax.core import cache, trained_part
 from fedvg_jax.core.trained_part import LocalPart
@@ -55,8 +50,7 @@ class Bound(NamedTuple):
     """What depends on the frozen tensors of a model."""
 
     task: Task
-    """of the trained part; its loss jitted, so that training and scoring share one trace, unless scoring has
-    convolutions of its own"""
+    """of the trained part; its loss jitted, so that training and scoring share one trace"""
     weighting: Weighting
     step: RoundStep
 
@@ -107,12 +101,12 @@ def make_program(experiment: Experiment, cached: cache.Cache | None = None) -> P
 
 
 def _make(model: Model, method: Method, executor: Executor, num_clients: int) -> Program:
-    whole, scored = _tasks(model)
+    whole = _task(model)
     local = model.local
     base = _shapes_of_base(model, whole)
 
-    def bound(task: Task, scored: Task) -> Bound:
-        weighting = method.weighting(scored)
+    def bound(task: Task) -> Bound:
+        weighting = method.weighting(task)
         measures = {name: recorded.MEASURES[name](task) for name in method.measures}
         if measures:
             weighting = recorded.with_records(weighting, measures)
@@ -140,9 +134,9 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
     init = trained_part.bind(whole, base).init
 
     def bound_to(base: Tree) -> Bound:
-        return bound(*(task._replace(init=init) for task in _tasks(model, base)))
+        return bound(_task(model, base)._replace(init=init))
 
-    first = bound(whole, scored) if base is None else bound_to(base)
+    first = bound(whole) if base is None else bound_to(base)
     bind = bound_to if base is not None else lambda base: first
 
     def chunk(
@@ -153,15 +147,14 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
 
     of_state = cohort_states.placement(executor)
     of_chunk = of_state and (of_state, executor.placement)
-    jit = functools.partial(jax.jit, compiler_options=hw.compiler_options())
     return Program(
         first.task,
         method.algorithm,
         first.weighting,
         executor,
         method.optimiser,
-        jit(chunk, donate_argnums=0, out_shardings=of_chunk),
-        jit(evaluate.make_evaluate(scored, executor), out_shardings=executor.placement),
+        jax.jit(chunk, donate_argnums=0, out_shardings=of_chunk),
+        jax.jit(evaluate.make_evaluate(whole, executor), out_shardings=executor.placement),
         whole,
         bind,
         cache.new(),
@@ -169,14 +162,10 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
     )
 
 
-def _tasks(model: Model, base: Variables | None = None) -> tuple[Task, Task]:
-    """Returns the task of training and that of scoring, with jitted losses; with `base`, of the trained part."""
-    task, scored = (
-        each and each._replace(loss=jax.jit(each.loss, static_argnums=4))
-        for each in model.tasks(base)
-    )
-    assert task is not None, "only the task of scoring may be left out"
-    return task, scored or task
+def _task(model: Model, base: Variables | None = None) -> Task:
+    """Returns the task of the whole model, or with `base` of the trained part, with a jitted loss."""
+    task = model.bound(base)
+    return task._replace(loss=jax.jit(task.loss, static_argnums=4))
 
 
 def is_trained(model: Model, task: Task) -> trained_part.IsTrained | None:
@@ -256,7 +245,7 @@ def _compiled(
         compiled = {}
         for table in sorted(tables, key=lambda table: -table.shape[-2]):
             if _width(table) not in compiled:
-                program = _compile_evaluation(evaluate.trace(variables, data.pool, table))
+                program = evaluate.lower(variables, data.pool, table).compile()
                 compiled[_width(table)] = table.shape[-2], program
         compiled_chunk = compiling.result()
 
@@ -269,20 +258,6 @@ def _compiled(
         return program(variables, pool, rows)
 
     return compiled_chunk, evaluate_compiled
-
-
-def _compile_evaluation(traced: Traced) -> Compiled:
-    """Returns a compiled evaluation; its only loop, unless the network has loops, is over minibatches."""
-    options = hw.choices().options_of_evaluation if _num_loops(traced.jaxpr.jaxpr) == 1 else {}
-    return traced.lower().compile(compiler_options=hw.known_to_jax(options) or None)
-
-
-def _num_loops(jaxpr: core.Jaxpr) -> int:
-    """Returns the number of loops in a jaxpr and those within it; a scan of one step is none."""
-    own = sum(e.primitive.name == "while" or e.params.get("length", 1) > 1 for e in jaxpr.eqns)
-    return own + sum(
-        _num_loops(inner) for e in jaxpr.eqns for inner in core.jaxprs_in_params(e.params)
-    )
 
 
 def _width(table: Any) -> tuple[int, ...]:
@@ -304,15 +279,6 @@ def program_bytes(compiled: Any) -> dict[str, int]:
     }
 
 
-PATIENCE = 1.0
-"""Seconds of compiling before a line about it; a program from the cache takes less."""
-
-FIRST_SECONDS = {"resnet": 75.0, "efficientnet": 75.0, "vit": 100.0}
-"""Family of models -> seconds of a first compilation on two CPU cores, see docs/performance.md."""
-
-_UNREADABLE = re.compile("Error reading persistent compilation cache entry for '(.+?)'")
-
-
 def use_cache(folder: Path) -> None:
     """Makes this process keep compiled programs in a sub-folder of the cache, if that can be written.
 
@@ -328,64 +294,3 @@ def use_cache(folder: Path) -> None:
         jax.config.update("jax_compilation_cache_dir", str(folder / "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
         jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def first_seconds(model: str) -> float:
-    """Returns about how long the first compilation of a named model takes on two CPU cores.
-
-    >>> first_seconds("resnet18_cifar"), first_seconds("mlp")
-    (75.0, 5.0)
-    """
-    return next(
-        (seconds for family, seconds in FIRST_SECONDS.items() if model.startswith(family)), 5.0
-    )
-
-
-@contextlib.contextmanager
-def announced(say: Callable[[str], None], guess: float | None = None) -> Iterator[None]:
-    """Says that a program is being compiled, and about how long that takes where it is not in the cache.
-
-    Args:
-        say: called with one line, from another thread, after `PATIENCE`.
-        guess: seconds that compiling takes.
-    """
-    line = f"compiling, about {guess:.0f} s the first time" if guess else "compiling"
-    timer = threading.Timer(PATIENCE, say, [line])
-    timer.start()
-    try:
-        with replacing_damaged(say):
-            yield
-    finally:
-        timer.cancel()
-
-
-@contextlib.contextmanager
-def replacing_damaged(say: Callable[[str], None]) -> Iterator[None]:
-    """Removes entries of jax's cache that it cannot read, before it has compiled and keeps the program again.
-
-    jax warns, and writes no entry where one exists: a damaged one would be compiled again in every process. The warning
-    names the program and not the entry, so all entries of programs of that name go.
-
-    Args:
-        say: called with one line about the first of them.
-    """
-    said = []
-
-    def show(message: Warning | str, *details: Any) -> None:
-        match, folder = (
-            _UNREADABLE.match(str(message)),
-            jax.config.values["jax_compilation_cache_dir"],
-        )
-        if match is None or folder is None:
-            shown(message, *details)
-            return
-        for path in Path(folder).glob(f"{glob.escape(match[1])}-*"):
-            path.unlink(missing_ok=True)
-        if not said:
-            said.append(match[1])
-            say(f"a compiled program in {folder} is damaged; it is compiled again and replaced")
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", _UNREADABLE.pattern)
-        shown, warnings.showwarning = warnings.showwarning, show
-        yield

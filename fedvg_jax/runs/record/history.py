@@ -58,7 +58,6 @@ RESERVED_NAMES += (
     "virtual_seconds",
     "untrained",
     "diverged",
-    "unweighed",
     "invalid_weights",
 )
 RESERVED_NAMES += (*CLIENT_ACCURACIES, *itertools.chain(*CLIENT_ACCURACIES.values()))
@@ -413,7 +412,6 @@ def _mean_train_loss(schedule, metrics) -> float | None:
 def _exceptions(schedule, metrics) -> Record:
     """Returns the ids of clients under "dropped", "late", "untrained" and "diverged", without empty names.
 
-    "unweighed" are the ids in "diverged" with a finite model and loss, but without a finite score, weight or probe.
     "invalid_weights" has the sum and the least of wrong weights, see `Metrics.extremes`.
     """
     import numpy as np
@@ -424,7 +422,6 @@ def _exceptions(schedule, metrics) -> Record:
         "untrained": schedule.num_steps == 0,
         "diverged": ~metrics.finite,
     }
-    reasons["unweighed"] = ~metrics.finite & (abs(metrics.train_loss) < math.inf)
     exceptions: Record = {
         name: schedule.clients[mask].tolist() for name, mask in reasons.items() if mask.any()
     }

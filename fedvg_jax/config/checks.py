@@ -275,6 +275,33 @@ def _clock_problems(config: Config) -> Iterator[str]:
         yield "overselect draws other cohorts than reference cohorts; leave one out"
 
 
+def _buffered_problems(config: Config) -> Iterator[str]:
+    """Yields what has no meaning for a buffered server."""
+    if not config.buffered.size:
+        return
+    for name, number in (
+        ("size", config.buffered.size),
+        ("concurrency", options.concurrency(config)),
+    ):
+        if number > config.clients:
+            yield f"buffered.{name} must be at most the {config.clients} clients; got {number}"
+    reasons = {
+        "dp.clip": "dp accounts for uniform cohorts",
+        "local": "two trainings of a client may overlap",
+        "selection": "clients that train next are drawn uniformly",
+        "dropout": "every client arrives",
+        "overselect": "nobody is waited for",
+        "deadline": "nobody is waited for",
+    }
+    for name, reason in reasons.items():
+        setting = SETTINGS[name]
+        if setting.get(config) != setting.default:
+            got = _shorten(setting.get(config))
+            yield f"{name} {got} has no meaning with buffered.size, because {reason}; leave one out"
+    if as_reference(config, "cohorts"):
+        yield "reference cohorts draws synchronous cohorts, and buffered.size has none; leave one out"
+
+
 PROBLEMS = (
     _unused,
     _training_problems,
@@ -283,7 +310,7 @@ PROBLEMS = (
     _privacy_problems,
     _client_chunk_problems,
 )
-PROBLEMS += (_partition_problems, _validation_problems, _clock_problems)
+PROBLEMS += (_partition_problems, _validation_problems, _clock_problems, _buffered_problems)
 
 
 def _is_count(text: str) -> bool:

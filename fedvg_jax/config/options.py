@@ -136,6 +136,12 @@ _OF_SEVERAL_SIZES = Condition(
 )
 _PRIVATE = Condition("dp.clip", lambda config: config.dp.clip > 0, "a norm above 0")
 _CLOCK = Condition("clock.step", has_clock, "more than 0, and by the other durations of a clock")
+_BUFFERED = Condition("buffered.size", lambda config: config.buffered.size > 0, "1 client or more")
+_COHORT = Condition(
+    "buffered.concurrency",
+    lambda config: not (config.buffered.size and config.buffered.concurrency),
+    "its default",
+)
 _CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
 
 
@@ -212,6 +218,24 @@ class VirtualClock:
     file: Path | None = setting(None, None, "data", word="FILE.csv")
     """Table with a row for each client and the columns client, step_seconds, upload, download and, if wanted,
     fixed_seconds; bytes a second may be empty. It replaces the medians and speeds."""
+
+
+@dataclass(frozen=True)
+class Buffered:
+    """A server that updates whenever some clients have arrived, without waiting for the others."""
+
+    size: int = setting(0, declare.FROM_0)
+    """Clients B that arrive before the server updates its model, which is a round; 0 for synchronous rounds. 1 is
+    FedAsync."""
+    concurrency: int | None = setting(None, declare.COUNT, "data", used=(_BUFFERED,))
+    """Clients M in training at any time. Default: the cohort of join_ratio."""
+    discount: float = setting(0.5, declare.FROM_0, is_traced=True, used=(_BUFFERED,))
+    """Exponent a of the factor (1 + staleness)^(-a) of an update."""
+    max_staleness: int | None = setting(None, declare.FROM_0, "data", used=(_BUFFERED,))
+    """Most updates of the server during a training; clients that took longer are dropped. Default: no limit."""
+    score: str = setting("trained", ("trained", "applied"), used=(_BUFFERED,))
+    """Model of a client that weightings measure. trained: as the client sends it; applied: the present model with the
+    client's update."""
 
 
 @dataclass(frozen=True)
@@ -313,7 +337,7 @@ class Config(Shorthands):
     statistics of init; group: GroupNorm."""
     clients: int = setting(20, declare.COUNT, topic="Clients and partition", is_common=True)
     """Number of clients N."""
-    join_ratio: float = setting(0.5, declare.FRACTION, is_common=True)
+    join_ratio: float = setting(0.5, declare.FRACTION, used=(_COHORT,), is_common=True)
     """Fraction of the clients sampled each round."""
     selection: str = setting("uniform", selections.BY_NAME, "data")
     """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice:D draws D clients
@@ -470,6 +494,7 @@ class Config(Shorthands):
     tuning: Tuning = declare.group(Tuning, "Server steps on the validation set")
     validation: Validation = declare.group(Validation, "Validation set", names_method=False)
     clock: VirtualClock = declare.group(VirtualClock, "Virtual time", names_method=False)
+    buffered: Buffered = declare.group(Buffered, "Buffered server", names_method=False)
     corrupt: Corrupt = declare.group(Corrupt, "Corrupt rows", names_method=False)
     if not TYPE_CHECKING:  # editors have the constructor of the fields
 
@@ -607,11 +632,16 @@ DIFFERENCES: dict[str, tuple[Condition, ...]] = {
 
 
 def cohort_size(config: Config) -> int:
-    """Returns K = max(1, floor(N x join ratio)), of the ratio as it is written.
+    """Returns K, the clients of a round: the buffer of a buffered server, or those that `num_joining` returns."""
+    return config.buffered.size or num_joining(config)
+
+
+def num_joining(config: Config) -> int:
+    """Returns max(1, floor(N x join ratio)), of the ratio as it is written.
 
     The published code's product of floats is below 29 for 100 clients and 0.29.
 
-    >>> cohort_size(Config(clients=100, join_ratio=0.29)), cohort_size(Config(clients=7, join_ratio=0.5))
+    >>> num_joining(Config(clients=100, join_ratio=0.29)), num_joining(Config(clients=7, join_ratio=0.5))
     (29, 3)
     """
     is_published = as_reference(config, "cohorts")
@@ -641,6 +671,11 @@ def num_asked(config: Config) -> int:
     13
     """
     return math.ceil(Fraction(str(config.overselect)) * cohort_size(config))
+
+
+def concurrency(config: Config) -> int:
+    """Returns M, the clients of a buffered server that train at any time."""
+    return config.buffered.concurrency or num_joining(config)
 
 
 def num_corrupt(config: Config) -> int:

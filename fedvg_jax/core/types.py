@@ -344,7 +344,15 @@ class Schedule(NamedTuple):
     rows: Vector
     """int32 [F, B] the minibatches of all clients, one client after the other: rows of the pool, -1 for padding."""
     state_rows: Vector = None
-    """int32 [K] rows of the clients' memories in the state; None if row k is client k's, for all N clients."""
+    """int32 [K] rows of the client states in the state; None if row k is client k's, for all N clients."""
+    keys: Vector = None
+    """uint32 [K, 2] key data of each client's training on a buffered server; None where all clients have `key`."""
+    received: Vector = None
+    """int32 [K] slot of `SimState.versions` with the model that each client received; None for a synchronous round."""
+    stored: Vector = None
+    """int32 [] slot that the new model takes, past the last one if no client receives it; None if synchronous."""
+    staleness: Vector = None
+    """int32 [K] tau_k, updates of the server since each client received its model; None if synchronous."""
     waited: Any = None
     """`Waited`, on the host alone; None without a clock."""
 
@@ -680,6 +688,8 @@ class SimState(NamedTuple):
     clients."""
     weighting: Tree = ()
     """The server's state of the weighting, see `WeightingState`."""
+    versions: Tree = ()
+    """`Variables` with leaves [slots, ...], the models that clients of a buffered server train from; () without one."""
 
 
 class Metrics(NamedTuple):

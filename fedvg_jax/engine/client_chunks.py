@@ -25,7 +25,7 @@ from jax import Array, lax
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Metrics, Schedule, SimState, Term, Tree, UsageError, Variables
-from fedvg_jax.engine import lane_plan, robust, round_steps as steps
+from fedvg_jax.engine import buffered, lane_plan, robust, round_steps as steps
 from fedvg_jax.engine.round_steps import Averages, ClientTable, RoundInputs, RoundParts
 from fedvg_jax.weightings import aggregation
 
@@ -106,6 +106,7 @@ def process_chunk(
     table, weights, extremes = steps.weigh_clients(
         parts, [term.weigh for term in terms], chunk, table
     )
+    arrived, clients = (buffered.discounted(chunk, models) for models in (arrived, clients))
     participating, chunk_weights = tree.take((table.participating, weights), chunk.positions)
 
     models = tuple(steps.apply_rule(parts, chunk, arrived, w) for w in chunk_weights)
@@ -174,6 +175,8 @@ def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree
     }
     if schedule.state_rows is not None:
         dummy["state_rows"] = num_clients
+    if schedule.received is not None:
+        dummy |= {"received": 0, "staleness": 0}
     fields: dict[str, Tree] = {
         name: chunks(getattr(schedule, name), value) for name, value in dummy.items()
     }

@@ -23,6 +23,7 @@ from fedvg_jax.core.tree import ROUNDS
 from fedvg_jax.core.types import Data, Hyper, Metrics, Schedule, SimState, UsageError, Variables
 from fedvg_jax.engine import (
     attacks,
+    buffered,
     client_chunks,
     cohort_states,
     contracts,
@@ -50,6 +51,7 @@ def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
         parts, [parts.weighting.weigh], inputs, table, clients
     )
 
+    arrived, clients = (buffered.discounted(inputs, models) for models in (arrived, clients))
     if parts.aggregate is not robust.weighted_mean:  # which takes nothing of a client of weight 0
         arrived = clients = steps.replace_dropped(theta, table.participating, clients)
     # theta_g - sum_k s_k (theta_g - theta_k)
@@ -75,6 +77,7 @@ def init_state(
     local: LocalPart | None = None,
     stats_too: bool = False,
     weighting: types.Weighting | None = None,
+    num_versions: int = 0,
 ) -> SimState:
     """Returns the state before the first round.
 
@@ -88,6 +91,7 @@ def init_state(
         local: the part of the model that stays with each client, of `local_part`.
         stats_too: as in `make_round`.
         weighting: makes the state of a weighting that has one; needed for no other.
+        num_versions: slots for models that clients of a buffered server train from; 0 for synchronous rounds.
 
     Raises:
         UsageError: the local part has no tensor of the model, or all that are trained.
@@ -122,7 +126,12 @@ def init_state(
         sent = algorithm.send.init(hyper, local.sent(variables.params)) if algorithm.send else ()
         client = local_training.ClientState(client, own, sent, of_client)
     return SimState(
-        first_round, variables, server, tree.repeat(client, num_clients), weighting=of_server
+        first_round,
+        variables,
+        server,
+        tree.repeat(client, num_clients),
+        weighting=of_server,
+        versions=tree.repeat(variables, num_versions) if num_versions else (),
     )
 
 
@@ -143,6 +152,7 @@ def make_round(
     check_weights: bool = False,
     local: LocalPart | None = None,
     private: privacy.Sensitivity | None = None,
+    scores_applied: bool = False,
 ) -> types.RoundStep:
     """Returns round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
 
@@ -174,6 +184,8 @@ def make_round(
             model with its own local part, and `delta` is 0 there.
         private: how much one client can change the aggregate, which fits the weighting; updates are then clipped to
             `hyper["dp.clip"]`, and the aggregate gets Gaussian noise, see `engine.privacy`. None for neither.
+        scores_applied: whether signals of a buffered server are measured on its present model with one client's update,
+            in place of theta_k, see `engine.buffered`.
 
     Raises:
         UsageError: for a local part with an algorithm that has personal models or with `private`, for `private` with a
@@ -220,6 +232,7 @@ def make_round(
         check_weights,
         local,
         private,
+        scores_applied,
     )
     parts = RoundParts(task, algorithm, weighting, executor, optimiser, num_clients, *options)
 

@@ -29,7 +29,7 @@ from fedvg_jax.core.types import (
     Tree,
     Variables,
 )
-from fedvg_jax.engine import schedule as schedules
+from fedvg_jax.engine import buffered, schedule as schedules
 
 Optimiser = Callable[[Hyper, Array], optax.GradientTransformation]
 """(hyper, round) -> a client's optimiser"""
@@ -122,11 +122,10 @@ def anchor(
 
 def start_of_client(state: SimState, schedule: Schedule, k: Array, local: LocalPart) -> Variables:
     """Returns the model that client k of the cohort starts from."""
+    received = buffered.received_model(state, schedule, k)
     if local.is_local is None:
-        return state.variables
-    return local.merge(
-        state.variables, tree.take(state.clients.local, schedules.state_rows(schedule)[k])
-    )
+        return received
+    return local.merge(received, tree.take(state.clients.local, schedules.state_rows(schedule)[k]))
 
 
 def counted(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
@@ -289,6 +288,7 @@ def minibatch_key(schedule: Schedule, k: Array, minibatch: Array, domain: int = 
 
 
 def client_key(schedule: Schedule, k: Array, domain: int) -> Array:
-    """Returns a key of a client's round, from (seed, round, domain, client id) alone."""
-    key = jax.random.wrap_key_data(schedule.key, impl="threefry2x32")
+    """Returns a key of a client's training, from (seed, round or training, domain, client id) alone."""
+    data = schedule.key if schedule.keys is None else schedule.keys[k]
+    key = jax.random.wrap_key_data(data, impl="threefry2x32")
     return jax.random.fold_in(jax.random.fold_in(key, domain), schedule.clients[k])

@@ -18,7 +18,14 @@ from fedvg_jax.algorithms.base import no_report, no_residual
 from fedvg_jax.core import tree, types
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import Metrics, Schedule, ServerView, SimState, Tree, Variables, Weigh
-from fedvg_jax.engine import attacks, local_training, privacy, robust, schedule as schedules
+from fedvg_jax.engine import (
+    attacks,
+    buffered,
+    local_training,
+    privacy,
+    robust,
+    schedule as schedules,
+)
 from fedvg_jax.host.hardware import choices
 from fedvg_jax.weightings import baselines, basic
 
@@ -41,6 +48,7 @@ class RoundParts(NamedTuple):
     check_weights: bool
     local: LocalPart
     private: privacy.Sensitivity | None
+    scores_applied: bool
 
     @property
     def loop(self) -> types.Loop:
@@ -168,7 +176,8 @@ def send_models(
         (state, schedule, hyper), (params, k) = shared, entry
         key = local_training.client_key(schedule, k, local_training.SEND)
         earlier = tree.take(state.clients.sent, schedules.state_rows(schedule)[k])
-        theta, own = local.sent(state.variables.params), local.sent(params)
+        received = buffered.received_model(state, schedule, k).params
+        theta, own = local.sent(received), local.sent(params)
         arrived, after = rule.apply(hyper, key, tree.sub(theta, own), earlier)
         return tree.like((tree.sub(theta, arrived), after), (theta, earlier))
 
@@ -179,11 +188,14 @@ def send_models(
 
 def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
     """Returns the models [H, ...] after attacks, which change tensors that are sent."""
+    if parts.disturb is attacks.none:
+        return clients
+    applied = buffered.applied(inputs, clients)
     models = (
-        m._replace(params=parts.local.sent(m.params)) for m in (inputs.state.variables, clients)
+        m._replace(params=parts.local.sent(m.params)) for m in (inputs.state.variables, applied)
     )
     disturbed = parts.disturb(inputs.hyper, inputs.attack_key, inputs.schedule.clients, *models)
-    return parts.local.received(clients, disturbed.params)
+    return buffered.returned(inputs, parts.local.received(applied, disturbed.params))
 
 
 def replace_dropped(theta: Variables, participating: Array, clients: Variables) -> Variables:
@@ -196,18 +208,22 @@ def score_clients(
 ) -> Tree:
     """Returns the weighting's signal of each client, with its local part, leaves [H, ...]; of theta_g if dropped."""
 
-    def measure(shared: Tree, returned: tuple[Variables, Array, Array, Array]) -> Tree:
-        (hyper, data, theta), (variables, is_participating, num_samples, number) = shared, returned
+    def measure(shared: Tree, returned: Tree) -> Tree:
+        hyper, data, theta, versions = shared
+        variables, is_participating, num_samples, number, slot = returned
         # here, where it is no copy of all models
         variables = tree.where(is_participating, variables, theta)
-        delta = tree.sub(theta.params, parts.local.restored(variables.params, theta.params))
+        origin = (theta if slot is None else tree.take(versions, slot)).params
+        delta = tree.sub(origin, parts.local.restored(variables.params, origin))
         described = tree.take(data.described.weighting, number)
         client = types.ClientReturn(variables, num_samples, delta, number, described)
         return parts.weighting.signal(hyper, client, data)
 
     measure = jax.jit(measure)  # one trace for its shapes and its computation
-    shared = (inputs.hyper, inputs.data, inputs.state.variables)
-    entries = (clients, participating, inputs.schedule.num_samples, inputs.schedule.clients)
+    state, schedule = inputs.state, inputs.schedule
+    slots = None if parts.scores_applied else schedule.received
+    shared = (inputs.hyper, inputs.data, state.variables, state.versions)
+    entries = (clients, participating, schedule.num_samples, schedule.clients, slots)
     signals = jax.eval_shape(measure, shared, tree.entry_shapes(entries))
     if not choices().is_packed and {signal.ndim for signal in jax.tree.leaves(signals)} != {0}:
         return parts.executor.map(measure, shared, entries)
@@ -235,7 +251,7 @@ def train_and_score(
 
     Returns:
         The table of the clients.
-        What arrives at the server, as `receive_models` returns it.
+        What arrives at the server, as `receive_models` returns it; on a buffered server `buffered.applied` to theta_g.
         Their models theta_k, with theta_g for dropped clients: a copy of all of them, unless nothing reads it.
         What clients keep.
     """
@@ -248,16 +264,18 @@ def train_and_score(
             params=jax.vmap(lambda own: privacy.moved(theta.params, own))(arrived.params)
         )
     # of FedVG: ||g_k^(l)|| on D_val
-    measured = score_clients(parts, inputs, clients, participating)
+    applied = buffered.applied(inputs, clients)
+    scored = applied if parts.scores_applied else clients
+    measured = score_clients(parts, inputs, scored, participating)
     measured, remembered = recall_clients(parts, inputs, measured)
     table = ClientTable(
         measured, probes, jnp.where(finite, trained.loss, jnp.nan), finite, participating
     )
     table = drop_nonfinite(table, (parts.weighting.decisive(measured), probes))
-    clients = replace_dropped(theta, participating, clients)
+    clients = replace_dropped(theta, participating, applied)
     return (
         table,
-        arrived,
+        arrived if parts.private else applied,
         clients,
         local_training.ClientState((), trained.personal, sent, remembered),
     )
@@ -460,7 +478,9 @@ def server_step(
             table.participating.any(), tree.like(after, state.weighting), state.weighting
         )
         state = state._replace(weighting=after)
-    return state, _metrics(parts, inputs.schedule, table, averages)
+    return buffered.with_version(state, inputs.schedule), _metrics(
+        parts, inputs.schedule, table, averages
+    )
 
 
 def privatise(

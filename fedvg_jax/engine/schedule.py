@@ -35,6 +35,7 @@ def make(
     keep_single: bool = False,
     dropout: float = 0.0,
     clients: np.ndarray | None = None,
+    trainings: np.ndarray | None = None,
     client_chunk_size: int | None = None,
     origin: Sequence[int] = (),
 ) -> Schedule:
@@ -56,6 +57,8 @@ def make(
         keep_single: whether a last minibatch of a single row is trained on; by default it is skipped.
         dropout: probability that a client of the cohort drops out.
         clients: int32 [K], the cohort; None draws it.
+        trainings: int [K], the number of each client's training, from 0, which takes the place of the round in its
+            random streams; None for the round.
         client_chunk_size: H, clients of a client chunk; None for the whole cohort.
         origin: numbers beside the seed that cohorts and keys are drawn from.
 
@@ -72,29 +75,34 @@ def make(
         seed, round, len(train_rows), cohort_size, dropout, origin
     )
     clients = sampled if clients is None else clients
+    numbers = [round] * len(clients) if trainings is None else trainings.tolist()
+    # (number, client) of each training, the end of the seed of its streams
+    of_trainings = list(zip(numbers, clients, strict=True))
 
-    def stream(domain: int, client: int) -> np.random.Generator:
-        return np.random.default_rng([domain, seed, round, client])
+    def stream(domain: int, training: tuple[int, int]) -> np.random.Generator:
+        return np.random.default_rng([domain, seed, *training])
 
-    def num_epochs(client: int) -> int:
+    def num_epochs(training: tuple[int, int]) -> int:
         fewest, most = local_epochs
-        return fewest if fewest == most else int(stream(_EPOCHS, client).integers(fewest, most + 1))
+        if fewest == most:
+            return fewest
+        return int(stream(_EPOCHS, training).integers(fewest, most + 1))
 
-    def train_and_probe_rows(client: int) -> tuple[np.ndarray, np.ndarray]:
-        rows = train_rows[client]
+    def train_and_probe_rows(training: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+        rows = train_rows[training[1]]
         if not probe_ratio:
             return rows, rows[:0]
-        order = stream(_PROBE, client).permutation(rows)
+        order = stream(_PROBE, training).permutation(rows)
         num_probed = int(probe_ratio * len(rows))
         return (order[num_probed:] if probe_apart else rows), order[:num_probed]
 
-    def batches_of(client: int, rows: np.ndarray) -> np.ndarray:
-        epochs = num_epochs(client)
-        batches = minibatches(rows, epochs, batch_size, stream(_MINIBATCHES, client), keep_single)
+    def batches_of(training: tuple[int, int], rows: np.ndarray) -> np.ndarray:
+        epochs = num_epochs(training)
+        batches = minibatches(rows, epochs, batch_size, stream(_MINIBATCHES, training), keep_single)
         return batches[:epochs] if single_batches else batches
 
-    rows_of = [train_and_probe_rows(c) for c in clients]
-    batches = [batches_of(c, rows) for c, (rows, _) in zip(clients, rows_of, strict=True)]
+    rows_of = [train_and_probe_rows(training) for training in of_trainings]
+    batches = [batches_of(t, rows) for t, (rows, _) in zip(of_trainings, rows_of, strict=True)]
     probes = (
         [split_into_minibatches(rows, batch_size, keep_single) for _, rows in rows_of]
         if probe_ratio
@@ -111,9 +119,12 @@ def make(
         probes=probes,
         client_chunk_size=client_chunk_size,
     )
-    return schedule._replace(
+    schedule = schedule._replace(
         participating=participating, shuffle=shuffle, key=key(seed, round, origin)
     )
+    if trainings is None:
+        return schedule
+    return schedule._replace(keys=np.stack([key(seed, number, origin) for number in numbers]))
 
 
 def num_local_steps(

@@ -37,6 +37,8 @@ class Timeline(NamedTuple):
     """int32 [R, B], updates between the model that a client received and the update that it is part of"""
     training: np.ndarray
     """int32 [R, B], the number of each client's training, from 0"""
+    pending: np.ndarray
+    """int32 [n], updates before the model that each client received which is still in training after the last update"""
 
 
 def timeline(
@@ -97,6 +99,7 @@ def timeline(
     result = Timeline(
         np.zeros(updates),
         *(np.zeros((updates, buffer), np.int32) for _ in range(3)),
+        np.zeros(0, np.int32),
     )
     while version < updates:
         now, count = in_training[0][0], 0
@@ -106,12 +109,13 @@ def timeline(
             idle.append(client)
             count += 1
             if len(arrived) == buffer:
-                for field, values in zip(result[1:], zip(*arrived, strict=True), strict=True):
+                for field, values in zip(result[1:4], zip(*arrived, strict=True), strict=True):
                     field[version] = values
                 result.virtual_seconds[version] = now
                 version, arrived = version + 1, []
                 if version == updates:
-                    return result
+                    pending = [received for _, _, _, received, _ in in_training]
+                    return result._replace(pending=np.array(pending, np.int32))
         for place in rng.random(count):
             chosen = int(place * len(idle))
             idle[chosen], idle[-1] = idle[-1], idle[chosen]

@@ -35,9 +35,9 @@ def make_clock(config: Config, custom: Clock | None = None) -> Clock | None:
             raise UsageError("clock= gives the durations, and so do settings; use one of them")
         return clocks.checked(custom, config.clients)
     if not has_clock(config):
-        if config.overselect > 1 or config.deadline is not None:
+        if config.overselect > 1 or config.deadline is not None or config.buffered.size:
             raise UsageError(
-                "overselect and deadline need a clock; give --clock.step SECONDS, or leave them out"
+                "overselect, deadline and buffered.size need a clock; give --clock.step SECONDS, or leave them out"
             )
         return None
     if settings.file is not None:

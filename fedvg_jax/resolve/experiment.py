@@ -18,7 +18,7 @@ from fedvg_jax.config import (
     epochs_range,
 )
 from fedvg_jax.config.fidelity import as_reference, listed
-from fedvg_jax.config.options import choice, num_asked
+from fedvg_jax.config.options import choice, concurrency, num_asked
 from fedvg_jax.config.uses import unmet
 from fedvg_jax.core import cache
 from fedvg_jax.core.types import Algorithm, Hyper, Selection, Send, Task, Variables, Weighting
@@ -36,7 +36,7 @@ from fedvg_jax.resolve.method import make_method, weighting_entries
 from fedvg_jax.resolve.model import make_model
 from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.assemble.simulation import Simulation, assemble
-from fedvg_jax.runs.experiment import Cohorts, Experiment, Privacy, Records, Tables
+from fedvg_jax.runs.experiment import Buffer, Cohorts, Experiment, Privacy, Records, Tables
 from fedvg_jax.runs.record import digests
 
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
@@ -218,7 +218,15 @@ def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None = None) -
         num_asked=num_asked(config) if config.overselect > 1 else None,
         deadline=math.inf if config.deadline is None else config.deadline,
         clock=clock,
+        buffer=_buffer(config),
     )
+
+
+def _buffer(config: Config) -> Buffer | None:
+    if not config.buffered.size:
+        return None
+    most = config.buffered.max_staleness
+    return Buffer(concurrency(config), math.inf if most is None else most)
 
 
 def _tables(config: Config, algorithm: Algorithm) -> Tables:

@@ -74,6 +74,7 @@ def make_method(config: Config, custom: Custom) -> Method:
         measures=tuple(name for name in records if name in recorded.MEASURES),
         layer_names=functools.partial(layer_names, config),
         sensitivity=_sensitivity(config, custom, algorithm),
+        scores_applied=config.buffered.score == "applied",
     )
 
 

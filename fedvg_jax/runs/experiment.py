@@ -104,6 +104,17 @@ class Method(NamedTuple):
     """names of the columns of the recorded `layer_shares`"""
     sensitivity: privacy.Sensitivity | None = None
     """how much one client can change the aggregate; None without differential privacy"""
+    scores_applied: bool = False
+    """whether a buffered server measures signals on its present model with one client's update"""
+
+
+class Buffer(NamedTuple):
+    """A server that updates whenever K clients have arrived, see `engine.buffered`."""
+
+    concurrency: int
+    """M, clients in training at any time"""
+    max_staleness: float = math.inf
+    """updates after which a client is not averaged any more"""
 
 
 class Cohorts(NamedTuple):
@@ -134,6 +145,8 @@ class Cohorts(NamedTuple):
     """virtual seconds after which a round ends"""
     clock: Clock | None = None
     """how long clients take; None without virtual time"""
+    buffer: Buffer | None = None
+    """of a buffered server, whose cohorts are the clients of an update; None for a synchronous one"""
 
 
 class Tables(NamedTuple):

@@ -127,6 +127,7 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
             check_weights=method.has_custom_weights,
             local=local,
             private=method.sensitivity,
+            scores_applied=method.scores_applied,
         )
         return Bound(task, weighting, step)
 

@@ -189,6 +189,11 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
     _check_features(experiment, program, round_rows, hyper)
     state, state_placement = _make_state(experiment, program, hyper, variables)
     chosen = method.selection
+    if chosen and cohorts.buffer:
+        raise UsageError(
+            "a selection has no meaning with buffered.size, because clients that train next are drawn uniformly; leave"
+            " one out"
+        )
     if chosen and chosen.num_candidates and host:
         raise UsageError(
             "this selection measures losses on the device, and rows are on the host; use placement device"
@@ -209,6 +214,12 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
         cohorts.size, method.server_stats, program, state, rows, hyper, chosen
     )
     sent = traffic.down, traffic.up
+    make_schedule, num_versions = tables.make_schedule(
+        cohorts, num_rows, parts, program, sent, select, origin, experiment.records.rounds
+    )
+    if num_versions:
+        versions = jax.jit(tree.repeat, static_argnums=1)(state.variables, num_versions)
+        state = state._replace(versions=versions)
     is_given = bool(experiment.records.start or experiment.model.has_initial)
     sim = Simulation(
         experiment=experiment,
@@ -222,7 +233,7 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
         if processes.count() == 1
         else jax.tree.map(np.asarray, hyper),  # on no process's device
         custom_hyper=custom_hyper,
-        schedule=tables.make_schedule(cohorts, num_rows, parts, program, sent, select, origin),
+        schedule=make_schedule,
         host_rows=host,
         state_placement=state_placement._replace(has_custom_model=is_given),
         traffic=traffic,
@@ -363,6 +374,11 @@ def _make_state(
         )
 
     client_bytes = tree.num_bytes(jax.eval_shape(init).clients)
+    if client_bytes and cohorts.buffer:
+        raise UsageError(
+            "buffered.size: the method keeps a state of every client, and two trainings of a client may overlap; use"
+            " an algorithm, a compression, a weighting and records without one"
+        )
     state_placement = client_states.choose(
         experiment.placement,
         federation(experiment),

@@ -25,6 +25,7 @@ from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.engine import clock, evaluate, schedule
 from fedvg_jax.models import layers
 from fedvg_jax.runs.assemble import programs
+from fedvg_jax.runs.assemble.updates import make_updates
 from fedvg_jax.runs.experiment import Cohorts, Population, Tables
 
 MAX_ROUNDS = 64
@@ -122,8 +123,11 @@ def make_schedule(
     traffic: tuple[int, int] = (0, 0),
     select: Select | None = None,
     origin: Sequence[int] = (),
-) -> Callable[..., Schedule]:
-    """Returns a function from the number of a round, from 0, and perhaps the state before it, to its schedule.
+    rounds: int = 1,
+) -> tuple[Callable[..., Schedule], int]:
+    """Returns the schedules of a run, and the slots for versions of the model that a buffered server needs.
+
+    Schedules are a function from the number of a round, from 0, and perhaps the state before it.
 
     Args:
         cohorts: of the run.
@@ -133,6 +137,7 @@ def make_schedule(
         traffic: bytes that a client of a cohort receives and sends in a round.
         select: selects the clients that are asked; None draws them uniformly.
         origin: see `privacy.origin`.
+        rounds: R, of which a buffered server plans all.
     """
     sizes = client_rows.sizes(parts.train)
     keep_single = keeps_single_rows(cohorts, sizes, program.model.init)
@@ -157,12 +162,15 @@ def make_schedule(
         "single_batches": program.algorithm.single_batches,
     }
     arrivals = make_arrivals(cohorts, cohorts.clock, sizes, training, traffic, origin)
+    buffered = make_updates(cohorts, rounds, sizes, training, traffic)
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
         clients = published(number) if published else None
         clients = select(number, state) if select else clients
-        waited = None
-        if arrivals:
+        waited = trainings = None
+        if buffered:
+            clients, trainings = (field[number] for field in buffered.clients_and_trainings)
+        elif arrivals:
             clients, is_averaged, waited = arrivals(number, clients)
         drawn = schedule.make(
             number,
@@ -174,14 +182,17 @@ def make_schedule(
             capacity=capacity,
             dropout=cohorts.dropout,
             clients=clients,
+            trainings=trainings,
             client_chunk_size=cohorts.chunk_size,
             origin=origin,
         )
+        if buffered:
+            drawn = buffered.scheduled(number, drawn)
         if waited:
             return drawn._replace(participating=is_averaged, waited=waited)
         return drawn
 
-    return schedule_of
+    return schedule_of, buffered.slots.count if buffered else 0
 
 
 # --- cohorts

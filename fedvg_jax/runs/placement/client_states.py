@@ -430,6 +430,9 @@ def saved_shapes(state: SimState, leaves: Mapping[str, np.ndarray], num_clients:
         leaves: saved leaves by path.
         num_clients: N.
     """
+    saved_slots = (leaf for path, leaf in leaves.items() if path.startswith("state.versions."))
+    num_slots = len(next(saved_slots, ()))
+    state = state._replace(versions=shapes_of_entries(state.versions, num_slots))
     clients = leaves.get("state.client_ids")
     if clients is None:
         return shapes_of_rows(state, None, num_clients)
@@ -437,6 +440,22 @@ def saved_shapes(state: SimState, leaves: Mapping[str, np.ndarray], num_clients:
     return shapes_of_rows(state, count, num_clients)._replace(
         client_ids=jax.ShapeDtypeStruct((count,), np.int32)
     )
+
+
+def shapes_of_entries(entries: Tree, count: int) -> Tree:
+    """Returns the shapes of leaves [n, ...] with another number of entries."""
+    return jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), entries
+    )
+
+
+def with_all_slots(state: SimState, saved: SimState) -> SimState:
+    """Returns a saved state with as many slots for versions of the model as this one: a longer run may need more."""
+
+    def padded_to(leaf: Any, stored: np.ndarray) -> np.ndarray:
+        return np.resize(stored, leaf.shape)
+
+    return saved._replace(versions=jax.tree.map(padded_to, state.versions, saved.versions))
 
 
 def _saved(state: SimState, num_rows: int) -> SimState:
@@ -449,6 +468,7 @@ def _saved(state: SimState, num_rows: int) -> SimState:
 
 def _restored(state: SimState, saved: SimState, states: Tree, clients: Tree = ()) -> SimState:
     """Returns a saved state on the devices of `state`, with these client states."""
+    saved = with_all_slots(state, saved)
     others = checkpoint.place_like(with_client_states(state, ()), with_client_states(saved, ()))
     return with_client_states(others, states, clients)
 

@@ -56,6 +56,7 @@ RESERVED_NAMES += (
     "dropped",
     "late",
     "virtual_seconds",
+    "staleness",
     "untrained",
     "diverged",
     "invalid_weights",
@@ -277,6 +278,7 @@ def record(index: int, schedule, metrics, seconds: float) -> Record:
         "num_samples": schedule.num_samples.tolist(),
         "train_loss": _mean_train_loss(schedule, metrics),
         "seconds": number(seconds),
+        **({} if schedule.staleness is None else {"staleness": schedule.staleness.tolist()}),
         **{name: _numbers(value) for name, value in metrics.detail.items()},
         **_exceptions(schedule, metrics),
     }

@@ -1,0 +1,140 @@
+"""The update of a buffered server, which averages clients that trained from different versions of its model.
+
+    theta <- theta - sum_k s_k (1 + tau_k)^(-a) (theta_{v_k} - theta_k) + R
+
+theta_{v_k} is the model that client k received, tau_k the updates of the server since then, and s_k the weights of any
+weighting, of sum 1 (FedBuff, Nguyen et al. 2022, with s_k = 1 / B; with B = 1 FedAsync, Xie et al. 2019). A round of
+such a server is a synchronous one in which
+
+- client k starts from theta_{v_k}, which the state keeps in a slot of `versions`;
+- client k counts as theta - (theta_{v_k} - theta_k), its update applied to the present model, with the discount
+  (1 + tau_k)^(-a) of the update once the clients are weighed;
+- the new model takes a slot.
+
+Running statistics are those of the clients, without a discount. The host knows which versions are still needed, so
+slots are reused.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import numpy as np
+from jax import Array
+
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Schedule, SimState, Variables
+
+if TYPE_CHECKING:
+    from fedvg_jax.engine.round_steps import RoundInputs
+
+DISCOUNT = "buffered.discount"
+"""The hyperparameter a."""
+
+
+# --- slots, on the host -----------------------------------------------------------------------------------------------
+class Slots(NamedTuple):
+    """Places for the versions of the model that some client still trains from."""
+
+    received: np.ndarray
+    """int32 [R, B], the slot of the model that each client of an update received"""
+    stored: np.ndarray
+    """int32 [R], the slot that the model after each update takes; `count` if no client receives it"""
+    count: int
+    """slots that are needed; at most one more than the clients in training at any time"""
+
+
+def assign_slots(
+    staleness: np.ndarray,
+    pending: Sequence[int] | np.ndarray = (),
+    max_staleness: float = math.inf,
+) -> Slots:
+    """Returns slots for the versions that clients train from; a version takes the lowest free one.
+
+    The slots of the first updates do not depend on the number of updates.
+
+    Args:
+        staleness: int [R, B], updates since each client received its model.
+        pending: int [n], versions that clients still in training after the last update received.
+        max_staleness: updates for which a version is kept at most; a later client gets the slot 0.
+
+    One client trains from the initial model during the first update, so two models are kept:
+
+    >>> slots = assign_slots(np.array([[0, 0], [0, 1], [0, 0]]))
+    >>> slots.received.tolist(), slots.stored.tolist(), slots.count
+    ([[0, 0], [1, 0], [0, 0]], [1, 0, 0], 2)
+    """
+    num_updates = len(staleness)
+    versions = (np.arange(num_updates)[:, None] - staleness).tolist()
+    last_use = dict.fromkeys([*np.asarray(pending).tolist(), num_updates], num_updates)
+    for update in reversed(range(num_updates)):
+        for version in versions[update]:
+            last_use.setdefault(version, update)
+    slot_of: dict[int, int] = {}
+    free: list[int] = []
+    stored = np.zeros(num_updates + 1, np.int32)
+    received = np.zeros(staleness.shape, np.int32)
+    count = 0
+    for version in range(num_updates + 1):
+        stored[version] = -1
+        if version in last_use:
+            slot_of[version] = stored[version] = heapq.heappop(free) if free else count
+            count = max(count, slot_of[version] + 1)
+        if version < num_updates:
+            received[version] = [slot_of.get(needed, 0) for needed in versions[version]]
+        for over in [v for v in slot_of if min(last_use[v], v + max_staleness) == version]:
+            heapq.heappush(free, slot_of.pop(over))
+    return Slots(received, np.where(stored < 0, count, stored)[1:].astype(np.int32), count)
+
+
+# --- a round ----------------------------------------------------------------------------------------------------------
+def received_model(state: SimState, schedule: Schedule, k: Array) -> Variables:
+    """Returns the model that client k of the cohort received: theta_{v_k}, or theta_g in a synchronous round."""
+    if schedule.received is None:
+        return state.variables
+    return tree.take(state.versions, schedule.received[k])
+
+
+def applied(inputs: RoundInputs, clients: Variables) -> Variables:
+    """Returns theta - (theta_{v_k} - theta_k) of models theta_k, leaves [H, ...]; theta_k in a synchronous round."""
+    return _moved(inputs, clients, lambda theta, received, own: theta + (own - received))
+
+
+def returned(inputs: RoundInputs, models: Variables) -> Variables:
+    """Returns the theta_k of which `applied` returns `models`."""
+    return _moved(inputs, models, lambda theta, received, own: received + (own - theta))
+
+
+def _moved(inputs: RoundInputs, clients: Variables, rule: Callable) -> Variables:
+    """Returns the clients with parameters rule(theta, theta_{v_k}, theta_k), unless the round is synchronous."""
+    if inputs.schedule.received is None:
+        return clients
+    received = tree.take(inputs.state.versions.params, inputs.schedule.received)
+    theta = jax.tree.map(lambda leaf: leaf[None], inputs.state.variables.params)
+    return clients._replace(params=jax.tree.map(rule, theta, received, clients.params))
+
+
+def discounted(inputs: RoundInputs, models: Variables) -> Variables:
+    """Returns models [H, ...] with their updates to theta times (1 + tau_k)^(-a); the same in a synchronous round."""
+    if inputs.schedule.received is None:
+        return models
+    exponent = inputs.hyper[DISCOUNT]
+    factors = (1 + inputs.schedule.staleness.astype(exponent.dtype)) ** -exponent
+
+    def toward(theta: Array, own: Array) -> Array:
+        factor = factors.astype(own.dtype).reshape(-1, *theta.ndim * [1])
+        return theta[None] + factor * (own - theta[None])
+
+    params = jax.tree.map(toward, inputs.state.variables.params, models.params)
+    return models._replace(params=params)
+
+
+def with_version(state: SimState, schedule: Schedule) -> SimState:
+    """Returns the state after an update, with the new model in its slot."""
+    if schedule.stored is None:
+        return state
+    return state._replace(versions=tree.put(state.versions, schedule.stored, state.variables))

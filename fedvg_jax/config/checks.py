@@ -287,7 +287,7 @@ def _buffered_problems(config: Config) -> Iterator[str]:
             yield f"buffered.{name} must be at most the {config.clients} clients; got {number}"
     reasons = {
         "dp.clip": "dp accounts for uniform cohorts",
-        "local": "two trainings of a client may overlap",
+        "local": "one update may have two trainings of a client",
         "selection": "clients that train next are drawn uniformly",
         "dropout": "every client arrives",
         "overselect": "nobody is waited for",
@@ -310,7 +310,7 @@ PROBLEMS = (
     _privacy_problems,
     _client_chunk_problems,
 )
-PROBLEMS += (_partition_problems, _validation_problems, _clock_problems, _buffered_problems)
+PROBLEMS += (_partition_problems, _validation_problems, _buffered_problems, _clock_problems)
 
 
 def _is_count(text: str) -> bool:

@@ -105,8 +105,8 @@ def test_all_clients_with_equal_durations_are_synchronous_rounds(options):
 QUADRATIC = Task(
     lambda key: Variables({"w": jnp.zeros(2)}, {}),
     lambda params, stats, batch, mask, train: (
-        jnp.where(mask, ((params["w"] - batch) ** 2).sum(-1) / 2, 0).sum()
-        / jnp.maximum(mask.sum(), 1),
+        jnp.where(mask, ((params["w"][None] - batch) ** 2).sum(-1) / 2, 0).sum()
+        / jnp.maximum(mask.sum().astype(batch.dtype), 1),
         stats,
     ),
     None,
@@ -295,7 +295,7 @@ def test_any_weighting_weighs_late_updates(weighting):
         {"algorithm": "fednova"},
         {"robust": "median", "weighting": "uniform"},
         {"attack": "sign_flip", "robust": "clipped_mean:1"},
-        {"send": "topk:0.1"},
+        {"send": "qsgd:4"},
         {"model": "tinycnn", "augment": "flip"},
     ],
     ids=json.dumps,
@@ -327,6 +327,7 @@ def test_a_buffered_round_is_differentiable():
         ({"buffered": {"size": 3, "concurrency": 11}}, "buffered.concurrency"),
         ({"algorithm": "scaffold"}, "buffered.size"),
         ({"algorithm": "ditto"}, "buffered.size"),
+        ({"send": "topk:0.1"}, "buffered.size"),
         ({"local": "^classifier/"}, "local"),
         ({"dp": {"clip": 1.0}}, "dp"),
         ({"dropout": 0.1}, "dropout"),

@@ -376,8 +376,8 @@ def _make_state(
     client_bytes = tree.num_bytes(jax.eval_shape(init).clients)
     if client_bytes and cohorts.buffer:
         raise UsageError(
-            "buffered.size: the method keeps a state of every client, and two trainings of a client may overlap; use"
-            " an algorithm, a compression, a weighting and records without one"
+            "buffered.size: the method keeps a state of every client, and one update may have two trainings of a"
+            " client; use an algorithm, a compression (qsgd), a weighting and records without one"
         )
     state_placement = client_states.choose(
         experiment.placement,

@@ -84,15 +84,8 @@ def test_the_first_updates_of_a_longer_run_have_the_same_slots():
 # --- laws of a run
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"lanes": "2"}, {"lanes": "all"}, {"devices": "2"}, {"client_chunk": 4}],
-    ids=str,
-)
-def test_all_clients_with_equal_durations_are_synchronous_rounds(options):
-    synchronous = changed(
-        join_ratio=1.0, weighting="fedvg", clock={"fixed": 2.0}, buffered={}, **options
-    )
+def test_a_run_of_all_clients_with_equal_durations_is_the_synchronous_one():
+    synchronous = changed(join_ratio=1.0, weighting="fedvg", clock={"fixed": 2.0}, buffered={})
     run = fv.run(dataclasses.replace(synchronous, buffered={"size": 10}))
     expected = fv.run(synchronous)
     assert_models_equal(run, expected, rtol=2e-6, atol=2e-6)
@@ -156,59 +149,84 @@ def replay(durations, rule, applied, updates, size, discount):
     return result
 
 
+WEIGHTINGS = {
+    "samples": basic.samples(),
+    "uniform": basic.uniform(),
+    "fedvg": fv.weightings.fedvg(QUADRATIC),
+}
+
+
+def rounds(rule, made=None, applied=False, executor=None, chunk=None, count=3):
+    """Yields (model, weights) of every round of quadratics; with a timeline, of a buffered server."""
+    executor = executor or executors.lanes(1)
+    hyper = {"lr": RATE, "buffered.discount": 0.5, "fedvg.eps": 1e-8}
+    slots = made and buffered.assign_slots(made.staleness, made.pending)
+    parts = QUADRATIC, fedavg(), WEIGHTINGS[rule], executor, local_training.sgd, 4
+    step = jax.jit(federated_round.make_round(*parts, scores_applied=applied))
+    num_versions = slots.count if slots else 0
+    state = federated_round.init_state(QUADRATIC, fedavg(), 4, hyper, num_versions=num_versions)
+    data = Data(jnp.asarray(ROWS), *[jnp.asarray(VALIDATION[None])] * 3)
+    for number in range(count):
+        planned = schedules.make(
+            number,
+            CLIENTS,
+            seed=0,
+            cohort_size=made.clients.shape[1] if made else 4,
+            local_epochs=(1, 1),
+            batch_size=20,
+            num_lanes=executor.num_lanes,
+            lanes_together=executor.lanes_together,
+            capacity=8,
+            client_chunk_size=chunk,
+            clients=made.clients[number] if made else None,
+            trainings=made.training[number] if made else None,
+        )
+        if slots:
+            planned = planned._replace(
+                received=slots.received[number],
+                stored=slots.stored[number],
+                staleness=made.staleness[number],
+            )
+        state, metrics = step(state, planned, data, hyper)
+        yield np.asarray(state.variables.params["w"]), np.asarray(metrics.weights)
+
+
 @pytest.mark.parametrize(
     ("rule", "applied"),
     [("samples", False), ("uniform", False), ("fedvg", False), ("fedvg", True)],
 )
 def test_a_run_of_all_clients_in_flight_equals_a_heap_and_a_replay(x64, rule, applied):
-    durations, updates, size, discount = [1.0, 2.75, 1.5, 6.1], 9, 2, 0.5
-    expected = replay(durations, rule, applied, updates, size, discount)
+    durations, updates, size = [1.0, 2.75, 1.53, 6.1], 9, 2
+    expected = replay(durations, rule, applied, updates, size, discount=0.5)
     made = timeline(durations, concurrency=4, buffer=size, updates=updates)
-    slots = buffered.assign_slots(made.staleness, made.pending)
-    weightings = {
-        "samples": basic.samples(),
-        "uniform": basic.uniform(),
-        "fedvg": fv.weightings.fedvg(QUADRATIC),
-    }
-    step = jax.jit(
-        federated_round.make_round(
-            QUADRATIC,
-            fedavg(),
-            weightings[rule],
-            executors.lanes(1),
-            local_training.sgd,
-            4,
-            scores_applied=applied,
-        )
-    )
-    tables = [VALIDATION[None]] * 3
-    data = Data(jnp.asarray(ROWS), *map(jnp.asarray, tables))
-    hyper = {"lr": RATE, "buffered.discount": discount, "fedvg.eps": 1e-8}
-    state = federated_round.init_state(QUADRATIC, fedavg(), 4, hyper, num_versions=slots.count)
-    for number, (seconds, clients, staleness, weights, theta) in enumerate(expected):
+    replayed = zip(expected, rounds(rule, made, applied, count=updates), strict=True)
+    for number, ((seconds, clients, staleness, weights, theta), (model, shares)) in enumerate(
+        replayed
+    ):
         assert made.virtual_seconds[number] == pytest.approx(seconds, abs=1e-12)
         assert made.clients[number].tolist() == clients
         assert made.staleness[number].tolist() == staleness
-        planned = schedules.make(
-            number,
-            CLIENTS,
-            seed=0,
-            cohort_size=size,
-            local_epochs=(1, 1),
-            batch_size=20,
-            num_lanes=1,
-            capacity=8,
-            clients=made.clients[number],
-            trainings=made.training[number],
-        )
-        planned = planned._replace(
-            received=slots.received[number],
-            stored=slots.stored[number],
-            staleness=made.staleness[number],
-        )
-        state, metrics = step(state, planned, data, hyper)
-        np.testing.assert_allclose(metrics.weights, weights, atol=1e-9)
-        np.testing.assert_allclose(state.variables.params["w"], theta, atol=1e-9)
+        np.testing.assert_allclose(shares, weights, atol=1e-9)
+        np.testing.assert_allclose(model, theta, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("executor", "chunk"),
+    [
+        (executors.lanes(1), None),
+        (executors.lanes(2), None),
+        (executors.vmapped(), None),
+        (executors.sharded(2, 1), None),
+        (executors.lanes(2), 2),
+    ],
+    ids=["one lane", "two lanes", "vmapped", "two devices", "client chunks"],
+)
+def test_all_clients_with_equal_durations_are_synchronous_rounds(x64, executor, chunk):
+    made = timeline([2.0] * 4, concurrency=4, buffer=4, updates=3)
+    options = {"executor": executor, "chunk": chunk}
+    late, synchronous = (list(rounds("fedvg", each, **options)) for each in (made, None))
+    for (model, _), (expected, _) in zip(late, synchronous, strict=True):
+        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -20,17 +20,14 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax import Array
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Schedule, SimState, Variables
-
-if TYPE_CHECKING:
-    from fedvg_jax.engine.round_steps import RoundInputs
+from fedvg_jax.core.types import Hyper, Schedule, SimState, Variables
 
 DISCOUNT = "buffered.discount"
 """The hyperparameter a."""
@@ -99,37 +96,37 @@ def received_model(state: SimState, schedule: Schedule, k: Array) -> Variables:
     return tree.take(state.versions, schedule.received[k])
 
 
-def applied(inputs: RoundInputs, clients: Variables) -> Variables:
+def applied(state: SimState, schedule: Schedule, clients: Variables) -> Variables:
     """Returns theta - (theta_{v_k} - theta_k) of models theta_k, leaves [H, ...]; theta_k in a synchronous round."""
-    return _moved(inputs, clients, lambda theta, received, own: theta + (own - received))
+    return _moved(state, schedule, clients, lambda theta, received, own: theta + (own - received))
 
 
-def returned(inputs: RoundInputs, models: Variables) -> Variables:
+def returned(state: SimState, schedule: Schedule, models: Variables) -> Variables:
     """Returns the theta_k of which `applied` returns `models`."""
-    return _moved(inputs, models, lambda theta, received, own: received + (own - theta))
+    return _moved(state, schedule, models, lambda theta, received, own: received + (own - theta))
 
 
-def _moved(inputs: RoundInputs, clients: Variables, rule: Callable) -> Variables:
+def _moved(state: SimState, schedule: Schedule, clients: Variables, rule: Callable) -> Variables:
     """Returns the clients with parameters rule(theta, theta_{v_k}, theta_k), unless the round is synchronous."""
-    if inputs.schedule.received is None:
+    if schedule.received is None:
         return clients
-    received = tree.take(inputs.state.versions.params, inputs.schedule.received)
-    theta = jax.tree.map(lambda leaf: leaf[None], inputs.state.variables.params)
+    received = tree.take(state.versions.params, schedule.received)
+    theta = jax.tree.map(lambda leaf: leaf[None], state.variables.params)
     return clients._replace(params=jax.tree.map(rule, theta, received, clients.params))
 
 
-def discounted(inputs: RoundInputs, models: Variables) -> Variables:
+def discounted(hyper: Hyper, state: SimState, schedule: Schedule, models: Variables) -> Variables:
     """Returns models [H, ...] with their updates to theta times (1 + tau_k)^(-a); the same in a synchronous round."""
-    if inputs.schedule.received is None:
+    if schedule.staleness is None:
         return models
-    exponent = inputs.hyper[DISCOUNT]
-    factors = (1 + inputs.schedule.staleness.astype(exponent.dtype)) ** -exponent
+    exponent = hyper[DISCOUNT]
+    factors = (1 + schedule.staleness.astype(exponent.dtype)) ** -exponent
 
     def toward(theta: Array, own: Array) -> Array:
         factor = factors.astype(own.dtype).reshape(-1, *theta.ndim * [1])
         return theta[None] + factor * (own - theta[None])
 
-    params = jax.tree.map(toward, inputs.state.variables.params, models.params)
+    params = jax.tree.map(toward, state.variables.params, models.params)
     return models._replace(params=params)
 
 

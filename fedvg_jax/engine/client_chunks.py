@@ -17,6 +17,7 @@ weights of the round. A client chunk takes the same steps as a whole cohort, see
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -106,7 +107,8 @@ def process_chunk(
     table, weights, extremes = steps.weigh_clients(
         parts, [term.weigh for term in terms], chunk, table
     )
-    arrived, clients = (buffered.discounted(chunk, models) for models in (arrived, clients))
+    discount = functools.partial(buffered.discounted, chunk.hyper, chunk.state, chunk.schedule)
+    arrived, clients = discount(arrived), discount(clients)
     participating, chunk_weights = tree.take((table.participating, weights), chunk.positions)
 
     models = tuple(steps.apply_rule(parts, chunk, arrived, w) for w in chunk_weights)

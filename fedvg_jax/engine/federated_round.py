@@ -51,7 +51,8 @@ def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
         parts, [parts.weighting.weigh], inputs, table, clients
     )
 
-    arrived, clients = (buffered.discounted(inputs, models) for models in (arrived, clients))
+    discount = functools.partial(buffered.discounted, inputs.hyper, inputs.state, inputs.schedule)
+    arrived, clients = discount(arrived), discount(clients)
     if parts.aggregate is not robust.weighted_mean:  # which takes nothing of a client of weight 0
         arrived = clients = steps.replace_dropped(theta, table.participating, clients)
     # theta_g - sum_k s_k (theta_g - theta_k)

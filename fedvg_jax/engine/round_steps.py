@@ -190,12 +190,13 @@ def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -
     """Returns the models [H, ...] after attacks, which change tensors that are sent."""
     if parts.disturb is attacks.none:
         return clients
-    applied = buffered.applied(inputs, clients)
+    applied = buffered.applied(inputs.state, inputs.schedule, clients)
     models = (
         m._replace(params=parts.local.sent(m.params)) for m in (inputs.state.variables, applied)
     )
     disturbed = parts.disturb(inputs.hyper, inputs.attack_key, inputs.schedule.clients, *models)
-    return buffered.returned(inputs, parts.local.received(applied, disturbed.params))
+    received = parts.local.received(applied, disturbed.params)
+    return buffered.returned(inputs.state, inputs.schedule, received)
 
 
 def replace_dropped(theta: Variables, participating: Array, clients: Variables) -> Variables:
@@ -264,7 +265,7 @@ def train_and_score(
             params=jax.vmap(lambda own: privacy.moved(theta.params, own))(arrived.params)
         )
     # of FedVG: ||g_k^(l)|| on D_val
-    applied = buffered.applied(inputs, clients)
+    applied = buffered.applied(inputs.state, inputs.schedule, clients)
     scored = applied if parts.scores_applied else clients
     measured = score_clients(parts, inputs, scored, participating)
     measured, remembered = recall_clients(parts, inputs, measured)

@@ -96,28 +96,23 @@ def timeline(
     for _ in range(concurrency):
         start(idle.pop())
     arrived: list[tuple[int, int, int]] = []
-    result = Timeline(
-        np.zeros(updates),
-        *(np.zeros((updates, buffer), np.int32) for _ in range(3)),
-        np.zeros(0, np.int32),
-    )
+    seconds = np.zeros(updates)
+    clients, staleness, training = np.zeros((3, updates, buffer), np.int32)
     while version < updates:
         now, count = in_training[0][0], 0
-        while in_training and in_training[0][0] == now:
+        while version < updates and in_training and in_training[0][0] == now:
             _, _, client, received, number = heapq.heappop(in_training)
             arrived.append((client, version - received, number))
             idle.append(client)
             count += 1
             if len(arrived) == buffer:
-                for field, values in zip(result[1:4], zip(*arrived, strict=True), strict=True):
-                    field[version] = values
-                result.virtual_seconds[version] = now
+                clients[version], staleness[version], training[version] = zip(*arrived, strict=True)
+                seconds[version] = now
                 version, arrived = version + 1, []
-                if version == updates:
-                    pending = [received for _, _, _, received, _ in in_training]
-                    return result._replace(pending=np.array(pending, np.int32))
-        for place in rng.random(count):
-            chosen = int(place * len(idle))
-            idle[chosen], idle[-1] = idle[-1], idle[chosen]
-            start(idle.pop())
-    return result
+        if version < updates:
+            for place in rng.random(count):
+                chosen = int(place * len(idle))
+                idle[chosen], idle[-1] = idle[-1], idle[chosen]
+                start(idle.pop())
+    pending = np.array([received for _, _, _, received, _ in in_training], np.int32)
+    return Timeline(seconds, clients, staleness, training, pending)

@@ -112,7 +112,7 @@ class FedVG(FedAvg):
         # counters take no step, which would make them fractions
         counters = {n: record[n] for n, a in mean.items() if not named_arrays.is_floating(a)}
         contents = [valid[k].content for k in np.flatnonzero(mean_weight)]
-        return ArrayRecord({**arrays, **counters}), self.train_metrics_aggr_fn(contents, key)
+        return ArrayRecord(dict(arrays or {}) | counters), self.train_metrics_aggr_fn(contents, key)
 
     def _measure(self, client: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Returns the gradient of a client's model, of NaN where the model is not finite."""

@@ -105,7 +105,7 @@ def average(model: Arrays, clients: Sequence[Arrays], weights: Arrays) -> dict[s
     for name, theta in model.items():
         of_clients, origin = weights.get(name, mean_weight), np.asarray(theta, np.float64)
         mean = origin
-        for k in np.flatnonzero(of_clients):
+        for k in np.flatnonzero(of_clients).tolist():
             mean = mean - float(of_clients[k]) * (origin - np.asarray(clients[k][name], np.float64))
         mean = mean if is_floating(theta) else np.rint(mean)
         averaged[name] = np.asarray(mean, theta.dtype)

@@ -128,22 +128,10 @@ def _labelling(
         logits = predict(params, stats, batch)
         true, predicted = batch.y.astype(jnp.int32), jnp.argmax(logits, -1).astype(jnp.int32)
         is_real = tree.where(mask, jnp.ones_like(true), jnp.zeros_like(true))
-        sums = {"loss": _cross_entropies(logits, batch, mask).sum()}
-        if num_classes > MOST_COUNTED:
-            zeros = jnp.zeros(num_classes, jnp.int32)
-            counts = {
-                "true": true,
-                "predicted": predicted,
-                "correct": jnp.where(true == predicted, true, num_classes),
-            }
-            return sums | {
-                name: zeros.at[labels].add(is_real, mode="drop") for name, labels in counts.items()
-            }
         # in int32: a product of uint8 labels wraps from 256 on
-        confusion = (
-            jnp.zeros(num_classes**2, jnp.int32).at[true * num_classes + predicted].add(is_real)
-        )
-        return sums | {"confusion": confusion}
+        cells = jnp.zeros(num_classes**2, jnp.int32)
+        confusion = cells.at[true * num_classes + predicted].add(is_real)
+        return {"loss": _cross_entropies(logits, batch, mask).sum(), "confusion": confusion}
 
     block_of = block_of or head_and_base
     return Task(
@@ -176,10 +164,6 @@ def _cross_entropies(logits: Array, batch: Batch, mask: Array) -> Array:
     return tree.where(mask, losses, jnp.zeros_like(losses))
 
 
-MOST_COUNTED = 1000
-"""Most classes that a confusion matrix is counted for; it has a cell for each pair of them."""
-
-
 def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:
     """Returns loss, accuracy, balanced accuracy, macro-F1 and the share of the largest class.
 
@@ -188,25 +172,17 @@ def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:
     predicted.
 
     Args:
-        sums: `loss` [], the summed loss, and `confusion` [C * C], the flattened M, as `Task.measure` adds them up; of
-            more than `MOST_COUNTED` classes M's `true` and `predicted` sums and its `correct` diagonal, each [C].
+        sums: `loss` [], the summed loss, and `confusion` [C * C], the flattened M, as `Task.measure` adds them up.
     """
-    if "confusion" in sums:
-        matrix = np.asarray(sums["confusion"], np.float64)
-        matrix = matrix.reshape(2 * [round(matrix.size**0.5)])
-        correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
-    else:
-        correct, true, predicted = (
-            np.asarray(sums[name], np.float64) for name in ("correct", "true", "predicted")
-        )
-    occurs, occurs_or_predicted = true > 0, true + predicted > 0
+    matrix = np.asarray(sums["confusion"], np.float64)
+    matrix = matrix.reshape(2 * [round(matrix.size**0.5)])
+    correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
+    occurs, total = true > 0, true + predicted
     return {
         "loss": float(sums["loss"]) / true.sum(),
         "accuracy": correct.sum() / true.sum(),
         "balanced_accuracy": float(np.mean(correct[occurs] / true[occurs])),
-        "macro_f1": float(
-            np.mean(2 * correct[occurs_or_predicted] / (true + predicted)[occurs_or_predicted])
-        ),
+        "macro_f1": float(np.mean(2 * correct[total > 0] / total[total > 0])),
         "majority_accuracy": true.max() / true.sum(),
     }
 

@@ -13,7 +13,6 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.user_data import shape
 from fedvg_jax.engine import task_checks
-from fedvg_jax.models.task import MOST_COUNTED
 from fedvg_jax.runs.experiment import Population
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, CONFUSION
 
@@ -140,10 +139,6 @@ def check_accuracies(
     """
     records, arrays = listed(config.record), population.arrays
     num_classes = len(arrays.class_names)
-    if CONFUSION in records and num_classes > MOST_COUNTED:
-        raise UsageError(
-            f"record confusion is for at most {MOST_COUNTED:,} classes; got {num_classes:,}; leave it out"
-        )
     consumers = {}
     if is_named and "val_accuracy" in config.weighting.replace("native", native):
         consumers["weighting val_accuracy"] = "use val_loss"

@@ -167,27 +167,6 @@ def test_labels_of_a_small_dtype_are_counted_as_those_of_int32():
     np.testing.assert_array_equal(sums["confusion"].reshape(count, count), expected)
 
 
-def test_metrics_of_many_classes_equal_those_of_their_confusion_matrix():
-    """The matrix has a cell for each pair; above a number of classes its sums and its diagonal are counted."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(30, 6)).astype(np.float32), rng.integers(0, 7, 30).astype(np.int32)
-    mask = jnp.arange(30) < 28
-    count = tasks.MOST_COUNTED + 1
-    task = tasks.classification(MLP(count, hidden=()), count, (6,))
-    variables = worlds.jit(task.init)(jax.random.key(0))
-    arguments = *variables, fv.Batch(jnp.asarray(x), jnp.asarray(y)), mask
-    sums = jax.device_get(worlds.jit(task.measure)(*arguments))
-    assert sums["correct"].shape == (count,) and "confusion" not in sums
-    predicted, confusion = (
-        np.asarray(task.predict(*variables, arguments[2])).argmax(1),
-        np.zeros((count, count), int),
-    )
-    np.add.at(confusion, (y[:28], predicted[:28]), 1)
-    assert tasks.metrics(sums) == pytest.approx(
-        tasks.metrics({"loss": sums["loss"], "confusion": confusion.ravel()})
-    )
-
-
 # --- the options of a model, from its flags to its arrays
 
 

@@ -2,12 +2,9 @@
 
 import dataclasses
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
-from flax import nnx
 from support import worlds
 from support.programs import compilations
 from support.small_sweeps import timeless
@@ -134,58 +131,6 @@ def test_metrics_and_accuracies_by_client_are_of_the_whole_model():
 def test_an_own_weighting_is_of_the_trained_part():
     last = fv.run(HEAD, weighting=fv.weightings.fedvg, **GIVEN).records[-1]
     assert last["scores"] == run(weighting="fedvg").records[-1]["scores"]
-
-
-# --- constants of modules
-
-
-class Linen(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        offsets = self.variable("offsets", "table", lambda: jnp.arange(4))
-        features = self.variable(
-            "features", "kernel", lambda: jax.random.normal(self.make_rng("params"), (4, 6))
-        )
-        return nn.Dense(1, name="out")(
-            jnp.tanh((x + offsets.value.astype(x.dtype)[None]) @ features.value)
-        )
-
-
-class Nnx(nnx.Module):
-    def __init__(self, rngs):
-        self.table, self.features = (
-            nnx.Variable(jnp.arange(4)),
-            nnx.Variable(rngs.params.normal((4, 6))),
-        )
-        self.out = nnx.Linear(6, 1, rngs=rngs)
-
-    def __call__(self, x):
-        return self.out(jnp.tanh((x + self.table[...].astype(x.dtype)[None]) @ self.features[...]))
-
-
-ROWS = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-
-
-def squared(output, y):
-    return (output[0] - y) ** 2
-
-
-@pytest.mark.parametrize(
-    ("make", "net"), [(fv.linen_task, Linen()), (fv.nnx_task, Nnx)], ids=("linen", "nnx")
-)
-def test_constants_of_a_module_are_frozen(make, net):
-    task, data = make(net, squared, ROWS[:1]), (ROWS, ROWS.sum(1))
-    ended = fv.run(dataclasses.replace(CONFIG, partition="iid", lr=0.01), task=task, data=data)
-    assert ended.records[-1]["bytes_up"] == 4 * 4 * 7
-    initial = fv.simulation(dataclasses.replace(CONFIG, partition="iid"), task=task, data=data)
-    initial = tree.by_path(initial.whole(initial.state.variables).params)
-    moved = [
-        path
-        for path, leaf in tree.by_path(ended.variables.params).items()
-        if bool((leaf != initial[path]).any())
-    ]
-    assert moved == ["out/bias", "out/kernel"] and len(initial) == 4
-    assert fv.evaluate(task, ended.variables, data)["loss"] > 0
 
 
 def test_published_behaviours_apply_to_the_trained_part():

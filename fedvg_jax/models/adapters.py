@@ -10,10 +10,9 @@ Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 20
 from __future__ import annotations
 
 import functools
-import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -41,21 +40,12 @@ IS_ADAPTER = re.compile("(^|/)lora_[ab]$").search
 """path of a tensor -> whether it belongs to an adapter"""
 
 
-class _Layer(NamedTuple):
-    """A layer that can have an adapter."""
-
-    inputs: tuple[int, ...]
-    outputs: tuple[int, ...]
-    dtype: Any
-
-
 def lora(
     task: Task, variables: Variables, rank: int, include: str = "", train: str = ""
 ) -> tuple[Task, Variables]:
     """Returns a task with adapters that a run trains, and the variables that the run has to start from.
 
-    The layers are Linen's `Dense`, `DenseGeneral` and `Conv` with kernels of one pixel. Their outputs are unchanged
-    until B moves.
+    The layers are Linen's `Dense` and `Conv` with kernels of one pixel. Their outputs are unchanged until B moves.
 
     Args:
         task: has nested dicts of parameters, as `linen_task` makes them.
@@ -65,7 +55,7 @@ def lora(
         train: regular expression of the paths of further tensors that are trained, such as "^head/".
 
     Raises:
-        UsageError: no layer can have an adapter or one has, `include` matches none, or the rank is larger than a layer.
+        UsageError: `include` matches no layer without an adapter, or the rank is larger than a layer.
 
     >>> from fedvg_jax.models import adapt
     >>> module = nn.Sequential([nn.Dense(6), nn.relu, nn.Dense(1)])
@@ -75,48 +65,36 @@ def lora(
     ['layers_0/lora_a', 'layers_0/lora_b', 'layers_2/bias', 'layers_2/kernel']
     """
     adapted = with_adapters(task, rank, include)
-    pattern = compiled(train, "train")
-    trained = pattern.search if train else lambda path: None
-
-    def is_frozen(path: str) -> bool:
-        return not (IS_ADAPTER(path) or trained(path)) or bool(
-            task.is_frozen and task.is_frozen(path)
-        )
-
+    trained = compiled(train, "train").search if train else lambda path: None
     drawn = hardware.jit_once(adapted.init)(jax.random.key(0))
-    return adapted._replace(is_frozen=is_frozen), filled(drawn, variables)
+    task = adapted._replace(is_frozen=lambda path: not (IS_ADAPTER(path) or trained(path)))
+    return task, filled(drawn, variables)
 
 
 def with_adapters(task: Task, rank: int, include: str = "") -> Task:
     """Returns the task with adapters beside its parameters; arguments and errors as in `lora`."""
-    layers = {
-        path: layer
-        for path, layer in _layers(task).items()
-        if compiled(include, "lora").search(path)
-    }
+    all_layers, pattern = _layers(task), compiled(include, "lora")
+    layers = {path: kernel for path, kernel in all_layers.items() if pattern.search(path)}
     if not layers:
-        names = trained_part.listed(list(_layers(task))) or "none"
+        names = trained_part.listed(list(all_layers)) or "none"
         raise UsageError(
             f"lora {include} matches no dense layer or 1x1 convolution; there are {names}"
         )
-    if any(map(IS_ADAPTER, tree.paths(jax.eval_shape(task.init, jax.random.key(0)).params))):
-        raise UsageError("lora: the task has adapters already; name all their layers in one call")
-    for path, (inputs, outputs, _) in layers.items():
-        most = min(math.prod(inputs), math.prod(outputs))
-        if not isinstance(rank, int | np.integer) or not 1 <= rank <= most:
-            raise UsageError(
-                f"lora rank must be from 1 to {most}, the smaller width of {path}; got {rank}"
-            )
+    most = min(min(kernel.shape[-2:]) for kernel in layers.values())
+    if not isinstance(rank, int | np.integer) or not 1 <= rank <= most:
+        raise UsageError(
+            f"lora rank must be from 1 to {most}, the least width of the layers; got {rank}"
+        )
 
     def init(key: Array) -> Variables:
         variables = task.init(key)
         tensors: dict[Any, Any] = flatten_dict(variables.params)
-        for number, (path, layer) in enumerate(layers.items()):
+        for number, (path, kernel) in enumerate(layers.items()):
             of_layer = tuple(path.split("/")) if path else ()
-            drawn = jax.random.fold_in(key, number)
-            a = jax.random.normal(drawn, (*layer.inputs, rank), layer.dtype)
-            tensors[(*of_layer, "lora_a")] = a * math.prod(layer.inputs) ** -0.5
-            tensors[(*of_layer, "lora_b")] = jnp.zeros((rank, *layer.outputs), a.dtype)
+            inputs, outputs = kernel.shape[-2:]
+            a = jax.random.normal(jax.random.fold_in(key, number), (inputs, rank), kernel.dtype)
+            tensors[(*of_layer, "lora_a")] = a * inputs**-0.5
+            tensors[(*of_layer, "lora_b")] = jnp.zeros((rank, outputs), a.dtype)
         return variables._replace(params=unflatten_dict(tensors))
 
     def intercepted(f: Callable) -> Callable:
@@ -128,9 +106,8 @@ def with_adapters(task: Task, rank: int, include: str = "") -> Task:
         return run
 
     functions = {name: getattr(task, name) for name in ("loss", "predict", "measure", "forward")}
-    return task._replace(
-        init=init, **{name: intercepted(f) for name, f in functions.items() if f is not None}
-    )
+    functions = {name: intercepted(f) for name, f in functions.items() if f is not None}
+    return task._replace(init=init, **functions)
 
 
 def removed(variables: Variables) -> Variables:
@@ -153,58 +130,42 @@ def merged(variables: Variables) -> Variables:
     merged: dict[Any, Any] = flatten_dict(removed(variables).params)
     for (*layer, name), a in tensors.items():
         if name == "lora_a":
-            product = jnp.tensordot(tree.wide(a), tree.wide(tensors[(*layer, "lora_b")]), 1)
+            product = tree.wide(a) @ tree.wide(tensors[(*layer, "lora_b")])
             kernel = tensors[(*layer, "kernel")]  # of half precision, it is rounded once
             total = tree.wide(kernel) + product.reshape(kernel.shape) * (SCALE / a.shape[-1])
             merged[(*layer, "kernel")] = total.astype(kernel.dtype)
     return variables._replace(params=unflatten_dict(merged))
 
 
-def _layers(task: Task) -> dict[str, _Layer]:
-    """Returns the layers that can have an adapter, by path."""
-    noted: dict[str, Any] = {}
+def _layers(task: Task) -> dict[str, Any]:
+    """Returns path -> kernel, arrays' shapes, of the layers that can have an adapter and have none."""
+    found: dict[str, Any] = {}
 
     def note(call, args, kwargs, context):
-        outputs = call(*args, **kwargs)
-        if _is_adaptable(context):
-            noted["/".join(context.module.path)] = (
-                context.module,
-                context.module.variables["params"]["kernel"].shape,
-            )
+        outputs, layer = call(*args, **kwargs), context.module
+        if _is_adaptable(layer, context.method_name) and NAMES[0] not in layer.variables["params"]:
+            found["/".join(layer.path)] = layer.variables["params"]["kernel"].shape
         return outputs
 
     with nn.intercept_methods(note):  # a new function is traced anew
         shapes = tree.by_path(jax.eval_shape(lambda key: task.init(key).params, jax.random.key(0)))
-    layers = {}
-    for path, (layer, shape) in noted.items():
-        kernel = shapes.get(f"{path}/kernel" if path else "kernel")
-        if kernel is not None and kernel.shape == shape:  # not one of several in a lifted module
-            count, widths = len(_axes(layer)), shape[-2:] if isinstance(layer, nn.Conv) else shape
-            layers[path] = _Layer(widths[:count], widths[count:], kernel.dtype)
-    return layers
+    kernels = {path: shapes.get(f"{path}/kernel" if path else "kernel") for path in found}
+    # not one of several in a lifted module
+    return {path: k for path, k in kernels.items() if k is not None and k.shape == found[path]}
 
 
-def _is_adaptable(context: Any) -> bool:
-    """Returns whether an intercepted method is the product of a layer, and not one of a user that may call it."""
-    layer, method = context.module, getattr(context.orig_method, "func", context.orig_method)
-    if context.method_name != "__call__" or method.__module__ != nn.Dense.__module__:
+def _is_adaptable(layer: Any, method: str) -> bool:
+    """Returns whether a call is of a dense layer of Linen's, or of a convolution of one pixel without padding."""
+    if method != "__call__" or type(layer) not in (nn.Dense, nn.Conv):
         return False
-    if isinstance(layer, nn.Conv):
-        is_padded = not isinstance(layer.padding, str) and np.any(layer.padding)
-        is_dilated = np.any(np.not_equal(layer.input_dilation or 1, 1))
-        is_one_pixel = math.prod(_each(layer.kernel_size)) == 1 and layer.feature_group_count == 1
-        return is_one_pixel and layer.mask is None and not is_padded and not is_dilated
-    is_general = isinstance(layer, nn.DenseGeneral) and not layer.batch_dims
-    return isinstance(layer, nn.Dense) or is_general
-
-
-def _axes(layer: nn.Module) -> tuple[int, ...]:
-    """Returns the axes of its input that a layer contracts."""
-    return _each(layer.axis) if isinstance(layer, nn.DenseGeneral) else (-1,)
-
-
-def _each(value: int | Sequence[int]) -> tuple[int, ...]:
-    return tuple(value) if isinstance(value, Sequence) else (value,)
+    is_one_pixel = (
+        type(layer) is nn.Conv
+        and np.prod(layer.kernel_size) == 1
+        and layer.feature_group_count == 1
+        and layer.mask is None
+        and isinstance(layer.padding, str)
+    )
+    return type(layer) is nn.Dense or is_one_pixel
 
 
 def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context) -> Any:
@@ -214,32 +175,23 @@ def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context
     (`models.conv.planes`), and EfficientNet-Lite0's rounds take 1.4 times as long.
     """
     layer = context.module
-    own = layer.variables.get("params", {}) if _is_adaptable(context) else {}
+    own = layer.variables.get("params", {}) if _is_adaptable(layer, context.method_name) else {}
     if NAMES[0] not in own:
         return call(*args, **kwargs)
-    x, axes = args[0] if args else kwargs["inputs"], _axes(layer)
+    x = args[0] if args else kwargs["inputs"]
     tensors = (own.get(name) for name in ("kernel", "bias", *NAMES))
     x, kernel, bias, a, b = layer.promote_dtype(x, *tensors, dtype=layer.dtype)
     if isinstance(layer, nn.Conv):
-        strides = np.broadcast_to(layer.strides or 1, len(_each(layer.kernel_size)))
-        x = x[(..., *(slice(None, None, int(stride)) for stride in strides), slice(None))]
-    has_own_product = isinstance(layer, nn.Conv) and not (
-        layer.conv_general_dilated or layer.conv_general_dilated_cls
-    )
-    if has_own_product:
-        outputs = _contracted(x, kernel.reshape(kernel.shape[-2:]), axes, layer.precision)
+        strides = np.broadcast_to(layer.strides or 1, x.ndim - 2).tolist()
+        x = x[(slice(None), *(slice(None, None, stride) for stride in strides))]
+        outputs = _product(x, kernel.reshape(kernel.shape[-2:]), layer.precision)
         outputs = outputs if bias is None else outputs + jnp.expand_dims(bias, range(x.ndim - 1))
     else:
         outputs = call(*args, **kwargs)
-    return outputs + _contracted(_contracted(x, a, axes), b, (-1,)) * (SCALE / b.shape[0])
+    return outputs + _product(_product(x, a), b) * (SCALE / b.shape[0])
 
 
-def _contracted(x: Array, w: Array, axes: Sequence[int], precision: Any = None) -> Array:
-    """Returns x with these axes contracted with the first axes of w; the other axes of w become its last."""
-    # in the kernel's order
-    x = jnp.moveaxis(x, sorted(axis % x.ndim for axis in axes), range(-len(axes), 0))
-    kept = x.shape[: x.ndim - len(axes)]
-    # with more axes, XLA on a CPU transposes a factor of w's gradient in memory
-    rows = x.reshape(math.prod(kept), -1)
-    product = jnp.matmul(rows, w.reshape(rows.shape[1], -1), precision=precision)
-    return product.reshape(*kept, *w.shape[len(axes) :])
+def _product(x: Array, w: Array, precision: Any = None) -> Array:
+    """Returns x [..., D] times w [D, F]; with more axes, XLA on a CPU transposes a factor of w's gradient in memory."""
+    product = jnp.matmul(x.reshape(-1, x.shape[-1]), w, precision=precision)
+    return product.reshape(*x.shape[:-1], -1)

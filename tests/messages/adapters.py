@@ -24,16 +24,16 @@ def lora(rank=1, include="pointwise", train="", again=False):
         )
         task, start = fv.lora(task, task.init(jax.random.key(0)), rank, include)
         if again:
-            fv.lora(task, start, rank)
+            fv.lora(task, start, rank, include)
         fv.trained_part(task, start, train)
 
     return call
 
 
 CASES = [
-    ("a rank over a width", lora(rank=4), "pointwise"),
+    ("a rank over a width", lora(rank=4), "rank"),
     ("a rank that is a fraction", lora(rank=2.0), "rank"),
     ("a layer that has none", lora(include="spatial"), "spatial"),
-    ("adapters twice", lora(again=True), "adapters already"),
+    ("adapters twice", lora(again=True), "pointwise"),
     ("a frozen tensor to train", lora(train="nosuch"), "nosuch"),
 ]

@@ -143,15 +143,20 @@ def _layers(task: Task) -> dict[str, Any]:
 
     def note(call, args, kwargs, context):
         outputs, layer = call(*args, **kwargs), context.module
-        if _is_adaptable(layer, context.method_name) and NAMES[0] not in layer.variables["params"]:
+        if _is_adaptable(layer, context.method_name):
             found["/".join(layer.path)] = layer.variables["params"]["kernel"].shape
         return outputs
 
     with nn.intercept_methods(note):  # a new function is traced anew
         shapes = tree.by_path(jax.eval_shape(lambda key: task.init(key).params, jax.random.key(0)))
-    kernels = {path: shapes.get(f"{path}/kernel" if path else "kernel") for path in found}
-    # not one of several in a lifted module
-    return {path: k for path, k in kernels.items() if k is not None and k.shape == found[path]}
+    layers = {}
+    for path, shape in found.items():
+        prefix = f"{path}/" if path else ""
+        kernel = shapes.get(f"{prefix}kernel")
+        is_alone = kernel is not None and kernel.shape == shape  # not one of a lifted module
+        if is_alone and f"{prefix}lora_a" not in shapes:
+            layers[path] = kernel
+    return layers
 
 
 def _is_adaptable(layer: Any, method: str) -> bool:

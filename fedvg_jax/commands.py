@@ -12,13 +12,13 @@ import dataclasses
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, command_line, options
-from fedvg_jax.host import files, hardware
+from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.views import output
@@ -39,7 +39,7 @@ def print_help(
     command: str,
     purpose: str,
     examples: str,
-    names: Collection[str] = command_line.ALL,
+    names: Collection[str] = (*command_line.ALL, *command_line.OF_COMMAND),
 ) -> bool:
     """Prints the help that a command line asks for; returns whether it asks for one.
 
@@ -48,12 +48,12 @@ def print_help(
         command: as it is typed.
         purpose: what the command does, in a sentence.
         examples: indented command lines.
-        names: settings and shorthands that the command uses.
+        names: settings, shorthands and options that the command uses.
     """
-    if asked := {"--help-all", "-h", "--help"} & set(argv):
-        shown = "all" if "--help-all" in asked else "common"
-        print(command_line.help_text(command, purpose, examples, shown, names))
-    return bool(asked)
+    is_asked = bool({"-h", "--help"} & {*argv})
+    if is_asked:
+        print(command_line.help_text(command, purpose, examples, names))
+    return is_asked
 
 
 def guarded(command: Callable[[], int]) -> int:
@@ -105,7 +105,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     """
     values = command_line.parse(argv, RUN)
     is_dry, path = values.pop("dry_run", False), values.pop("config", None)
-    file = configs.read_toml(files.user_path(path)) if path else {}
+    file = configs.read_toml(path) if path else {}
     if any(name.partition(".")[0] in ("axes", "zip", "tiny", "tune") for name in file):
         raise UsageError(f"{path} is the file of a sweep; give it to python -m fedvg_jax.sweep")
     if "config" in file:
@@ -116,8 +116,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     resumed = values.get("resume") or options.registered(
         "resume", file.get("resume", run_folder.AUTO)
     )
-    # the settings of that run need not be repeated
     if isinstance(resumed, str) and resumed != run_folder.AUTO:
+        # the settings of that run need not be repeated
         start = dataclasses.replace(
             run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed
         )
@@ -125,18 +125,6 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     configs.refuse_unused(config, values)
     unused = configs.unused(config, [name for name in file if name not in values])
     return CommandLine(config, f"{', '.join(unused)} of {path}" if unused else "", is_dry)
-
-
-def refuse_others(given: Iterable[str], allowed: Collection[str], command: str) -> None:
-    """Raises UsageError for a flag of a run that another command does not use.
-
-    Args:
-        given: settings that are flags.
-        allowed: settings of the command. A file may hold others, because all commands share it.
-        command: its name and what it does.
-    """
-    if other := next((name for name in given if name not in allowed), None):
-        raise UsageError(f"--{other.replace('_', '-')} is not an option of {command}; leave it out")
 
 
 def new_folder(config: Config, reserved: contextlib.ExitStack) -> Path:

@@ -133,8 +133,7 @@ def parse(argv: Sequence[str]) -> Config:
     if not argv or argv[0].startswith("-"):
         raise UsageError(f"prepare needs a data set first: {_SETS}")
     name, *flags = argv
-    values = command_line.parse(flags, PROG)
-    commands.refuse_others(values, OF_PREPARE, "prepare, which reads and divides rows")
+    command_line.parse(flags, PROG, OF_PREPARE)  # refuses others
     return commands.parse(["--dataset", name, *flags])
 
 
@@ -209,10 +208,9 @@ def parse_features(argv: Sequence[str]) -> tuple[Config, str]:
         UsageError: a flag is missing, is not one of `OF_FEATURES`, or cannot work.
     """
     flags = [flag for flag in argv if flag != "--float32"]
-    values = command_line.parse(flags, f"{PROG} features")
+    values = command_line.parse(flags, f"{PROG} features", OF_FEATURES)
     if missing := [name for name in ("dataset", "model", "out") if name not in values]:
         raise UsageError(f"prepare features needs --{missing[0]}; see {PROG} features --help")
-    commands.refuse_others(values, OF_FEATURES, "prepare features, which trains nothing")
     config = configs.apply(Config(), values, "command line")
     checks.check_image_size(size := config.image_size)
     if configs.unused(config, ["image_size"]):  # the reader has one size

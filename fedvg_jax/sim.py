@@ -47,8 +47,7 @@ def main(argv: Sequence[str]) -> int:
         or 143 after SIGHUP, SIGINT or SIGTERM.
     """
     if commands.print_help(argv, commands.RUN, PURPOSE, EXAMPLES):
-        if "--help-all" in argv:
-            print(f"\n{launch.HELP}")
+        print(f"\n{launch.HELP}")
         return 0
     return commands.guarded(lambda: _run_command(argv))
 

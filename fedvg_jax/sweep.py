@@ -34,7 +34,7 @@ Options of the sweep:
                          default that of the task of a Slurm array
   --dry-run              list unfinished trials and programs, train nothing
 
-Options of a run: python -m fedvg_jax.sweep --help-all
+Options of a run: python -m fedvg_jax.sim --help
 """
 
 from __future__ import annotations
@@ -100,10 +100,8 @@ def main(argv: Sequence[str]) -> int:
         The exit code: 0 if no trial failed; 2 for an error, described in one line; 129, 130 or 143 after SIGHUP, SIGINT
         or SIGTERM.
     """
-    if {"-h", "--help", "--help-all"} & set(argv):
+    if {"-h", "--help"} & {*argv}:
         print(__doc__, end="")
-        if "--help-all" in argv:
-            print(f"\n{command_line.help_text(commands.RUN, 'Options of a run.')}")
         return 0
     return commands.guarded(lambda: run(read_command_line(argv)))
 
@@ -348,10 +346,10 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
         parser.add_argument(name)
     parser.add_argument("--tune", nargs="+", action="append")
     parser.add_argument("--tune-seeds", nargs="+")
-    options, others = parser.parse_known_args(command_line.with_hyphens(argv))
+    options, others = parser.parse_known_args(argv)
     parser = command_line.Parser(PROG)
-    command_line.add_settings(parser, takes_many=True)
-    found = command_line.read_words(parser, others, f"{PROG} --help lists the options")
+    command_line.add_settings(parser, nargs="*", action="append")
+    found = command_line.read_words(parser, others)
     if repeated := next((name for name, several in found.items() if len(several) > 1), None):
         raise UsageError(
             f"{command_line.flag_of(repeated)} is given twice; give it once, with all its values"
@@ -360,13 +358,7 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
 
 
 def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
-    """Returns the typed values of one setting; a switch without a value is on."""
-    if command_line.is_switch(name):
-        if wrong := [word for word in words if word.lower() not in ("true", "false")]:
-            raise UsageError(
-                f"--{name.replace('_', '-')} must be true or false; got {wrong[0][:100]}"
-            )
-        return [word.lower() == "true" for word in words or ["true"]]
+    """Returns the typed values of one setting."""
     if not words:
         raise UsageError(f"{name} needs a value")
     listed = [str(value) for word in words for value in sweep_trials.seeds(name, word)]

@@ -61,13 +61,10 @@ def _check_values(config: Config) -> None:
         if setting.names:
             _check_choice(name, str(value))
         if range and value is not None and not range.holds(value):
-            is_finite = type(value) is not float or math.isfinite(value)
-            allowed = f"{'' if is_finite else 'a finite number '}{range.words}"
-            raise UsageError(f"{name} must be {allowed}; got {_shorten(value)}")
-        for number in setting.scalars(config).values() if setting.traced else ():
+            raise UsageError(f"{name} must be {range.words}; got {shown(value)}")
+        for number in setting.scalars(config).values():
             if number != 0 and not FLOAT32[0] <= abs(number) <= FLOAT32[1]:
-                got = _shorten(number)
-                raise UsageError(f"{name} must be a number that float32 can hold; got {got}")
+                raise UsageError(f"{name} must be a number that float32 can hold; got {number}")
 
 
 def _check_choice(name: str, text: str) -> None:

@@ -97,21 +97,3 @@ def reference_behaviours(text: str) -> frozenset[str]:
 def as_reference(config: Any, name: str) -> bool:
     """Returns whether a run has a behaviour of the published code."""
     return name in reference_behaviours(config.reference)
-
-
-def canonical(text: str) -> str:
-    """Returns the shortest text of the same differences that has the word official where it is given, in lower case.
-
-    >>> canonical("no-block, truck, cohorts"), canonical("official,no-cohorts,block")
-    ('cohorts', 'official,no-cohorts')
-    """
-    text = text.lower()
-    words = listed(text)
-    if not {word.removeprefix("no-") for word in words} <= {"official", *SWITCHES}:
-        return text  # refused when the settings are checked
-    first, chosen = words.count("official") * ["official"], reference_behaviours(text)
-    usual = reference_behaviours(",".join(first))
-    changed = [
-        name if name in chosen else f"no-{name}" for name in SWITCHES if name in chosen ^ usual
-    ]
-    return ",".join(first + changed)

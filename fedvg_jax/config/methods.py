@@ -11,7 +11,14 @@ from typing import Any, NamedTuple
 from fedvg_jax import algorithms, weightings
 from fedvg_jax.config.declare import Condition, group, is_one, setting, table
 from fedvg_jax.config.fidelity import reference_behaviours
-from fedvg_jax.core.types import Algorithm, Hyperparameter, Option
+from fedvg_jax.core.types import (
+    Algorithm,
+    Hyperparameter,
+    NamedAlgorithm,
+    NamedWeighting,
+    Option,
+    Published,
+)
 
 ALGORITHMS, WEIGHTINGS = algorithms.BY_NAME, weightings.BY_NAME
 
@@ -46,6 +53,25 @@ def _algorithm(name: str, chosen: frozenset[str], beside: tuple[str, ...]) -> Al
     return entry.make(**arguments)
 
 
+# --- names of methods
+
+
+class LocalPart(NamedTuple):
+    """A method that is FedAvg with local tensors."""
+
+    label: str
+    settings: Mapping[str, Any]
+
+
+PERSONAL = {
+    "fedper": LocalPart("FedPer", {"local": "^classifier/"}),
+    "fedrep": LocalPart("FedRep", {"local": "0.5:^classifier/"}),
+    "fedbn": LocalPart("FedBN", {"local": r"(^|/)(bn\d|norm|downsample_1/|\w+Norm_\d)"}),
+}
+"""FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021) keep the head, FedBN (Li et al. 2021) the
+normalisation layers."""
+
+
 # --- the settings
 
 
@@ -54,33 +80,32 @@ _NAMESPACE = {"__module__": __name__}
 
 def _declared() -> Iterator[tuple[Hyperparameter | Option, Condition]]:
     """Yields what algorithms and weightings declare, with the condition under which a run uses it."""
-    owners: dict[str, dict[str, None]] = {}
-    parameters: dict[str, Hyperparameter | Option] = {}
-    for name, entry in WEIGHTINGS.items():
-        for parameter in (*entry.hyperparameters, *entry.options):
-            parameters[parameter.name] = parameter
-            owners.setdefault(parameter.name, {})[name] = None
-    of_weightings = {*parameters}
-    for name, entry in ALGORITHMS.items():
-        variants = {
-            f"{name} with the difference {d}": p.arguments for d, p in entry.published.items()
-        }
-        for text, arguments in {name: {}, **variants}.items():
-            for parameter in (*entry.make(**arguments).hyperparameters, *entry.options):
+    for kind, entries in {"weighting": WEIGHTINGS, "algorithm": ALGORITHMS}.items():
+        owners: dict[str, list[str]] = {}
+        parameters: dict[str, Hyperparameter | Option] = {}
+        for name, entry in entries.items():
+            for parameter in {p.name: p for p in _declared_by(entry)}.values():
                 parameters[parameter.name] = parameter
-                if name not in owners.setdefault(parameter.name, {}):
-                    owners[parameter.name][text] = None
-    for name, parameter in parameters.items():
-        by = " or ".join(owners[name])
-        if name in of_weightings:
-            yield (
-                parameter,
-                Condition("weighting", functools.partial(_weighs_by, {*owners[name]}), by),
-            )
-        elif isinstance(parameter, Option):
-            yield parameter, is_one("algorithm", *owners[name])
-        else:
-            yield parameter, Condition("algorithm", functools.partial(_reads, name), by)
+                owners.setdefault(parameter.name, []).append(name)
+        for name, parameter in parameters.items():
+            yield parameter, _names_one(kind, *owners[name])
+
+
+def _declared_by(entry: NamedAlgorithm | NamedWeighting) -> Iterator[Hyperparameter | Option]:
+    """Yields what an entry declares, also for behaviours of the published code."""
+    if isinstance(entry, NamedWeighting):
+        yield from entry.hyperparameters
+    else:
+        for published in (Published(), *entry.published.values()):
+            yield from entry.make(**published.arguments).hyperparameters
+    yield from entry.options
+
+
+def _names_one(kind: str, *names: str) -> Condition:
+    """Holds where the algorithm is one of the names, or where the weighting combines one of them."""
+    if kind == "algorithm":
+        return is_one(kind, *names)
+    return Condition(kind, functools.partial(_weighs_by, {*names}), " or ".join(names))
 
 
 def published_behaviours() -> Iterator[tuple[str, tuple[Condition, ...]]]:
@@ -92,26 +117,12 @@ def published_behaviours() -> Iterator[tuple[str, tuple[Condition, ...]]]:
             algorithms_of.setdefault(name, []).append(algorithm)
             beside[name] = published.weighting
     for name, owners in algorithms_of.items():
-        weighting = beside[name]
-        more = (
-            [Condition("weighting", functools.partial(_weighs_by, {weighting}), weighting)]
-            if weighting
-            else []
-        )
+        more = [_names_one("weighting", beside[name])] if beside[name] else []
         yield name, (is_one("algorithm", *owners), *more)
 
 
 def _weighs_by(names: set[str], config: Any) -> bool:
     return not names.isdisjoint(weighting_names(config.weighting))
-
-
-@functools.cache
-def _declared_by(algorithm: Algorithm) -> frozenset[str]:
-    return frozenset(parameter.name for parameter in algorithm.hyperparameters)
-
-
-def _reads(name: str, config: Any) -> bool:
-    return name in _declared_by(algorithm_of(config))
 
 
 def _field(parameter: Hyperparameter | Option, *used: Condition) -> tuple[str, type, Any]:
@@ -143,15 +154,19 @@ def _groups() -> Iterator[tuple[str, type, Any]]:
 
 def _title(group: str) -> str:
     """Returns the heading of a group in help."""
-    if group in WEIGHTINGS:
-        return WEIGHTINGS[group].label or f"Weighting {group}"
-    if group in ALGORITHMS:
-        return ALGORITHMS[group].label
-    labels = []
-    for entry in ALGORITHMS.values():
-        groups = {parameter.name.partition(".")[0] for parameter in entry.make().hyperparameters}
-        labels += [entry.label] * (group in groups)
-    return ", ".join(labels)
+    if group in WEIGHTINGS or group in ALGORITHMS:
+        return label(group)
+    return ", ".join(
+        entry.label
+        for entry in ALGORITHMS.values()
+        if any(parameter.name.startswith(f"{group}.") for parameter in _declared_by(entry))
+    )
+
+
+def label(name: str) -> str:
+    """Returns a method as papers spell it; another text as it is."""
+    entry = ALGORITHMS.get(name) or WEIGHTINGS.get(name) or PERSONAL.get(name)
+    return entry.label or name if entry else name
 
 
 Methods = dataclasses.make_dataclass(
@@ -166,28 +181,3 @@ HYPERPARAMETERS = frozenset(
 
 SETTINGS = table(Methods)
 """Dotted name -> setting of an algorithm or a weighting."""
-
-
-# --- names of methods
-
-
-class LocalPart(NamedTuple):
-    """A method that is FedAvg with local tensors."""
-
-    label: str
-    settings: Mapping[str, Any]
-
-
-PERSONAL = {
-    "fedper": LocalPart("FedPer", {"local": "^classifier/"}),
-    "fedrep": LocalPart("FedRep", {"local": "0.5:^classifier/"}),
-    "fedbn": LocalPart("FedBN", {"local": r"(^|/)(bn\d|norm|downsample_1/|\w+Norm_\d)"}),
-}
-"""FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021) keep the head, FedBN (Li et al. 2021) the
-normalisation layers."""
-
-
-def label(name: str) -> str:
-    """Returns a method as papers spell it; another text as it is."""
-    entry = ALGORITHMS.get(name) or WEIGHTINGS.get(name) or PERSONAL.get(name)
-    return entry.label or name if entry else name

@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import InitVar, dataclass, replace
+from dataclasses import InitVar, dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from fedvg_jax import compression
 from fedvg_jax.config import declare, methods, presets
 from fedvg_jax.config.declare import Condition, as_name, groups, is_one, setting, table
-from fedvg_jax.config.fidelity import as_reference, canonical
+from fedvg_jax.config.fidelity import as_reference
 from fedvg_jax.config.methods import ALGORITHMS, Methods
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import Argument, Choice, Range, UsageError
@@ -279,23 +279,19 @@ class Config(Shorthands):
     ('fedprox', 'native', 0.5, 10, 'fedprox')
     """
 
-    algorithm: str = setting("fedavg", ALGORITHMS, topic="Method", is_common=True)
+    algorithm: str = setting("fedavg", ALGORITHMS, topic="Method")
     """Federated algorithm."""
-    weighting: str = setting("fedvg", form=as_name, word="NAME", is_common=True)
+    weighting: str = setting("fedvg", form=as_name, word="NAME")
     """Aggregation weights of the clients. samples is n_k / sum_j n_j; native takes the weights of the algorithm's own
     paper. A method sets its own. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
-    reference: str = setting("", form=canonical, word="NAME,...")
+    reference: str = setting("", form=as_name, word="NAME,...")
     """Behaviours of the published code that replace the papers', NAME,... official stands for all behaviours of
     --fidelity official, and no-NAME takes one out. By default a run has external-copies and truck."""
-    dataset: str = setting(
-        "digits", kind="data", form=as_name, topic="Data set", word="NAME", is_common=True
-    )
+    dataset: str = setting("digits", kind="data", form=as_name, topic="Data set", word="NAME")
     """Name of the data set. digits is built in; npz reads arrays; folder reads one sub-folder per class; csv reads a
     table; tfds:NAME is a set of tensorflow-datasets; hf:FOLDER is a set of Hugging Face datasets, from save_to_disk or
     parquet files, and hf:OWNER/NAME one of its hub that prepare has downloaded."""
-    data_dir: Path | None = setting(
-        None, kind="data", used=(_FROM_FILES,), word="DIR", is_common=True
-    )
+    data_dir: Path | None = setting(None, kind="data", used=(_FROM_FILES,), word="DIR")
     """Folder or file with the raw data set. Default: what prepare --download has brought to the cache."""
     image_size: str = setting("", kind="data", used=(_OF_SEVERAL_SIZES,), word="S|HxW")
     """Size of the images in pixels, S or HxW. It chooses a MedMNIST file, or resizes image files. Default: the size of
@@ -325,7 +321,7 @@ class Config(Shorthands):
     the clients' training rows."""
     augment: str = setting("none", ("none", "flip", "crop", "flip_crop"))
     """Augmentation of training images. none is published; crop pads by 4 pixels."""
-    model: str = setting("mlp", MODELS, topic="Model", is_common=True)
+    model: str = setting("mlp", MODELS, topic="Model")
     """Network. tinycnn is for 8x8 images. The first convolution of a ResNet is 7x7 with stride 2 and max-pooling
     (published), and 3x3 in ResNets named _cifar."""
     init: Path | None = setting(None, kind="data", word="FILE|RUN")
@@ -335,9 +331,9 @@ class Config(Shorthands):
     norm_layers: str = setting("batch", ("batch", "frozen", "group"), used=(_NORMS,))
     """Normalisation layers of a ResNet or an EfficientNet. batch is published; frozen: BatchNorm that keeps the running
     statistics of init; group: GroupNorm."""
-    clients: int = setting(20, declare.COUNT, topic="Clients and partition", is_common=True)
+    clients: int = setting(20, declare.COUNT, topic="Clients and partition")
     """Number of clients N."""
-    join_ratio: float = setting(0.5, declare.FRACTION, used=(_COHORT,), is_common=True)
+    join_ratio: float = setting(0.5, declare.FRACTION, used=(_COHORT,))
     """Fraction of the clients sampled each round."""
     selection: str = setting("uniform", selections.BY_NAME, "data")
     """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice:D draws D clients
@@ -352,7 +348,7 @@ class Config(Shorthands):
     nonfinite: str = setting("raise", ("raise", "skip"), "data")
     """Reaction to divergence. raise stops a run in which a client's model or loss is not finite, or the training loss
     is over 1000; skip leaves such clients out of the round."""
-    partition: str = setting("dirichlet", PARTITIONS, "data", is_common=True)
+    partition: str = setting("dirichlet", PARTITIONS, "data")
     """Partition of the rows over clients. official is the published random stream, draw for draw; dirichlet_equal:
     clients of equal size; balanced_client: equal sizes, and client 0 is balanced; quantity: only sizes differ;
     shards:S, S pieces of the rows sorted by label, 2 by default; classes:C, at most C different classes, 2 by default;
@@ -376,7 +372,6 @@ class Config(Shorthands):
                 "quantity",
             ),
         ),
-        is_common=True,
     )
     """Dirichlet concentration of the clients' labels; small is skewed. With quantity it is the concentration of client
     sizes."""
@@ -401,9 +396,9 @@ class Config(Shorthands):
         "data",
     )
     """Fraction of every client's rows that joins the shared validation set D_val."""
-    rounds: int = setting(100, declare.COUNT, is_traced=True, topic="Training", is_common=True)
+    rounds: int = setting(100, declare.COUNT, is_traced=True, topic="Training")
     """Number of federated rounds."""
-    local_epochs: int | str = setting(5, kind="data", word="INT|MIN:MAX", is_common=True)
+    local_epochs: int | str = setting(5, kind="data", word="INT|MIN:MAX")
     """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
     train: str = setting("", word="REGEX")
     """Regular expression of the paths of the tensors that are trained, such as ^classifier/. All others are frozen.
@@ -419,9 +414,9 @@ class Config(Shorthands):
     """Compression of the updates that clients send; the server scores and averages what arrives. topk:F sends the
     largest entries, a fraction F of all, 0.01 by default, with error feedback; qsgd:S rounds at random to S levels of
     each tensor's norm, 4 by default."""
-    batch_size: int = setting(32, declare.COUNT, is_common=True)
+    batch_size: int = setting(32, declare.COUNT)
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
-    lr: float = setting(0.1, declare.ABOVE_0, is_traced=True, is_common=True)
+    lr: float = setting(0.1, declare.ABOVE_0, is_traced=True)
     """Learning rate of the clients."""
     optimiser: str = setting("sgd", ("sgd", "adam", "adamw"))
     """Optimiser of the clients. adamw decouples the weight decay from the gradient."""
@@ -434,7 +429,7 @@ class Config(Shorthands):
     lr_schedule: str = setting("constant", local_training.LR_SCHEDULES)
     """Schedule of the clients' learning rate over rounds. exponential:F multiplies by F each round, 0.99 by default;
     cosine ends at 0."""
-    seed: int = setting(0, declare.SEED, "data", is_common=True)
+    seed: int = setting(0, declare.SEED, "data")
     """Seed of the model, the partition, the cohorts and the minibatches."""
     eval_every: int = setting(5, declare.COUNT, "data")
     """Rounds between two evaluations. The last round is always evaluated."""
@@ -445,7 +440,7 @@ class Config(Shorthands):
     of the test set; accuracy_by_client, the global model's accuracy on each client's own test rows; personal_accuracy,
     the accuracy of the client's own model, if a method has such models. In checkpoints: client_models, for
     History.client_variables."""
-    devices: str = setting("auto", topic="Hardware", word="INT|auto", is_common=True)
+    devices: str = setting("auto", topic="Hardware", word="INT|auto")
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
     devices."""
     lanes: str = setting("auto", word="INT|auto|all")
@@ -465,13 +460,9 @@ class Config(Shorthands):
     precision: str = setting("default", ("default", "highest", "bfloat16"))
     """Arithmetic of the model. default: float32, with products as the device rounds them (TF32 on a GPU); highest:
     float32 throughout; bfloat16: parameters, norms and averages stay float32."""
-    out: Path | None = setting(
-        None, kind="host", topic="Files, stopping and resuming", word="DIR", is_common=True
-    )
+    out: Path | None = setting(None, kind="host", topic="Files, stopping and resuming", word="DIR")
     """Run folder. Default: runs/<time>-<method>."""
-    resume: str | None = setting(
-        None, kind="host", form=os.path.expanduser, word="RUN|auto", is_common=True
-    )
+    resume: str | None = setting(None, kind="host", form=os.path.expanduser, word="RUN|auto")
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
     checkpoint_every: int = setting(0, declare.FROM_0, "host", used=(_CHECKPOINTS,))
     """Rounds between two checkpoints; 0: about one a minute. The last round and every stop are saved in any case."""
@@ -492,10 +483,10 @@ class Config(Shorthands):
     multiplies by -SCALE; scaling multiplies by SCALE; noise replaces them by noise of SCALE times their norm."""
     dp: Privacy = declare.group(Privacy, "Client-level differential privacy")
     tuning: Tuning = declare.group(Tuning, "Server steps on the validation set")
-    validation: Validation = declare.group(Validation, "Validation set", names_method=False)
-    clock: VirtualClock = declare.group(VirtualClock, "Virtual time", names_method=False)
-    buffered: Buffered = declare.group(Buffered, "Buffered server", names_method=False)
-    corrupt: Corrupt = declare.group(Corrupt, "Corrupt rows", names_method=False)
+    validation: Validation = declare.group(Validation, "Validation set")
+    clock: VirtualClock = declare.group(VirtualClock, "Virtual time")
+    buffered: Buffered = declare.group(Buffered, "Buffered server")
+    corrupt: Corrupt = declare.group(Corrupt, "Corrupt rows")
     if not TYPE_CHECKING:  # editors have the constructor of the fields
 
         def __init__(self, **settings: Any):
@@ -535,13 +526,10 @@ def layered(layers: Sequence[tuple[Mapping[str, Any], str]], start: Config | Non
         start: below all layers; by default the preset of their data set.
     """
     given = {name: value for settings, _ in layers for name, value in settings.items()}
-    preset = {} if start else presets.dataset_preset(str(given.get("dataset", Config.dataset)))
-    config, method = start or Config(**preset), None
+    preset = presets.dataset_preset(str(given.get("dataset", Config.dataset)))
+    config = start or Config(**preset)
     for settings, source in layers:
-        config = presets.apply(config, settings, source, method)
-        method = settings.get("method", method)
-    if "eval_every" in preset and "eval_every" not in given and config.eval_every >= config.rounds:
-        return replace(config, eval_every=-(-config.rounds // 10))
+        config = presets.apply(config, settings, source)
     return config
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from fedvg_jax.config import declare, fidelity
 from fedvg_jax.config.declare import as_name, suggestion
-from fedvg_jax.config.methods import ALGORITHMS, NATIVE, PERSONAL, SETTINGS, WEIGHTINGS
+from fedvg_jax.config.methods import ALGORITHMS, NATIVE, PERSONAL, WEIGHTINGS
 from fedvg_jax.config.weighting_grammar import parse_weighting
 from fedvg_jax.core.types import UsageError
 
@@ -79,44 +79,18 @@ BUILT_IN = ("digits", "breast_cancer", "wine", "iris", "literature")
 PAPERS = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
 """Algorithms of FedVG's paper, which has the defaults of their settings."""
 
-_IN_PAPER = {
-    name: {
-        dotted: setting.default
-        for dotted, setting in SETTINGS.items()
-        if dotted.startswith(f"{name}.")
-    }
-    for name in PAPERS
-}
-
-METHODS: dict[str, dict] = (
-    {
-        name: {"algorithm": name, "weighting": "native", **settings}
-        for name, settings in _IN_PAPER.items()
-    }
-    | {"fedvg": {"algorithm": "fedavg", "weighting": "fedvg"}}
-    | {
-        f"{name}+fedvg": {"algorithm": name, "weighting": "fedvg", **settings}
-        for name, settings in _IN_PAPER.items()
-    }
-    | {"fedavg+fedvg": {"algorithm": "fedavg", "weighting": "samples+fedvg"}}
-)
-"""Method of the paper -> its settings, with the hyperparameters of the appendix, which are the defaults."""
-
 FIDELITY: dict[str, dict] = {"corrected": {}, "official": fidelity.official_settings()}
 """Value of `--fidelity` -> settings. official is the published code where it departs from the papers."""
 
-SHORTHANDS = {"method": METHODS, "fidelity": FIDELITY}
-"""Flag -> its names -> settings. Later flags override earlier ones."""
-
-DESCRIPTIONS = {
-    "method": "Algorithm A, weighting W, or both, with the hyperparameters of the paper."
+SHORTHANDS = {
+    "method": "Algorithm A, weighting W, or both."
     " A: with the weights of its own paper. W: FedAvg with the weights of W."
     " A+W: algorithm A with the weights of W."
     " fedavg+fedvg: the mean of both weights.",
     "fidelity": "Behaviour where the published code departs from the papers."
     " corrected follows the papers, official the published code.",
 }
-"""Shorthand -> its entry in help."""
+"""Shorthand -> its entry in help. fidelity overrides method."""
 
 
 def dataset_preset(name: str) -> dict:
@@ -131,71 +105,66 @@ def dataset_preset(name: str) -> dict:
 # --- from names and values to settings
 
 
+def of_method(method: str) -> dict[str, Any]:
+    """Returns the settings of an algorithm, of a weighting under FedAvg, or of both.
+
+    Raises:
+        UsageError: the method is unknown.
+
+    >>> of_method("fedprox"), of_method("uniform")
+    ({'algorithm': 'fedprox', 'weighting': 'native'}, {'algorithm': 'fedavg', 'weighting': 'uniform'})
+    """
+    if method == "fedavg+fedvg":
+        return {"algorithm": "fedavg", "weighting": "samples+fedvg"}
+    name, plus, weighting = method.partition("+")
+    if name not in ALGORITHMS and name not in PERSONAL:
+        name, plus, weighting = "fedavg", "+", method
+    weighting = weighting if plus else NATIVE
+    try:
+        parse_weighting(weighting)
+    except UsageError:
+        known = (*ALGORITHMS, NATIVE, *WEIGHTINGS, *PERSONAL, "ALGORITHM+WEIGHTING")
+        raise UsageError(f"unknown method {method!r}{suggestion(method, known)}") from None
+    local = PERSONAL[name].settings if name in PERSONAL else {}
+    return {**local, "algorithm": name if name in ALGORITHMS else "fedavg", "weighting": weighting}
+
+
+METHODS = {
+    name: of_method(name)
+    for name in (*PAPERS, "fedvg", *(f"{algorithm}+fedvg" for algorithm in PAPERS))
+}
+"""Method of the paper -> its settings."""
+
+
 def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the settings, by dotted name, that the given shorthands stand for.
 
     Raises:
         UsageError: the value of a shorthand is unknown.
 
-    >>> meaning({"method": "fedprox"})
-    {'algorithm': 'fedprox', 'weighting': 'native', 'fedprox.mu': 0.01}
-    >>> meaning({"method": "uniform"}), meaning({"method": "fednova+val_loss"})
-    ({'algorithm': 'fedavg', 'weighting': 'uniform'}, {'algorithm': 'fednova', 'weighting': 'val_loss'})
+    >>> meaning({"method": "fednova+val_loss", "fidelity": "corrected"})
+    {'algorithm': 'fednova', 'weighting': 'val_loss'}
     """
     settings = {}
-    for name, table in SHORTHANDS.items():
-        if name in shorthands:
-            value = as_name(str(shorthands[name]))
-            is_method = name == "method"
-            meant = table.get(value, _composed(value) if is_method else None)
-            if meant is None:
-                composed = (
-                    (*ALGORITHMS, NATIVE, *WEIGHTINGS, *PERSONAL, "ALGORITHM+WEIGHTING")
-                    if is_method
-                    else ()
-                )
-                raise UsageError(
-                    f"unknown {name} {value!r}{suggestion(value, dict.fromkeys((*table, *composed)))}"
-                )
-            settings |= meant
+    if "method" in shorthands:
+        settings |= of_method(as_name(str(shorthands["method"])))
+    if "fidelity" in shorthands:
+        name = as_name(str(shorthands["fidelity"]))
+        if name not in FIDELITY:
+            raise UsageError(f"unknown fidelity {name!r}{suggestion(name, FIDELITY)}")
+        settings |= FIDELITY[name]
     return settings
 
 
-def with_meaning(settings: Mapping[str, Any], method: str | None = None) -> dict[str, Any]:
+def with_meaning(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings with those that their shorthands stand for; the ones beside a shorthand win.
 
-    Weighting native beside a method is the method's own, unless an algorithm is given, too.
-
-    Args:
-        settings: by dotted name; may have shorthands.
-        method: of settings that were given earlier; None without one.
-
-    >>> with_meaning({"weighting": "native"}, "fedvg")
-    {'weighting': 'fedvg'}
+    Weighting native beside a method alone is the method's own.
     """
-    own = {name: value for name, value in settings.items() if name not in SHORTHANDS}
-    method = settings.get("method", method)
-    if (
-        method is not None
-        and str(own.get("weighting")).lower() == "native"
-        and "algorithm" not in own
-    ):
-        own["weighting"] = meaning({"method": method})["weighting"]
-    return meaning(settings) | own
-
-
-def _composed(method: str) -> dict[str, Any] | None:
-    """Returns the settings of an algorithm, of a weighting under FedAvg, or of both; None for another text."""
-    name, plus, weighting = method.partition("+")
-    if name not in ALGORITHMS and name not in PERSONAL:
-        name, plus, weighting = "fedavg", "+", method
-    try:
-        parse_weighting(weighting if plus else "native")
-    except UsageError:
-        return None
-    settings = PERSONAL[name].settings if name in PERSONAL else METHODS.get(name, {})
-    algorithm = name if name in ALGORITHMS else "fedavg"
-    return {**settings, "algorithm": algorithm, "weighting": weighting or "native"}
+    meant, given = meaning(settings), {n: v for n, v in settings.items() if n not in SHORTHANDS}
+    if "method" in settings and given.get("weighting") == NATIVE and "algorithm" not in given:
+        del given["weighting"]
+    return meant | given
 
 
 def fields(config: type, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -236,14 +205,13 @@ def fields(config: type, settings: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def apply(config: T, settings: Mapping[str, Any], source: str, method: str | None = None) -> T:
+def apply(config: T, settings: Mapping[str, Any], source: str) -> T:
     """Returns `config` with some settings replaced.
 
     Args:
         config: the other settings.
         settings: dotted name -> value; may have shorthands, beside which the other settings win.
         source: where they come from, for messages.
-        method: the shorthand that an earlier source gave; None without one.
 
     Raises:
         UsageError: a name is unknown, or a value has another type.
@@ -252,7 +220,7 @@ def apply(config: T, settings: Mapping[str, Any], source: str, method: str | Non
     >>> apply(Config(), {"fedvg.norm": "l2"}, "example").fedvg.norm
     'l2'
     """
-    changes = _typed(type(config), with_meaning(settings, method), source)
+    changes = _typed(type(config), with_meaning(settings), source)
     return type(config)(**(declare.flatten(config) | changes))
 
 
@@ -266,6 +234,5 @@ def _typed(config: type, settings: Mapping[str, Any], source: str) -> dict[str, 
             if name not in declare.groups(config):
                 hint = suggestion(name, [*table, *SHORTHANDS])
             raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{hint}")
-        is_default = given is declared.default  # which needs no conversion
-        values[name] = given if is_default else declared.typed(given, f"{source}: {name}")
+        values[name] = declared.typed(given, f"{source}: {name}")
     return values

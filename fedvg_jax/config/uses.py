@@ -32,42 +32,30 @@ HOST = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind ==
 """Settings that change no result, such as folders."""
 
 
-CONDITIONAL = [name for name, s in SETTINGS.items() if s.facts.used or name == "reference"]
-"""Settings that some runs do not use, in the order of `--help-all`."""
-
-
 def unmet(config: Config, name: str) -> Condition | None:
-    """Returns the first condition of a setting that does not hold; None where the run uses it."""
+    """Returns the first condition of a setting that does not hold; None where the run uses it.
+
+    `reference` is used where the run uses one of its differences.
+    """
     if name == "reference":
-        conditions = [*_unmet_of_differences(config).values()]
-        return conditions[0] if conditions and all(conditions) else None
-    if name in SETTINGS:  # shorthands have no conditions
-        for condition in SETTINGS[name].facts.used:
-            if not condition.holds(config):
-                return condition
-    return None
+        words = [word.removeprefix("no-") for word in listed(config.reference)]
+        found = [_first(config, DIFFERENCES.get(w, ())) for w in words if w != "official"]
+        return found[0] if found and all(found) else None
+    # shorthands have no conditions
+    return _first(config, SETTINGS[name].facts.used if name in SETTINGS else ())
 
 
-def _unmet_of_differences(config: Config) -> dict[str, Condition | None]:
-    """Returns every difference that is given by its own name -> its first condition that does not hold, if any."""
-    names = [word.removeprefix("no-") for word in listed(config.reference) if word != "official"]
-    return {f"reference {name}": _unmet(config, DIFFERENCES.get(name, ())) for name in names}
+def _first(config: Config, conditions: Iterable[Condition]) -> Condition | None:
+    return next((condition for condition in conditions if not condition.holds(config)), None)
 
 
-def _unmet(config: Config, conditions: Iterable[Condition]) -> Condition | None:
-    for condition in conditions:
-        if not condition.holds(config):
-            return condition
-    return None
-
-
-def unused(config: Config, names: Iterable[str] | None = None) -> list[str]:
-    """Returns the settings, of `names` or of all, that have no effect on this run.
+def unused(config: Config, names: Iterable[str] = tuple(SETTINGS)) -> list[str]:
+    """Returns the settings, of `names`, that have no effect on this run.
 
     >>> unused(Config(weighting="samples"), ["fedvg.norm", "fedprox.mu", "lr"])
     ['fedvg.norm', 'fedprox.mu']
     """
-    return [name for name in (CONDITIONAL if names is None else names) if unmet(config, name)]
+    return [name for name in names if unmet(config, name)]
 
 
 def used(config: Config) -> dict[str, Any]:
@@ -96,7 +84,7 @@ def used_differences(config: Config) -> dict[str, bool]:
     return {
         f"reference.{name}": name in chosen
         for name, used in DIFFERENCES.items()
-        if not _unmet(config, used)
+        if not _first(config, used)
     }
 
 
@@ -124,19 +112,12 @@ def refuse_unused(config: Config, names: Iterable[str]) -> None:
 
 def no_use(config: Config, name: str) -> str:
     """Returns the message about a setting that the run does not use; "" where it uses it."""
-    conditions = (
-        _unmet_of_differences(config) if name == "reference" else {name: unmet(config, name)}
-    )
-    name, condition = next((item for item in conditions.items() if item[1]), (name, None))
+    condition = unmet(config, name)
     if condition is None:
         return ""
+    value = SETTINGS[condition.setting].get(config)
     flag, decider = (f"--{text.replace('_', '-')}" for text in (name, condition.setting))
-    value: Any = SETTINGS[condition.setting].get(config)
-    if value == "":
-        return (
-            f"{flag} is not used without {decider}; give {decider} {condition.by}, or leave it out"
-        )
-    return f"{flag} is not used by {decider} {value}; it is used by {condition.by}; leave it out"
+    return f"{flag} is not used by {decider} {value!r}; it is used by {condition.by}; leave it out"
 
 
 def replaced_with(passed: Collection[str]) -> set[str]:

@@ -47,8 +47,7 @@ def parse_weighting(text: str) -> Rule:
     if text not in WEIGHTINGS and text != NATIVE:
         hint = suggestion(text, (NATIVE, *WEIGHTINGS, "permuted(NAME)"))
         if text in ALGORITHMS:
-            own = "its weights are called samples" if text == "fedavg" else f"use --method {text}"
-            hint = f"; {text} is an algorithm; {own}"
+            hint = f"; {text} is an algorithm; use --method {text}"
         raise UsageError(f"unknown weighting '{text[:100]}'{hint}")
     return text
 
@@ -98,37 +97,13 @@ def method_of(algorithm: str, weighting: str, local: str = "") -> str:
 
 
 def method_title(name: str) -> str:
-    """Returns the name of a method as papers have it; settings behind the first comma stay.
+    """Returns the name of a method with the spelling of papers; settings behind the first comma stay.
 
     Args:
         name: as `Config.method` and tables have it.
 
     >>> method_title("fedvg"), method_title("fedprox+fedvg"), method_title("permuted(fedvg), lr 0.1")
-    ('FedVG', "FedProx with FedVG's weights", "permuted FedVG's weights, lr 0.1")
-    >>> method_title("fedavg+fedvg"), method_title("scaffold+uniform")
-    ("mean of FedAvg's and FedVG's weights", 'Scaffold with uniform weights')
+    ('FedVG', 'FedProx+FedVG', 'permuted(FedVG), lr 0.1')
     """
     method, comma, details = name.partition(", ")
-    first, _, rest = method.partition("+")
-    if label(method) == method and (
-        first in ("fedavg", *WEIGHTINGS) or first.startswith("permuted(")
-    ):
-        title = _weights_title(f"samples+{rest}" if first == "fedavg" else method)
-    else:
-        weights = _weights_title(rest)
-        title = label(first) + (
-            f" with {'the ' * weights.startswith('mean ')}{weights}" if rest else ""
-        )
-    return f"{title}{comma}{details}"
-
-
-def _weights_title(text: str) -> str:
-    first, *others = _summands(text)
-    if others:
-        return f"mean of {_weights_title(first).removesuffix(' weights')} and {_weights_title('+'.join(others))}"
-    if inner := re.fullmatch(r"permuted\((.*)\)", text):
-        return f"permuted {_weights_title(inner[1])}"
-    owner = label("fedavg" if text == "samples" else text)
-    if text not in WEIGHTINGS:
-        return text
-    return f"{text} weights" if owner == text else f"{owner}'s weights"
+    return re.sub(r"\w+", lambda word: label(word[0]), method) + comma + details

@@ -15,8 +15,11 @@ from fedvg_jax.config.methods import HYPERPARAMETERS
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, UsageError, Weighting
 
-READ_BY_ROUNDS = {name for setting in SETTINGS.values() for name in setting.traced} - {
-    *methods.SETTINGS
+READ_BY_ROUNDS = {
+    name
+    for setting in SETTINGS.values()
+    if setting.name not in methods.SETTINGS
+    for name in setting.scalars(Config())
 }
 """Hyperparameters that are read beside algorithms and weightings, as lr, dp.clip and clip_norm; none declares them."""
 
@@ -77,8 +80,7 @@ def scalars(config: Config) -> dict[str, np.float32]:
     """Returns the hyperparameters that settings have."""
     values = {}
     for setting in SETTINGS.values():
-        if setting.traced:
-            values |= setting.scalars(config)
+        values |= setting.scalars(config)
     return {name: np.float32(value) for name, value in values.items()}
 
 

@@ -46,7 +46,7 @@ HELP = """Several processes:
   --processes INT       Number of processes. Default: $JAX_NUM_PROCESSES.
   --process INT         Number of this process, from 0. Default:
                         $JAX_PROCESS_ID."""
-"""Entry of these options in `--help-all`; they are no settings of a run."""
+"""Entry of these options in `--help`; they are no settings of a run."""
 
 
 class Launch(NamedTuple):
@@ -84,7 +84,7 @@ def read(words: Sequence[str]) -> tuple[Launch | None, list[str]]:
             for value, text in zip(given, from_environment, strict=True)
         )
     except (argparse.ArgumentError, ValueError) as error:
-        raise UsageError(f"{error}; see --help-all") from None
+        raise UsageError(f"{error}; see --help") from None
     where = options.distributed
     if where is None:
         if given != (None, None):

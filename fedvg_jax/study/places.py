@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import Config, declare, flatten, presets, uses
-from fedvg_jax.config.methods import PERSONAL
-from fedvg_jax.config.options import effective
+from fedvg_jax.config import Config, flatten, uses
+from fedvg_jax.config.methods import ALGORITHMS, PERSONAL
+from fedvg_jax.config.options import GROUPS, effective
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study import named
@@ -25,7 +25,12 @@ NO_RESULT |= {"lanes", "client_chunk", "conv", "validation.data_dir", "record"}
 """Settings that name a place, an implementation or entries of the history: runs that differ in them are compared. A
 folder of data that is an axis of a sweep names the data."""
 
-METHOD_GROUPS = (*declare.method_groups(Config), "hyper", "local", "reference")
+METHOD_GROUPS = (
+    *{*GROUPS} - {"validation", "clock", "buffered", "corrupt"},
+    "hyper",
+    "local",
+    "reference",
+)
 METHOD_GROUPS += ("train", "lora", "send", "robust")
 """Groups of settings, and settings, that belong to the name of the method where they vary."""
 
@@ -148,9 +153,11 @@ def _goes_without_saying(name: str, value: Any, base: str) -> bool:
     """
     if value in (0, "none", "") and flatten(Config()).get(name) == value:
         return True
-    part = PERSONAL.get(base.partition("+")[0])
-    of_part = part.settings if part else {}
-    return presets.METHODS.get(base, of_part).get(name) == value
+    algorithm = base.partition("+")[0]
+    if algorithm in PERSONAL:
+        return PERSONAL[algorithm].settings.get(name) == value
+    of_algorithm = algorithm in ALGORITHMS and name.startswith(f"{algorithm}.")
+    return of_algorithm and flatten(Config())[name] == value
 
 
 def _short(name: str, base: str) -> str:

@@ -367,10 +367,7 @@ def _key_of(combination: Resolved) -> str:
         for name, value in used_settings(combination.config).items()
         if name not in replaced
     }
-    meanings = {
-        name: SETTINGS[name].meaning(v) if name in SETTINGS else v for name, v in settings.items()
-    }
-    return repr((meanings, combination.custom, combination.named))
+    return repr((settings, combination.custom, combination.named))
 
 
 def combinations(axes: Sequence[Axis]) -> list[dict[str, Any]]:
@@ -470,12 +467,7 @@ def _only(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def _typed_values(config: Config, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the values as the settings hold them, so that 1 and 1.0 are one learning rate."""
     flat = flatten(config)
-    kept = {
-        name: value
-        for name, value in values.items()
-        if name in presets.SHORTHANDS or value == "native"
-    }
-    return {name: kept.get(name, flat.get(name)) for name in values}
+    return {n: v if v == "native" else flat.get(n, v) for n, v in values.items()}
 
 
 def _is_unused(config: Config, name: str, custom: Mapping[str, Any]) -> bool:

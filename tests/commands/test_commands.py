@@ -48,7 +48,7 @@ LINES = sorted(set().union(*map(command_lines, PAGES)))
 
 def documented(name: str) -> list[str]:
     """Returns the documented lines of a command."""
-    return [line for line in LINES if f"fedvg_jax.{name} " in line]
+    return [line for line in LINES if f"fedvg_jax.{name} " in line and "--help" not in line]
 
 
 def arguments(line: str) -> list[str]:

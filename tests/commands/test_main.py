@@ -1,4 +1,4 @@
-"""`fedvg COMMAND`: subcommands, and the texts of `--help` and `--help-all`."""
+"""`fedvg COMMAND`: subcommands, and the texts of `--help`."""
 
 import os
 import re
@@ -22,7 +22,7 @@ def test_subcommands_are_the_commands_of_the_package(capsys):
     assert set(listed) == modules
 
 
-@pytest.mark.parametrize("words", [["sim", "--help-all"], ["report", "--help"], ["--help"]])
+@pytest.mark.parametrize("words", [["sim", "--help"], ["report", "--help"], ["--help"]])
 def test_help_into_a_closed_pipe_ends_without_a_traceback(words, capfd, monkeypatch):
     reading, writing = os.pipe()
     os.close(reading)

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 from support.files import one_line, usage_error
 
-from fedvg_jax import config, resolve
+from fedvg_jax import config
 from fedvg_jax.config import SETTINGS, Config, command_line, presets, uses
 from fedvg_jax.config.declare import Condition
 from fedvg_jax.config.weighting_grammar import WEIGHTINGS, Mean, Permuted, parse_weighting
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import SOURCES, datasets
-from fedvg_jax.models.networks import referenced
 from fedvg_jax.runs.record.history import History
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +64,7 @@ def test_a_leading_tilde_is_the_home_folder_in_every_setting_of_a_path_wherever_
     file = tmp_path / "c.toml"
     for name in paths:
         file.write_text(f'{name} = "~/x"\n')
-        flag, stored = command_line.parse([f"--{name}=~/x"], "sim"), config.read_toml(file)
+        flag, stored = parse(f"{command_line.flag_of(name)}=~/x"), config.read_toml(file)
         for settings in (flag, stored, {name: "~/x"} if name == "resume" else {name: Path("~/x")}):
             assert str(config.flatten(config.apply(Config(), settings, "test"))[name]) == str(
                 tmp_path / "x"
@@ -101,33 +98,14 @@ def test_every_weighting_is_parsed_to_the_rule_that_it_is_written_for(rule):
     assert parse_weighting(_written(rule)) == rule
 
 
-SCALARS = {
-    name: "{}"
-    for name, setting in config.SETTINGS.items()
-    if setting.facts.is_traced and name != "rounds"
-}
-SCALARS |= {"robust": "clipped_mean:{}", "attack": "noise:{}"}
-"""Setting -> text of a value."""
-
-
 def test_number_that_float32_cannot_hold_is_refused():
     """1e-39 would become 0, and 1e39 infinity."""
-    for name in SCALARS:
-        for value in (1e-39, 1e39):
-            given = SCALARS[name].format(value) if ":" in SCALARS[name] else value
+    scalars = {n: "{}" for n, s in SETTINGS.items() if s.facts.is_traced and n != "rounds"}
+    scalars |= {"robust": "clipped_mean:{}", "attack": "noise:{}"}
+    for name, text in scalars.items():
+        for value in ("1e-39", "1e39"):
             with pytest.raises(UsageError, match=name):
-                config.check(config.apply(Config(weighting="generalised"), {name: given}, "test"))
-
-
-def test_every_hyperparameter_of_a_round_must_fit_float32():
-    """Every setting that changes a traced scalar of a round is in the list."""
-    for name, value in config.flatten(Config()).items():
-        if type(value) is float:
-            for algorithm in ("fedavgm", "fedadam"):
-                before = Config(algorithm=algorithm)
-                after = config.apply(before, {name: 0.34375}, "test")
-                old, new = (resolve.hyperparameters.scalars(made) for made in (before, after))
-                assert all(old[h] == new[h] for h in old) or name in SCALARS, name
+                config.check(config.apply(Config(), {name: text.format(value)}, "test"))
 
 
 def test_a_cohort_is_the_floor_of_clients_times_ratio_as_it_is_written():
@@ -162,30 +140,15 @@ def refusal(*words):
     return str(error.value)
 
 
-OTHER = {bool: "", int: "7", float: "7.5", str: "7-8", Path: "a b"}
+OTHER = {int: "7", float: "7.5", str: "7-8", Path: "a b"}
 
 
-def test_every_setting_is_a_flag_with_its_type_in_each_spelling():
+def test_every_setting_is_a_flag_with_its_type():
     for name, default in config.flatten(Config()).items():
         kind = next(kind for kind in OTHER if kind in SETTINGS[name].types)
-        group, dot, last = name.rpartition(".")
-        for flag in {name, name.replace("_", "-")}:
-            if kind is bool:
-                off = f"--{group}{dot}no-{last}"
-                assert parse(f"--{flag}") == {name: True} and parse(off) == {name: False}
-                continue
-            text, expected = OTHER[kind], {name: kind(OTHER[kind])}
-            assert parse(f"--{flag}", text) == parse(f"--{flag}={text}") == expected
-        assert kind is not type(None) and (
-            default is None or isinstance(default, SETTINGS[name].types)
-        )
-
-
-def test_the_last_of_equal_flags_counts():
-    assert parse("--lr", "1", "--dry-run", "--lr=2", "--no-dry-run") == {
-        "lr": 2.0,
-        "dry_run": False,
-    }
+        flag, text, expected = command_line.flag_of(name), OTHER[kind], {name: kind(OTHER[kind])}
+        assert parse(flag, text) == parse(f"{flag}={text}") == expected
+        assert default is None or isinstance(default, SETTINGS[name].types)
 
 
 def test_a_value_that_begins_with_a_dash_is_a_number_or_follows_an_equals_sign():
@@ -203,17 +166,13 @@ def test_a_value_that_begins_with_a_dash_is_a_number_or_follows_an_equals_sign()
         assert "--out: expected one argument" in refusal(*words)
 
 
-def test_the_name_of_a_group_is_its_kind():
-    assert (
-        parse("--corrupt", "rotate") == parse("--corrupt.kind=rotate") == {"corrupt.kind": "rotate"}
-    )
-
-
 # --- settings that a run does not use: flags are refused, those of a file or of Python are listed
 
 
 CONDITIONAL = {name: setting.facts.used for name, setting in SETTINGS.items() if setting.facts.used}
 VALUES = {
+    "buffered.size": [0, 1],
+    "buffered.concurrency": [None, 3],
     **{name: list(setting.names) for name, setting in SETTINGS.items() if setting.names},
     "dataset": [*config.DATASETS, "tfds:mnist", "hf:mnist"],
     "weighting": ["native", *config.WEIGHTINGS, "permuted(fedvg)", "samples+fitted"],
@@ -222,10 +181,15 @@ VALUES = {
 }  # fmt: skip
 
 
+OF_BUFFERED = {"buffered.size": 2}
+
+
 def with_condition(made: Config, condition: Condition, holds: bool) -> Config:
     """Returns `made` with a value of the deciding setting for which the condition holds, or does not."""
     candidates = (
-        config.apply(made, {condition.setting: value}, "test")
+        config.apply(made, OF_BUFFERED | {condition.setting: value}, "test")
+        if condition.setting == "buffered.concurrency"
+        else config.apply(made, {condition.setting: value}, "test")
         for value in VALUES[condition.setting]
     )
     return next(other for other in candidates if condition.holds(other) is holds)
@@ -240,26 +204,6 @@ def test_every_conditional_setting_is_used_by_some_runs_and_not_by_others():
         assert uses.unused(made, [name]) == []
         for condition in conditions:
             assert uses.unused(with_condition(made, condition, holds=False), [name]) == [name]
-
-
-def test_models_with_the_departure_server_stats_are_those_with_running_statistics():
-    models = [
-        ("mlp", "batch"),
-        ("tinycnn", "batch"),
-        ("cnn", "batch"),
-        ("lenet5", "batch"),
-        ("vit_s16", "batch"),
-    ]
-    for model, norm in [*models, ("resnet18", "batch"), ("resnet18", "group")]:
-        options = {"norm": norm} if model.startswith("resnet") else {}
-        module = referenced(config.MODELS[model].make)(3, **options)
-        init = functools.partial(module.init, train=False)
-        images = jax.ShapeDtypeStruct((2, 32, 32, 3), "float32")
-        variables = jax.eval_shape(
-            init, jax.random.key(0), images, jax.ShapeDtypeStruct((2,), "bool")
-        )
-        made = Config(model=model, norm_layers=norm, reference="server-stats")
-        assert ("batch_stats" in variables) == (uses.unused(made, ["reference"]) == []), model
 
 
 def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_them():

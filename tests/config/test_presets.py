@@ -40,19 +40,6 @@ def test_every_weighting_is_a_method_alone_and_beside_every_algorithm(weighting)
         assert (made.algorithm, made.weighting) == (algorithm, expected)
 
 
-def test_method_overrides_its_settings_in_the_file(tmp_path):
-    """A run of the method does not depend on settings that another run left in a file."""
-    file = tmp_path / "other.toml"
-    for name in SIX[1:]:
-        settings = presets.METHODS[name]
-        numbers = {
-            setting: value for setting, value in settings.items() if isinstance(value, float)
-        }
-        file.write_text("".join(f"{setting} = {value / 2}\n" for setting, value in numbers.items()))
-        parsed = config.flatten(parse("--config", file, "--method", name))
-        assert {setting: parsed[setting] for setting in settings} == settings
-
-
 def test_flags_override_the_method_and_both_a_file_whose_keys_override_its_own_method(tmp_path):
     made = parse("--scaffold.eta-g", "0.5", "--method", "scaffold", "--weighting", "samples")
     assert (made.algorithm, made.weighting, made.scaffold.eta_g) == ("scaffold", "samples", 0.5)
@@ -68,19 +55,6 @@ def test_flags_override_the_method_and_both_a_file_whose_keys_override_its_own_m
         0.5,
         7,
     )
-
-
-def test_the_interval_of_a_preset_leaves_other_evaluations_than_the_last(tmp_path):
-    words = ("--dataset", "cifar10", "--data-dir", ".")
-    found = {
-        rounds: parse(*words, "--rounds", rounds).eval_every for rounds in (1, 10, 20, 21, 200)
-    }
-    assert found == {1: 1, 10: 1, 20: 2, 21: 20, 200: 20}
-    assert parse(*words, "--rounds", 10, "--eval-every", 20).eval_every == 20
-    file = tmp_path / "mine.toml"
-    file.write_text("eval_every = 20\nrounds = 10\n")
-    assert parse(*words, "--config", file).eval_every == 20
-    assert parse("--rounds", 2).eval_every == Config().eval_every
 
 
 # --- from Python
@@ -137,9 +111,6 @@ def test_names_have_any_case_as_papers_print_them(tmp_path):
     ) == settings_from_python(
         method="fedavg+fedvg", fidelity="official", model="mlp", fedvg={"norm": "l2"}
     )
-    assert Config(method="FedVG", weighting="Native") == Config(method="fedvg", weighting="native")
-    (tmp_path / "b.toml").write_text('method = "FedVG"\nweighting = "Native"')
-    assert commands.parse(["--config", str(tmp_path / "b.toml")]).weighting == "fedvg"
     axes = parse_axes(
         {"method": ["FedAvg", "fedavg", "FedVG", "Uniform"], "weighting": "Samples+Permuted(FedVG)"}
     )

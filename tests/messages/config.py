@@ -97,7 +97,7 @@ FILES = {
 
 FLAGS = {
     "--roun 1": "--rounds", "-lr 1": "--lr", "--fedvg-norm=l2": "--fedvg.norm", "--no-fedvg.norm": "--fedvg.norm",
-    "--sed 1": "--seed", "stray": "stray", "--dry-run=stray": "--dry-run", "--": "--", "--out": "--out",
+    "--seeds 1": "--seed", "stray": "stray", "--dry-run=stray": "--dry-run", "--": "--", "--out": "--out",
     "--rounds 3.0": "--rounds",
 }  # fmt: skip
 """Command line -> the name."""

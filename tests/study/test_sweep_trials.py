@@ -87,29 +87,6 @@ def test_settings_of_a_file_win_beside_its_own_methods(tmp_path, where):
     assert (trial.config.weighting, trial.config.fedprox.mu) == ("native", 0.3)
 
 
-def test_native_is_the_weighting_of_the_method_wherever_the_method_is_given(tmp_path):
-    path, both, axis = (tmp_path / f"{name}.toml" for name in "abc")
-    path.write_text('method = "fedvg"\n')
-    both.write_text('method = "fedvg"\nweighting = "native"\n')
-    axis.write_text('method = "fedvg"\n[axes]\nweighting = ["native", "uniform"]\n')
-    for words in (
-        [str(path), "--weighting", "native"],
-        [str(both)],
-        [str(both), "--weighting", "native"],
-    ):
-        trials = sweep_command.read_command_line(["--config", *words, "--out", "out"]).plan.trials
-        assert (
-            commands.parse(["--config", *words]).weighting == trials[0].config.weighting == "fedvg"
-        )
-    trials = sweep_command.read_command_line(["--config", str(axis), "--out", "out"]).plan.trials
-    assert [trial.config.weighting for trial in trials] == ["fedvg", "uniform"]
-    assert Config(method="fedvg", weighting="native").weighting == "fedvg"
-    for words in ([], ["--method", "fedvg"], ["--config", str(path)]):
-        own = commands.parse([*words, "--algorithm", "scaffold", "--weighting", "native"])
-        assert (own.algorithm, own.weighting) == ("scaffold", "native")
-    assert Config(method="fedvg", algorithm="scaffold", weighting="native").weighting == "native"
-
-
 @pytest.mark.parametrize(
     ("settings", "start", "seeds"),
     [

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import SETTINGS, Config, to_json
+from fedvg_jax.config import Config, to_json
 from fedvg_jax.config.options import effective
 from fedvg_jax.config.uses import HOST
 from fedvg_jax.config.weighting_grammar import method_of
@@ -272,11 +272,7 @@ def differences(stored: Config, config: Config, allowed: Set[str] = RESUMABLE_CH
     old, new = effective(stored), effective(config)
     # with a cosine schedule every learning rate depends on the number of rounds
     allowed = allowed if config.lr_schedule != "cosine" else allowed - {"rounds"}
-    changed = [
-        name
-        for name in old
-        if SETTINGS[name].meaning(old[name]) != SETTINGS[name].meaning(new[name])
-    ]
+    changed = [name for name in old if old[name] != new[name]]
     return [f"{name} {old[name]} -> {new[name]}" for name in changed if name not in allowed]
 
 

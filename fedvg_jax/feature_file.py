@@ -20,7 +20,7 @@ from fedvg_jax.data.images import Size
 from fedvg_jax.host import files
 from fedvg_jax.models import pretrained
 from fedvg_jax.resolve import data as populations, model as models
-from fedvg_jax.runs.record import digests, provenance
+from fedvg_jax.runs.record import provenance, stored
 
 ROWS = 64
 """Rows of a pass through the network."""
@@ -138,7 +138,7 @@ def _manifest(
     below_head = jax.device_get(jax.tree.leaves((params, *others)))
     return {
         "model": config.model,
-        "pretrained": config.init.name if config.init and not digests.is_run(config.init) else None,
+        "pretrained": config.init.name if config.init and not stored.is_run(config.init) else None,
         "weights": cache.digest(*below_head),
         "dataset": arrays.name,
         "source": cache.digest(arrays.x, arrays.y),

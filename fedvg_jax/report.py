@@ -3,12 +3,10 @@
 DIR is the folder of a sweep or of several runs. Runs are grouped by method, by the settings that vary, and by seed;
 methods are compared seed by seed. Nothing is trained.
 
-`report RUN`, with the folder of one run and no option, compares its files with the digests that the run wrote, prints a
-line for everything that does not fit, and draws curves.png and weights.png into RUN. It detects accidental changes, not
-tampering. A run that is still going may be drawn, too.
+`report RUN`, with the folder of one run and no option, draws curves.png and weights.png into RUN. A run that is still
+going may be drawn, too.
 
-Exit code 0; 1 if the files of a run are not as it wrote them; or 2 for an error, described in one line: runs that are
-missing, or settings that cannot be compared.
+Exit code 0, or 2 for an error, described in one line: runs that are missing, or settings that cannot be compared.
 """
 
 from __future__ import annotations
@@ -102,10 +100,8 @@ def write(argv: Sequence[str]) -> int:
     if not others and run_folder.is_run(folder):
         if len(argv) > 1:
             option = next(word for word in argv if word[:1] == "-")
-            raise UsageError(
-                f"{folder} is one run, which report verifies and draws; leave out {option}"
-            )
-        return check_run(folder)
+            raise UsageError(f"{folder} is one run, which report draws; leave out {option}")
+        return draw_run(folder)
     from fedvg_jax.study import report
 
     written = report.write(**vars(arguments), command=shlex.join([*PROG.split(), *argv]))
@@ -114,15 +110,9 @@ def write(argv: Sequence[str]) -> int:
     return 0
 
 
-def check_run(folder: Path) -> int:
-    """Verifies one run and draws its pictures; returns the exit code: 1 if some file is not as the run wrote it."""
-    from fedvg_jax.runs.record import checkpoint  # which imports jax
-
+def draw_run(folder: Path) -> int:
+    """Draws the pictures of one run; returns the exit code."""
     history = History.load(folder)
-    changed = checkpoint.check(folder)
-    print(*(f"{folder}: {line}" for line in changed or ["all fits"]), sep="\n")
-    if changed:
-        return 1
     if not commands.can_draw():
         print(commands.NO_PICTURES)
     elif history.records:

@@ -1,8 +1,7 @@
 """All randomness of a round as a value: cohort, minibatches, drop-outs and keys; and schedules of several rounds.
 
-Every random stream is seeded with (domain, seed, round, client id) alone. A private run that starts from another run
-also uses its origin. So a round is the same in any executor, in any chunk and after resuming. NumPy only; shapes depend
-on the settings, never on the partition or the seed.
+Every random stream is seeded with (domain, seed, round, client id) alone, so a round is the same in any executor, in
+any chunk and after resuming. NumPy only; shapes depend on the settings, never on the partition or the seed.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ def make(
     clients: np.ndarray | None = None,
     trainings: np.ndarray | None = None,
     client_chunk_size: int | None = None,
-    origin: Sequence[int] = (),
 ) -> Schedule:
     """Returns the schedule of one round.
 
@@ -60,7 +58,6 @@ def make(
         trainings: int [K], the number of each client's training, from 0, which takes the place of the round in its
             random streams; None for the round.
         client_chunk_size: H, clients of a client chunk; None for the whole cohort.
-        origin: numbers beside the seed that cohorts and keys are drawn from.
 
     Raises:
         ValueError: if the minibatches exceed `capacity`.
@@ -71,9 +68,7 @@ def make(
     >>> sorted(zip(schedule.clients.tolist(), schedule.num_steps.tolist())), sorted(schedule.rows.ravel().tolist())
     ([(0, 2), (1, 1)], [0, 1, 2, 3, 4, 5])
     """
-    sampled, participating, shuffle = cohort(
-        seed, round, len(train_rows), cohort_size, dropout, origin
-    )
+    sampled, participating, shuffle = cohort(seed, round, len(train_rows), cohort_size, dropout)
     clients = sampled if clients is None else clients
     numbers = [round] * len(clients) if trainings is None else trainings.tolist()
     # (number, client) of each training, the end of the seed of its streams
@@ -119,12 +114,10 @@ def make(
         probes=probes,
         client_chunk_size=client_chunk_size,
     )
-    schedule = schedule._replace(
-        participating=participating, shuffle=shuffle, key=key(seed, round, origin)
-    )
+    schedule = schedule._replace(participating=participating, shuffle=shuffle, key=key(seed, round))
     if trainings is None:
         return schedule
-    return schedule._replace(keys=np.stack([key(seed, number, origin) for number in numbers]))
+    return schedule._replace(keys=np.stack([key(seed, number) for number in numbers]))
 
 
 def num_local_steps(
@@ -170,7 +163,6 @@ def cohort(
     num_clients: int,
     cohort_size: int,
     dropout: float = 0.0,
-    origin: Sequence[int] = (),
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draws the cohort of a round.
 
@@ -179,7 +171,7 @@ def cohort(
         bool [K], False for a client that drops out.
         int32 [K], a permutation of the cohort.
     """
-    rng = np.random.default_rng([_COHORT, seed, round, *origin])
+    rng = np.random.default_rng([_COHORT, seed, round])
     clients = rng.choice(num_clients, cohort_size, replace=False).astype(np.int32)
     return (
         clients,
@@ -188,9 +180,9 @@ def cohort(
     )
 
 
-def key(seed: int, round: int, origin: Sequence[int] = ()) -> np.ndarray:
+def key(seed: int, round: int) -> np.ndarray:
     """Returns the round's key data, uint32 [2], for draws on the device."""
-    return np.random.default_rng([_KEY, seed, round, *origin]).integers(0, 2**32, 2, np.uint32)
+    return np.random.default_rng([_KEY, seed, round]).integers(0, 2**32, 2, np.uint32)
 
 
 def selection_stream(seed: int, round: int) -> np.random.Generator:

@@ -27,7 +27,7 @@ from fedvg_jax.host.files import user_path
 from fedvg_jax.models import pretrained
 from fedvg_jax.resolve import fit
 from fedvg_jax.runs.experiment import Population
-from fedvg_jax.runs.record import digests, folder as run_folder
+from fedvg_jax.runs.record import folder as run_folder, stored
 
 OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
 """Settings without effect on a partition (train, val, test); a list of the clients' rows is split by them."""
@@ -193,8 +193,8 @@ def columns_of_model(init: Path | None) -> Columns | None:
     if init is None:
         return None
     return (
-        run_folder.read_columns(digests.run_of(init))
-        if digests.is_run(init)
+        run_folder.read_columns(stored.run_of(init))
+        if stored.is_run(init)
         else pretrained.read_columns(init)
     )
 

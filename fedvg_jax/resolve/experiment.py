@@ -37,7 +37,7 @@ from fedvg_jax.resolve.model import make_model
 from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.assemble.simulation import Simulation, assemble
 from fedvg_jax.runs.experiment import Buffer, Cohorts, Experiment, Privacy, Records, Tables
-from fedvg_jax.runs.record import digests
+from fedvg_jax.runs.record import stored
 
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
 """Settings that no program depends on: of the host, of the data and the schedule, and traced hyperparameters."""
@@ -124,7 +124,7 @@ def resolve(
     assert config.cache_dir is not None, "the check sets it"
     programs.use_cache(config.cache_dir)
     # before the data, which may take minutes to read
-    if config.init and not digests.is_run(config.init):
+    if config.init and not stored.is_run(config.init):
         pretrained.read(config.init)
     method = make_method(config, custom)  # contradictions are found before the data are read
     clock = clocks.make_clock(config, custom.clock)
@@ -257,7 +257,7 @@ def _records(config: Config) -> Records:
 def _privacy(config: Config, custom: Custom, algorithm: Algorithm) -> Privacy | None:
     if config.dp.clip == 0:
         return None
-    reads_clients = None
+    reads_clients = True  # of a custom weighting, which may read any row
     if custom.weighting is None:
         reads_d_val = any(entry.reads_rows for entry in weighting_entries(config, algorithm))
         reads_clients = reads_d_val and choice(config, "validation.source")[0] == "clients"

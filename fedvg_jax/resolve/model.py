@@ -22,7 +22,7 @@ from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.networks import costs, referenced
 from fedvg_jax.resolve import fit
 from fedvg_jax.runs.experiment import Model
-from fedvg_jax.runs.record import checkpoint, digests
+from fedvg_jax.runs.record import checkpoint, stored
 
 
 def make_model(
@@ -134,7 +134,7 @@ def make_variables(
     if config.init is None:
         return draw(init, key)
     shapes = jax.eval_shape(init, key)
-    if digests.is_run(config.init):
+    if stored.is_run(config.init):
         return jax.tree.map(jnp.array, checkpoint.final_variables(config.init, shapes))
     if not isinstance(shapes.params, Mapping) or pretrained.HEAD not in shapes.params:
         raise UsageError(

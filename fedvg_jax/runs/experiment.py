@@ -162,8 +162,8 @@ class Privacy(NamedTuple):
     """Client-level differential privacy."""
 
     delta: float
-    reads_clients: bool | None
-    """whether weights read rows of clients that are not sampled; None for custom ones, which are traced"""
+    reads_clients: bool
+    """whether weights may read rows of clients that are not sampled"""
     has_frozen_statistics: bool
     """whether the running statistics of BatchNorm never change"""
 

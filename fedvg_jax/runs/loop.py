@@ -59,11 +59,11 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
         start = recorder.start
         if start.records:
             observers.on_records(start.records)
-        if start.summary is not None:
+        if start.is_finished:
             if observers.on_chunk:
                 with contextlib.suppress(history.StopRun):  # the run is over
                     observers.on_chunk(copy.deepcopy(start.records))
-            return _finished_history(sim, recorder)
+            return _finished_history(sim)
         return _run_rounds(sim, recorder, observers)
 
 
@@ -92,12 +92,9 @@ def open_recorder(
             else ()
         )
         base = checkpoint.to_host(sim.base)
-        return {
-            **provenance.sources(
-                sim.arrays, sim.partition, sim.data.pool, sim.custom_hyper, fresh, base
-            ),
-            "privacy": sim.account.as_json() if sim.account else "",
-        }
+        return provenance.sources(
+            sim.arrays, sim.partition, sim.data.pool, sim.custom_hyper, fresh, base
+        )
 
     starts.refuse_different_data(sim, sources)
     documents = {"layers": layers, "partition": sim.statistics, "scaled_by": sim.scaled_by}
@@ -106,34 +103,24 @@ def open_recorder(
         settings, num_clients, documents, sources, experiment.custom, sim.code
     )
     with starts.open_run_folder(records, sim.state, described, log) as recorder:
-        with processes.together():
-            # no setting makes the frozen tensors of initial=
-            is_custom_base = sim.base is not None and experiment.model.has_initial
-            if is_custom_base and recorder.keeps_checkpoints:
-                assert records.folder is not None, "checkpoints are in it"
-                checkpoint.save_base(records.folder, checkpoint.to_host(sim.base))
         checkpoint_of = {"checkpoint": str(recorder.start.resumed_from)}
         remedy = f"let all see the same files of {records.folder}"
         processes.refuse_different(checkpoint_of, remedy)
         yield recorder
 
 
-def _finished_history(sim: simulation.Simulation, recorder: recording.Recorder) -> History:
-    """Returns the history of a run that has no rounds left to compute."""
-    start, folder = recorder.start, recorder.folder
-    best = sim.whole(recorder.best.variables) if recorder.best else None
-    finished = History(
-        start.records,
-        start.summary or {},
-        sim.whole(start.state.variables),
-        folder,
-        best,
-        sim.config,
-    )
-    if start.history or folder is None:
-        return finished
+def _finished_history(sim: simulation.Simulation) -> History:
+    """Returns the history of a run that has no rounds left to compute; its models are read when they are used."""
+    folder, template = sim.experiment.records.folder, sim.state.variables
+    assert folder is not None, "only a run with a folder is resumed"
+
+    def reading(read: Callable) -> Callable:
+        return functools.cache(lambda: sim.whole(read(folder, template)))
+
     return History.load(folder)._replace(
-        records=start.records, summary=finished.summary, config=sim.config
+        variables=reading(checkpoint.final_variables),
+        best_variables=reading(checkpoint.best_variables),
+        config=sim.config,
     )
 
 
@@ -346,16 +333,11 @@ def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
         "stopped_by": stopped_by,
         "stopped_early": run.endings[0] if run.endings else None,
         "resumed_from": start.resumed_from,
-        "segments": start.segments,
         **history.summarise(records),
         **history.bytes_sent(records),
         "corrupt_clients": list(experiment.method.corrupt_clients),
         "compile_seconds": round(compiling, 3),
         "run_seconds": round(running, 3),
-        "rounds_per_second": round(len(records) / max(running, 1e-9), 3),
-        "backend": hardware.current().platform,
-        "device": hardware.current().kind,
-        "versions": provenance.versions(),
         **({"better": better} if better else {}),
         **({"custom": dict(experiment.custom)} if experiment.custom else {}),
         **({"names": dict(run.sim.names)} if run.sim.names else {}),

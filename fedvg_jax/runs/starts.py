@@ -1,7 +1,7 @@
 """The start of a run with a folder: a new run, one that continues after its newest checkpoint, or a finished one.
 
 A resumed run continues from a checkpoint with exactly the records up to its round; rounds after it are computed again.
-A folder that is not as its run left it is refused, and not changed.
+A folder with another history is refused, and not changed.
 
 The processes that share a run must have equal settings and data.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,7 +23,7 @@ from fedvg_jax.host import files, processes
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.experiment import Records
 from fedvg_jax.runs.placement import client_states
-from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, history, provenance
+from fedvg_jax.runs.record import checkpoint, folder as run_folder, history, provenance, stored
 from fedvg_jax.runs.record.recorder import BestModel, Recorder, Start
 
 Log = Callable[[str], None]
@@ -77,7 +78,7 @@ def open_run_folder(
         with processes.together():  # all have read the folder, and now the first process changes it
             if not is_first:
                 recorder = Recorder(records._replace(folder=None), start)
-            elif start.summary is not None:
+            elif start.is_finished:
                 recorder = Recorder(records, start)
             else:
                 pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
@@ -96,65 +97,54 @@ def find_start(
     """Returns where a run starts. Changes no file.
 
     Raises:
-        UsageError: the folder to resume is not as its run left it, the run has other data or objects, or no checkpoint
-            is intact.
+        UsageError: the run has other data or objects, its history was changed, or no checkpoint is intact.
     """
     if not is_resumed:
         return Start(state, [])
-    if changed := digests.check(folder):
-        raise UsageError(
-            f"{folder} was changed: {changed[0]}; nothing was written; restore the file, or start a new run"
-        )
     manifest = files.read_object_if_any(folder / "manifest.json")
     if manifest:  # a run that was killed in its first seconds has none
         run_folder.refuse_other_sources(
             folder, manifest, described.sources(), described.given, described.code
         )
-    segments = len(manifest.get("runs", [])) + 1
-    start = after_checkpoint(folder, described.num_clients, state, segments, log)
-    if start and not manifest:
+    elif stored.checkpoints(folder):
         raise UsageError(
             f"{folder} has lost its manifest.json; restore the file, or start a new run"
         )
     if run_folder.is_finished(folder, described.settings):
-        return finished(folder, start or Start(state, []))
-    return start or Start(state, [], segments=segments, resumed_from=0)
+        records = history.read(folder)
+        return Start(state, records, resumed_from=len(records), is_finished=True)
+    return after_checkpoint(folder, described.num_clients, state, log) or Start(
+        state, [], resumed_from=0
+    )
 
 
-def after_checkpoint(
-    folder: Path, num_clients: int, state: SimState, segments: int, log: Log
-) -> Start | None:
+def after_checkpoint(folder: Path, num_clients: int, state: SimState, log: Log) -> Start | None:
     """Returns the start after the newest intact checkpoint; None without a complete one."""
 
     def template(leaves: Mapping[str, np.ndarray]) -> Any:
         best = state.variables if any(path.startswith("best.") for path in leaves) else None
-        stored = client_states.saved_shapes(state, leaves, num_clients)
-        return {"state": stored, "best": best, "seconds": np.zeros(2)}
+        saved = client_states.saved_shapes(state, leaves, num_clients)
+        return {"state": saved, "best": best, "seconds": np.zeros(2)}
 
     restored = checkpoint.restore(folder, template, log)
     if restored is None:
         return None
-    content, of_run = restored
-    size, crc = of_run[digests.HISTORY]
-    records = history.parse((folder / digests.HISTORY).read_bytes()[:size])
+    content, (size, crc) = restored
+    path = folder / stored.HISTORY
+    lines = path.read_bytes()[:size] if path.exists() else b""
+    if (len(lines), zlib.crc32(lines)) != (size, crc):
+        raise UsageError(
+            f"{path} was changed; nothing was written; restore the file, or start a new run"
+        )
+    records = history.parse(lines)
     return Start(
         client_states.storage_of(state).restore(state, content["state"]),
         records,
         BestModel(max(map(history.quality, records)), content["best"]) if content["best"] else None,
         tuple(content["seconds"].tolist()),
-        segments,
         len(records),
         history=[size, crc],
     )
-
-
-def finished(folder: Path, start: Start) -> Start:
-    """Returns the end of a finished run, at its last checkpoint if that is intact; otherwise the start as it is."""
-    summary = files.read_object(folder / "summary.json")
-    if start.history and len(start.records) < summary["rounds"]:
-        return start
-    records = history.read(folder, summary["rounds"])
-    return start._replace(records=records, resumed_from=len(records), summary=summary)
 
 
 # --- what is written before the first round
@@ -182,15 +172,12 @@ def rewind(
     log: Log,
 ) -> Future:
     """Brings a folder back to the round that a run continues from. A kill between two steps leaves it as if written."""
-    path, number = folder / digests.HISTORY, len(start.records)
-    if changed := run_folder.changed_devices(folder, described.settings):
-        log(f"later rounds may differ by rounding: {changed}")
+    path, number = folder / stored.HISTORY, len(start.records)
     with files.writing(f"the run folder {folder}", "--out"):
-        for name in (digests.FILE, "summary.json"):
-            (folder / name).unlink(missing_ok=True)
-        earlier = [path for path in digests.checkpoints(folder) if int(path.name) <= number]
+        (folder / stored.SUMMARY).unlink(missing_ok=True)
+        earlier = [path for path in stored.checkpoints(folder) if int(path.name) <= number]
         # later ones have digests of a longer history
-        digests.remove_checkpoints(folder, kept=earlier)
+        stored.remove_checkpoints(folder, kept=earlier)
         if start.history:
             os.truncate(path, start.history[0])
         else:
@@ -203,9 +190,15 @@ def rewind(
 def _write_manifest(folder: Path, start: Start, described: Described, log: Log) -> None:
     with files.writing(f"the run folder {folder}", "--out"):
         number = len(start.records)
-        provenance.write_manifest(
-            folder, described.sources(), described.given, described.code, number, log
-        )
+        if provenance.write_manifest(
+            folder,
+            described.sources(),
+            described.given,
+            described.code,
+            number,
+            described.settings.devices,
+        ):
+            log("later rounds may differ by rounding: versions or devices differ (manifest.json)")
 
 
 def refuse_different_data(sim: Simulation, sources: Callable[[], dict[str, str]]) -> None:

@@ -11,7 +11,7 @@ from fedvg_jax.config.uses import PASSED
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs import endings
-from fedvg_jax.runs.record import digests, folder as run_folder
+from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import outcomes, sweep_folder
 from fedvg_jax.study.places import settings_of
@@ -134,8 +134,6 @@ def _read_run(
     kind, failure = _failure(folder, history)
     if not kind and (problem := _unfinished(folder, history)):
         return read._replace(missing=f"{name}: {problem}")
-    if misfits := digests.check(folder):
-        return read._replace(missing=f"{name}: {misfits[0]}")
     if kind:
         return read._replace(failure=f"{name}: {failure}", kind=kind)
     return read._replace(run=Run(folder, history, partition, manifest, layers, custom))

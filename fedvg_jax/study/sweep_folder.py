@@ -20,7 +20,7 @@ from fedvg_jax.config.options import choice
 from fedvg_jax.data import datasets, images
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
-from fedvg_jax.runs.record import digests, folder as run_folder
+from fedvg_jax.runs.record import folder as run_folder, stored
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import named
 from fedvg_jax.study.sweep_trials import Sweep, Trial
@@ -307,7 +307,7 @@ def _settle_changed(
                 ' changed="recompute" or changed="keep"'
             )
         for folder in begun:
-            if changed == "recompute" or not (folder / digests.FILE).exists():
+            if changed == "recompute" or not (folder / "summary.json").exists():
                 _clear_unclaimed(folder)
 
 
@@ -324,7 +324,7 @@ def _change(name: str, stored: Stored, objects: Mapping[str, Identity]) -> str:
 
 def has_begun(folder: Path) -> bool:
     """Returns whether a trial has results, or a part of them."""
-    return (folder / digests.HISTORY).exists() or read_failure(folder) is not None
+    return (folder / stored.HISTORY).exists() or read_failure(folder) is not None
 
 
 def _clear_unclaimed(folder: Path) -> None:
@@ -441,6 +441,6 @@ def clear_failures(out: Path, trials: Sequence[Trial]) -> None:
 
 def clear(folder: Path) -> None:
     """Removes the files of a trial that was interrupted before its first checkpoint."""
-    for name in (*digests.OF_RUN, digests.FILE, FAILURE):
+    for name in (*run_folder.FILES, FAILURE):
         (folder / name).unlink(missing_ok=True)
-    digests.remove_checkpoints(folder)
+    stored.remove_checkpoints(folder)

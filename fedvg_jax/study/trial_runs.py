@@ -28,7 +28,7 @@ from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.resolve import data as populations, experiment as experiments
 from fedvg_jax.resolve.custom import FUNCTIONS, Custom, traced_anew
 from fedvg_jax.runs.assemble import simulation
-from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder
+from fedvg_jax.runs.record import checkpoint, folder as run_folder, stored
 from fedvg_jax.runs.record.history import DivergedError, History, Record
 from fedvg_jax.study import named, sweep_folder
 from fedvg_jax.study.named import AXES, Bundle
@@ -171,7 +171,7 @@ def simulation_of(
 def _config_in(folder: Path | None, config: Config) -> Config:
     """Returns the settings of a run in the trial's folder: resumed where it has a checkpoint."""
     resume = None
-    if folder and digests.newest_round(folder):
+    if folder and stored.newest_round(folder):
         (folder / sweep_folder.FAILURE).unlink(missing_ok=True)
         resume = str(folder)
     elif folder:

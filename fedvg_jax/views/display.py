@@ -42,7 +42,7 @@ from fedvg_jax.resolve.custom import Custom
 from fedvg_jax.resolve.machine import num_devices as devices_of
 from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import programs, simulation
-from fedvg_jax.runs.record import digests
+from fedvg_jax.runs.record import stored
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views.output import partition_label, say
 
@@ -141,7 +141,7 @@ def _model_text(sim: simulation.Simulation) -> str:
         return f"given, {size}"
     text, init = f"{sim.config.model}, {size}", sim.config.init
     if init:
-        text += f", from {init}" if digests.is_run(init) else f", from {init} except the head"
+        text += f", from {init}" if stored.is_run(init) else f", from {init} except the head"
     return text
 
 
@@ -265,10 +265,7 @@ def result_table(history: History) -> Table:
         table.add_row("sent to clients, and back", f"{down}, {up}")
     table.add_row("compiling", f"{summary['compile_seconds']:.1f} s")
     if summary["resumed_from"] is not None:
-        table.add_row(
-            "segments",
-            f"{summary['segments']}, the last resumed from round {summary['resumed_from']}",
-        )
+        table.add_row("resumed from round", str(summary["resumed_from"]))
     return table
 
 

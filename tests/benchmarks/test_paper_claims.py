@@ -4,7 +4,7 @@ import math
 from typing import NamedTuple
 
 import pytest
-from support.run_folders import write_digests, write_json, write_run, write_sweep
+from support.run_folders import write_json, write_run, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 
@@ -196,7 +196,6 @@ def test_weights_that_follow_the_overlap_with_the_validation_set_do_not_hold(tmp
             folder / "partition.json",
             {"partition": "given", "clients": 4, "validation": {"clients": [0]}},
         )
-        write_digests(folder)
     result = verdicts(tmp_path)["no_overlap_bias"]
     assert (
         result.verdict == "does not hold" and "+0.77 in each of 2 replicates, 2 runs" in result.ours
@@ -235,7 +234,6 @@ def test_absent_clients_have_no_part_in_correlations(tmp_path, reference, expect
     }
     folder = write_run(tmp_path / "a", (0.5, 0.6), fields={1: entries, 2: entries}, **options)
     write_json(folder / "partition.json", {"partition": "given", "clients": 5})
-    write_digests(folder)
     (run,) = collect([tmp_path]).runs
     gaps = clients.head_minus_body(run)
     assert [len(of_rule) for of_rule in gaps.values()] == [2, 2]

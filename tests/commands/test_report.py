@@ -62,21 +62,12 @@ def test_missing_extra_is_one_line(sweep, capsys, monkeypatch):
     )
 
 
-def test_one_run_is_verified_and_drawn(tmp_path, capsys):
+def test_one_run_is_drawn(tmp_path, capsys):
     run = write_run(tmp_path / "run", (0.5, None, 0.8), method="fedvg")
+    (run / "summary.json").unlink()  # as while it runs
     assert report.main([str(run)]) == 0
-    first, *drawn = capsys.readouterr().out.splitlines()
-    assert first == f"{run}: all fits" and drawn == [
-        str(run / name) for name in ("curves.png", "weights.png")
-    ]
+    drawn = capsys.readouterr().out.splitlines()
+    assert drawn == [str(run / name) for name in ("curves.png", "weights.png")]
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in drawn)
-    assert (
-        report.main(["--baseline", "fedavg", str(run)]) == 2
-        and "--baseline" in capsys.readouterr().err
-    )
-    history = (run / "history.jsonl").read_bytes()
-    (run / "history.jsonl").write_bytes(history.replace(b"0.8", b"0.9"))
-    assert report.main([str(run)]) == 1 and "history.jsonl" in capsys.readouterr().out
-    for name in ("summary.json", "digests.json"):
-        (run / name).unlink()  # as while it runs
-    assert report.main([str(run)]) == 0 and "all fits" in capsys.readouterr().out
+    assert report.main(["--baseline", "fedavg", str(run)]) == 2
+    assert "--baseline" in capsys.readouterr().err

@@ -7,7 +7,7 @@ import time
 import pytest
 from support.processes import started
 
-from fedvg_jax.runs.record import digests, history
+from fedvg_jax.runs.record import history, stored
 
 ROUND = [
     "--rounds",
@@ -45,7 +45,7 @@ def test_a_run_says_at_once_that_it_stops_and_only_a_second_sigint_ends_it_amid_
 ):
     run = tmp_path / "run"
     with started([sys.executable, "-m", "fedvg_jax.sim", *ROUND, "--out", str(run)]) as process:
-        until(process, lambda: digests.newest_round(run) == 1)
+        until(process, lambda: stored.newest_round(run) == 1)
         sent, output = time.monotonic(), process.stdout
         assert output
         for number, each in enumerate(signals):
@@ -53,8 +53,8 @@ def test_a_run_says_at_once_that_it_stops_and_only_a_second_sigint_ends_it_amid_
             while each not in signals[:number] and each.name not in output.readline():
                 assert process.poll() is None
             # amid the second round
-            assert time.monotonic() - sent < 1 and digests.newest_round(run) == 1
+            assert time.monotonic() - sent < 1 and stored.newest_round(run) == 1
         rest, errors = process.communicate()
     assert process.returncode == code and not errors
-    assert digests.newest_round(run) == len(history.read(run)) == (2 if is_saved else 1)
+    assert stored.newest_round(run) == len(history.read(run)) == (2 if is_saved else 1)
     assert (run / "summary.json").exists() == is_saved and ("--resume" in rest) == is_saved

@@ -8,7 +8,7 @@ import fedvg_jax as fv
 from fedvg_jax import resolve
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.runs import launch
-from fedvg_jax.runs.record import digests, folder as run_folder, history
+from fedvg_jax.runs.record import folder as run_folder, history, stored
 
 BY_HAND = {"distributed": "localhost:9911", "processes": "2", "process": "1"}
 ADDRESSES = (
@@ -46,7 +46,7 @@ def resume(**changes):
 def unreadable_checkpoints():
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "checkpoints").symlink_to("checkpoints")  # which it never reaches
-        digests.checkpoints(Path(scratch))
+        stored.checkpoints(Path(scratch))
 
 
 def launched(**values):

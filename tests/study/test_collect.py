@@ -4,15 +4,7 @@ import itertools
 import json
 
 import pytest
-from support.files import one_line
-from support.run_folders import (
-    settings_of,
-    write_digests,
-    write_document,
-    write_json,
-    write_run,
-    write_sweep,
-)
+from support.run_folders import settings_of, write_document, write_json, write_run, write_sweep
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study.collect import collect
@@ -82,8 +74,7 @@ def test_missing_and_unfinished_trials_are_listed(tmp_path):
 def test_failed_trial_is_a_footnote_and_not_missing(tmp_path):
     sweep = write_sweep(tmp_path / "s", AXES, accuracies)
     failed = sweep / "trials" / "method=fedvg,alpha=0.05,seed=1"
-    for name in ("summary.json", "digests.json"):
-        (failed / name).unlink()
+    (failed / "summary.json").unlink()
     write_json(
         failed / "failure.json",
         {"kind": "diverged", "round": 2, "reason": "client 3\nis not finite"},
@@ -319,18 +310,8 @@ def test_equal_runs_are_one_and_unequal_ones_refused(tmp_path):
 
 
 def edit(path, **changes):
-    """Changes entries of a JSON file of a run, and its digest."""
+    """Changes entries of a JSON file of a run."""
     write_json(path, json.loads(path.read_text()) | changes)
-    write_digests(path.parent)
-
-
-def test_an_edited_file_is_named_and_its_run_is_not_reported(tmp_path):
-    path = write_run(tmp_path / "a") / "history.jsonl"
-    text = path.read_text()
-    path.write_text(text.replace('"test_accuracy": 0.8', '"test_accuracy": 0.9'))
-    assert path.read_text() != text
-    with one_line(r"history\.jsonl"):
-        collect([tmp_path])
 
 
 def test_a_folder_without_its_settings_is_named(tmp_path):

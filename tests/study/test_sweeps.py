@@ -22,7 +22,7 @@ from fedvg_jax.config import Config, flatten
 from fedvg_jax.config.uses import HOST, plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
-from fedvg_jax.runs.record import digests, folder as run_folder
+from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.study import executors, report, sweep_folder, sweep_trials, sweeps, trial_runs
 from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_trials import Trial
@@ -59,7 +59,7 @@ def test_trial_of_a_sweep_equals_the_run_alone(whole):
     for result in whole[1]:
         alone = fedvg_jax.run(dataclasses.replace(CONFIG, **result.values))
         assert timeless(alone.records) == timeless(result.result.records)
-        timed = {"compile_seconds", "run_seconds", "rounds_per_second"}
+        timed = {"compile_seconds", "run_seconds"}
         assert {n: v for n, v in alone.summary.items() if n not in timed} == {
             n: v for n, v in result.result.summary.items() if n not in timed
         }
@@ -137,8 +137,6 @@ def test_finished_trials_are_listed_verify_and_are_not_computed_again(whole):
             name: value for name, value in flatten(result.result.config).items() if name not in HOST
         }
         assert plain(recorded) == {**content["base"], **trial["settings"]}
-    for result in results:
-        assert not digests.check(out / "trials" / result.name)
     assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out)) == histories(results)
     assert written(out) == before
 
@@ -164,8 +162,6 @@ def test_killed_sweep_has_the_histories_and_the_report_of_an_undisturbed_one(tmp
     results = [fedvg_jax.run_sweep(swept, changed, folder) for folder in folders]
     assert [r.result.summary["resumed_from"] for r in results[1]] == [None, 2]
     assert histories(results[1]) == histories(results[0])
-    for result in results[1]:
-        assert not digests.check(folders[1] / "trials" / result.name)
     if missing := report.missing_packages():
         pytest.skip(f"reports need {', '.join(missing)}")
     written = [report_bytes(folder) for folder in folders]
@@ -355,7 +351,6 @@ def test_a_trial_that_is_started_anew_keeps_files_of_the_user(tmp_path):
     for name in (
         "config.json",
         "history.jsonl",
-        "digests.json",
         "failure.json",
         ".claim",
         "notes.txt",

@@ -10,14 +10,7 @@ import statistics
 
 import pytest
 from rich.console import Console
-from support.run_folders import (
-    csv_rows,
-    write_digests,
-    write_json,
-    write_run,
-    write_summary,
-    write_sweep,
-)
+from support.run_folders import csv_rows, write_json, write_run, write_summary, write_sweep
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
@@ -203,7 +196,6 @@ def test_the_best_loss_is_the_smallest(tmp_path):
             run / "partition.json",
             {"partition": "given", "validation": {"source": "clients", "samples": 7}},
         )
-        write_digests(run)
     made = {
         t.name: t for t in tables.all_tables(collect([tmp_path]), tables.Options("fedavg", 0.3))
     }

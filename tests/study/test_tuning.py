@@ -7,7 +7,7 @@ from support.files import one_line
 
 from fedvg_jax.config import Config, to_json
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.runs.record import digests, folder as run_folder, history
+from fedvg_jax.runs.record import folder as run_folder, history
 from fedvg_jax.study import sweep_folder, sweep_trials, tuning
 
 TUNING = tuning.make_tuning({"lr": [0.1, 0.2, 0.3]}, "5:7")
@@ -30,7 +30,6 @@ def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
         run_folder.write_json(folder / "config.json", to_json(trial.config))
         history.append(folder, [record])
         run_folder.write_json(folder / "summary.json", {"rounds": 1, "stopped_by": None})
-        digests.write(folder, {})
         if trial.values.get("lr") in failures:
             sweep_folder.write_failure(
                 folder, trial.config, sweep_folder.Failure("diverged", 1, "client 3 diverged")

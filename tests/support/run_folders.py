@@ -10,7 +10,7 @@ import numpy as np
 from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import partition_seed
-from fedvg_jax.runs.record import digests, history
+from fedvg_jax.runs.record import history
 from fedvg_jax.study import markup, sweep_folder, sweep_trials
 
 CLASSES = 3
@@ -60,19 +60,11 @@ def write_summary(folder: Path, **others) -> None:
         | others
     )
     write_json(folder / "summary.json", summary)
-    write_digests(folder)
-
-
-def write_digests(folder: Path) -> None:
-    """Writes digests of the files as they are now."""
-    digests.write(folder, digests.of_files(folder, digests.OF_RUN))
 
 
 def write_manifest(folder: Path, content: dict) -> None:
-    """Writes manifest.json, and its digest if the run is finished."""
+    """Writes manifest.json."""
     write_json(folder / "manifest.json", content)
-    if (folder / digests.FILE).exists():
-        write_digests(folder)
 
 
 def partition(alpha=0.05, rho=0.0):

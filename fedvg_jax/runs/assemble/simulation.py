@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -37,7 +35,7 @@ from fedvg_jax.host import extras, processes
 from fedvg_jax.runs.assemble import communication, privacy, programs, tables
 from fedvg_jax.runs.experiment import Experiment
 from fedvg_jax.runs.placement import client_states, pool_rows
-from fedvg_jax.runs.record import history, provenance
+from fedvg_jax.runs.record import history, stored
 
 
 class Simulation(NamedTuple):
@@ -134,25 +132,17 @@ class Simulation(NamedTuple):
         """The frozen tensors, on the devices; None if the whole model is trained."""
         return self.data.base
 
-    def whole(self, variables: Variables, run: Path | None = None) -> Variables:
+    def whole(self, variables: Variables) -> Variables:
         """Returns the variables of the whole model, from the variables of its trained part.
 
         Args:
-            variables: of a state of this simulation, or of a checkpoint; whole ones are returned as they are.
-            run: the folder of the checkpoint's run; its frozen tensors are compared with these.
-
-        Raises:
-            UsageError: the run had other frozen tensors, or no run is named.
+            variables: of a state of this simulation, or of a checkpoint of a run with the same frozen tensors; whole
+                ones are returned as they are.
         """
-        if tree.paths(variables) != tree.paths(self.state.variables):
+        trained = self.state.variables
+        if tree.paths(variables) != tree.paths(trained):
             return variables
-        if self.base is not None and jax.tree.structure(variables) != jax.tree.structure(
-            self.state.variables
-        ):
-            provenance.refuse_other_base(run, self.base)
-        part = jax.tree.unflatten(
-            jax.tree.structure(self.state.variables), jax.tree.leaves(variables)
-        )
+        part = jax.tree.unflatten(jax.tree.structure(trained), jax.tree.leaves(variables))
         return trained_part.whole(part, self.base)
 
     def validation_loss(self, model: SimState | Variables) -> jax.Array:
@@ -207,15 +197,14 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
         population.partition,
     )
     select = tables.make_select(cohorts, chosen, program, rows, parts.train) if chosen else None
-    account = _account(experiment, program, round_rows, hyper)
-    origin = privacy.origin(experiment.records.start, account)
+    account = _account(experiment, hyper)
     num_rows = len(population.arrays.y)
     traffic = communication.round_traffic(
         cohorts.size, method.server_stats, program, state, rows, hyper, chosen
     )
     sent = traffic.down, traffic.up
     make_schedule, num_versions = tables.make_schedule(
-        cohorts, num_rows, parts, program, sent, select, origin, experiment.records.rounds
+        cohorts, num_rows, parts, program, sent, select, experiment.records.rounds
     )
     if num_versions:
         versions = jax.jit(tree.repeat, static_argnums=1)(state.variables, num_versions)
@@ -325,27 +314,14 @@ def _check_features(
     program.cached(key, lambda: task_checks.check_features(*arguments))
 
 
-def _account(
-    experiment: Experiment, program: programs.Program, rows: Data, hyper: Hyper
-) -> privacy.Account | None:
-    """Returns what the rounds cost in privacy; None without it, and for a given initial model.
-
-    Args:
-        rows: those that a round reads.
-    """
-    options = experiment.privacy
-    if options is None or experiment.model.has_initial:
+def _account(experiment: Experiment, hyper: Hyper) -> privacy.Account | None:
+    """Returns what the rounds cost in privacy; None without it, and for a first model of unknown cost."""
+    options, start = experiment.privacy, experiment.records.start
+    if options is None or experiment.model.has_initial or (start and stored.is_run(start)):
         return None
     extras.load("dp_accounting", "dp", "dp.clip")  # before anything is computed
-    reads = options.reads_clients
-    if reads is None:
-        reads = privacy.reads_rows(program.weighting, program.task, rows, hyper)
-    mechanism = privacy.mechanism(experiment.cohorts, hyper, reads_clients=reads)
-    population = experiment.population
-    of_rows = population.arrays, population.partition, population.pool
-    sources = functools.partial(provenance.sources, *of_rows, {}, ())
-    earlier = privacy.earlier_rounds(experiment.records, sources)
-    return None if earlier is None else privacy.Account(options.delta, mechanism, earlier)
+    mechanism = privacy.mechanism(experiment.cohorts, hyper, reads_clients=options.reads_clients)
+    return privacy.Account(options.delta, mechanism)
 
 
 def federation(experiment: Experiment) -> client_states.Federation:

@@ -122,7 +122,6 @@ def make_schedule(
     program: programs.Program,
     traffic: tuple[int, int] = (0, 0),
     select: Select | None = None,
-    origin: Sequence[int] = (),
     rounds: int = 1,
 ) -> tuple[Callable[..., Schedule], int]:
     """Returns the schedules of a run, and the slots for versions of the model that a buffered server needs.
@@ -136,7 +135,6 @@ def make_schedule(
         program: has the model that is trained, the executor, and the algorithm; its probe may read rows.
         traffic: bytes that a client of a cohort receives and sends in a round.
         select: selects the clients that are asked; None draws them uniformly.
-        origin: see `privacy.origin`.
         rounds: R, of which a buffered server plans all.
     """
     sizes = client_rows.sizes(parts.train)
@@ -149,8 +147,7 @@ def make_schedule(
     )
     published = None
     if cohorts.is_published:
-        seed = cohorts.seed + sum(origin)
-        published = schedule.official_cohorts(seed, cohorts.num_clients, cohorts.size)
+        published = schedule.official_cohorts(cohorts.seed, cohorts.num_clients, cohorts.size)
 
     training = {
         "seed": cohorts.seed,
@@ -161,7 +158,7 @@ def make_schedule(
         "probe_apart": cohorts.probe_apart,
         "single_batches": program.algorithm.single_batches,
     }
-    arrivals = make_arrivals(cohorts, cohorts.clock, sizes, training, traffic, origin)
+    arrivals = make_arrivals(cohorts, cohorts.clock, sizes, training, traffic)
     buffered = make_updates(cohorts, rounds, sizes, training, traffic)
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
@@ -184,7 +181,6 @@ def make_schedule(
             clients=clients,
             trainings=trainings,
             client_chunk_size=cohorts.chunk_size,
-            origin=origin,
         )
         if buffered:
             drawn = buffered.scheduled(number, drawn)
@@ -204,7 +200,6 @@ def make_arrivals(
     sizes: np.ndarray,
     training: Mapping[str, Any],
     traffic: tuple[int, int],
-    origin: Sequence[int] = (),
 ) -> Callable[[int, np.ndarray | None], tuple[np.ndarray, np.ndarray, Waited]] | None:
     """Returns the clients that a server averages, of those that it asks; None without a clock.
 
@@ -214,7 +209,6 @@ def make_arrivals(
         sizes: training rows of each client.
         training: keyword arguments of `schedule.num_local_steps`.
         traffic: bytes that a client receives and sends.
-        origin: see `privacy.origin`.
 
     Returns:
         (round, clients that are asked, or None to draw them) -> (the cohort, whether each is averaged, what the server
@@ -236,7 +230,7 @@ def make_arrivals(
             )
 
     def arrivals(number: int, clients: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, Waited]:
-        of_asked = cohorts.seed, number, cohorts.num_clients, num_asked, cohorts.dropout, origin
+        of_asked = cohorts.seed, number, cohorts.num_clients, num_asked, cohorts.dropout
         sampled, responds, _ = schedule.cohort(*of_asked)
         clients = sampled if clients is None else clients
         steps = schedule.num_local_steps(number, clients.tolist(), sizes, **training)

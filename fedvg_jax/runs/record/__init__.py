@@ -1,1 +1,1 @@
-"""The record of a run: its folder, history, checkpoints and the digests that vouch for them."""
+"""The record of a run: its folder, history and checkpoints."""

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, by Orbax: arrays by path, and `about` with digests of them and of the run's files.
+"""Checkpoints of a run, by Orbax: arrays by path, and `about` with digests of them and of the history.
 
 Orbax renames a folder into place when it is complete. It does not check the bytes of arrays, so what is read is
 compared with the digests: a crash or a bad disk can cost rounds, but no wrong value is restored.
@@ -27,11 +27,10 @@ import numpy as np
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Tree, UsageError, Variables
 from fedvg_jax.host import files, processes
-from fedvg_jax.runs.record import digests
-from fedvg_jax.runs.record.digests import Digest
+from fedvg_jax.runs.record import stored
 
-BASE = "base"
-"""Folder of the frozen tensors, in a run folder; for a run that cannot make them from its settings."""
+Digest = list[int]
+"""Size in bytes and CRC-32 of a history."""
 
 
 def to_host(state: Tree) -> Tree:
@@ -39,68 +38,48 @@ def to_host(state: Tree) -> Tree:
     return jax.tree.map(np.array, jax.device_get(jax.tree.map(untyped, state)))
 
 
-def save(run: Path, number: int, state: Tree, of_run: Mapping[str, Digest], keep: int) -> None:
+def save(run: Path, number: int, state: Tree, history: Digest, keep: int) -> None:
     """Writes the checkpoint of a round, then removes all but the newest `keep`.
+
+    Arrays are stored by path, such as "state.variables.params.fc1.kernel", except empty ones, which Orbax refuses.
 
     Args:
         run: the run's folder.
         number: rounds done.
         state: on the host.
-        of_run: digests of files of the run.
+        history: digest of the history up to the round.
         keep: how many checkpoints to keep.
 
     Raises:
         OSError: it cannot be written. Older checkpoints are not touched.
     """
-    target = digests.checkpoint_path(run, number)
+    target = stored.checkpoint_path(run, number)
     target.parent.mkdir(exist_ok=True)  # not the run folder, which may have been removed
-    _write(target, state, of_run, number)
-    digests.remove_checkpoints(run, kept=digests.checkpoints(run)[-keep:])
-
-
-def save_base(run: Path, base: Tree) -> None:
-    """Writes the frozen tensors of a run to its folder, once, so that models of its checkpoints are whole."""
-    if not (run / BASE).exists():
-        _write(run / BASE, base, {})
-
-
-def _write(
-    path: Path, state: Tree, of_run: Mapping[str, Digest], number: int | None = None
-) -> None:
-    """Writes arrays by path, such as "state.variables.params.fc1.kernel", except empty ones, which Orbax refuses."""
     leaves = _leaves_by_path(state)
-    about = {
-        "round": number,
-        "files": dict(of_run),
-        "leaves": {key: _describe(leaf) for key, leaf in leaves.items()},
-    }
-    stored = {key: leaf for key, leaf in leaves.items() if leaf.size}
+    described = {key: _describe(leaf) for key, leaf in leaves.items()}
+    about = {"round": number, "history": history, "leaves": described}
     with _orbax() as (ocp, checkpointer):
         parts = {
-            digests.STATE: ocp.args.PyTreeSave(stored),
-            digests.ABOUT: ocp.args.JsonSave(about),
+            stored.STATE: ocp.args.PyTreeSave({k: x for k, x in leaves.items() if x.size}),
+            stored.ABOUT: ocp.args.JsonSave(about),
         }
-        checkpointer.save(path.absolute(), args=ocp.args.Composite(**parts), force=True)
+        checkpointer.save(target.absolute(), args=ocp.args.Composite(**parts), force=True)
+    stored.remove_checkpoints(run, kept=stored.checkpoints(run)[-keep:])
 
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     """Returns the arrays of a checkpoint by path; raises any error where they are not as they were written."""
-    written = digests.about(path)["leaves"]
-    with _orbax() as (ocp, checkpointer):
-        wanted = {
-            k: ocp.RestoreArgs(restore_type=np.ndarray)
-            for k, (shape, *_) in written.items()
-            if 0 not in shape
-        }
-        parts = {digests.STATE: ocp.args.PyTreeRestore(restore_args=wanted)}
-        stored = checkpointer.restore(path.absolute(), args=ocp.args.Composite(**parts))[
-            digests.STATE
-        ]
+    written = stored.about(path)["leaves"]
     leaves = {
-        key: stored[key] if key in stored else np.zeros(*of_leaf[:2])
-        for key, of_leaf in written.items()
+        key: np.zeros(shape, dtype) for key, (shape, dtype, _) in written.items() if 0 in shape
     }
-    if damaged := [key for key, leaf in leaves.items() if _describe(leaf) != written[key]]:
+    with _orbax() as (ocp, checkpointer):
+        of_leaf = ocp.RestoreArgs(restore_type=np.ndarray)
+        wanted = dict.fromkeys(written.keys() - leaves.keys(), of_leaf)
+        parts = {stored.STATE: ocp.args.PyTreeRestore(restore_args=wanted)}
+        restored = checkpointer.restore(path.absolute(), args=ocp.args.Composite(**parts))
+    leaves |= restored[stored.STATE]
+    if damaged := [key for key, of_leaf in written.items() if _describe(leaves[key]) != of_leaf]:
         raise ValueError(f"{damaged[0]} is damaged")
     return leaves
 
@@ -139,7 +118,7 @@ def _orbax() -> Iterator[tuple[Any, Any]]:
 
 def restore(
     run: Path, template: Callable[[Mapping[str, np.ndarray]], Tree], log: Callable[[str], None]
-) -> tuple[Tree, Mapping[str, Digest]] | None:
+) -> tuple[Tree, Digest] | None:
     """Returns the newest intact checkpoint, on the host.
 
     Args:
@@ -148,16 +127,16 @@ def restore(
         log: called with one line about every newer checkpoint that is skipped.
 
     Returns:
-        (state in the structure of the template, digests of files of the run), or None without a checkpoint.
+        (state in the structure of the template, digest of the history), or None without a checkpoint.
 
     Raises:
         UsageError: no checkpoint is intact and of these shapes.
     """
     skipped = []
-    for path in reversed(digests.checkpoints(run)):
+    for path in reversed(stored.checkpoints(run)):
         try:
             leaves = _read(path)
-            return _in_structure(template(leaves), leaves), digests.about(path)["files"]
+            return _in_structure(template(leaves), leaves), stored.about(path)["history"]
         except Exception as error:  # damaged bytes may raise anything
             skipped.append(f"checkpoint of round {int(path.name)} skipped: {files.reason(error)}")
             log(skipped[-1])
@@ -166,17 +145,6 @@ def restore(
             f"{run} has no usable checkpoint ({skipped[0]}); nothing was changed; start a new run"
         )
     return None
-
-
-def check(run: Path) -> list[str]:
-    """Returns a line for each file or checkpoint of a run folder that is not as the run wrote it."""
-    changed = digests.check(run)
-    for path in digests.checkpoints(run):
-        try:
-            _read(path)
-        except Exception as error:  # as above
-            changed.append(f"{path.relative_to(run)}: {files.reason(error)}")
-    return changed
 
 
 def best_variables(run: Path | str, template: Variables | None = None) -> Variables:
@@ -197,8 +165,8 @@ def best_variables(run: Path | str, template: Variables | None = None) -> Variab
         ...
     fedvg_jax.UsageError: nowhere holds no model best on validation (no checkpoint in nowhere/checkpoints); ...
     """
-    remedy = "--keep 1 or more and an evaluation leave one"
-    return _read_model(run, "best.", "model best on validation", remedy, template)
+    choose = functools.partial(_with_prefix, "best.")
+    return _read_model(run, "model best on validation", choose, template)
 
 
 def final_variables(run: Path | str, template: Variables | None = None) -> Variables:
@@ -213,45 +181,29 @@ def final_variables(run: Path | str, template: Variables | None = None) -> Varia
 
     Raises:
         UsageError: there is no intact checkpoint, or its shapes differ from the template's.
-
-    >>> final_variables("nowhere")  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    fedvg_jax.UsageError: nowhere holds no global model (no checkpoint in nowhere/checkpoints); ...
     """
-    return _read_model(
-        run, "state.variables.", "global model", "--keep 1 or more leaves one", template
-    )
+    choose = functools.partial(_with_prefix, "state.variables.")
+    return _read_model(run, "global model", choose, template)
 
 
 def client_variables(run: Path | str, client: int) -> Variables:
     """Returns a client's own model, see `History.client_variables`."""
-    remedy = "--keep 1 or more with --record client_models, --local or --method ditto leaves one"
-    return _read_model(run, "", f"model of client {client}", remedy, None, client)
+    return _read_model(run, f"model of client {client}", functools.partial(_of_client, client))
 
 
 def _of_client(client: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns a client's own tensors among all leaves, and the global model's tensors in place of others."""
-    # a client does not send the tensors of `local`
-    names = (
-        "kept_model",
-        "state.kept_model",
-        "local",
-    )
-    own = {
-        k: rows
-        for name in names
-        for k, rows in _with_prefix(f"state.clients.{name}.", leaves).items()
-    }
+    own = {}
+    for name in ("kept_model", "state.kept_model", "local"):  # the tensors of `local` are not sent
+        own |= _with_prefix(f"state.clients.{name}.", leaves)
     if not own:
         raise ValueError("clients keep no model")
     owners = leaves.get("state.client_ids", np.arange(len(next(iter(own.values())))))
     rows_of_client = np.flatnonzero(owners == client)
     if not len(rows_of_client):
         raise ValueError(f"there is no client {client}, or it has not taken part")
-    return _with_prefix("state.variables.", leaves) | {
-        key: rows[rows_of_client[0]] for key, rows in own.items()
-    }
+    of_client = {key: rows[rows_of_client[0]] for key, rows in own.items()}
+    return _with_prefix("state.variables.", leaves) | of_client
 
 
 def _with_prefix(prefix: str, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -262,38 +214,33 @@ def _with_prefix(prefix: str, leaves: Mapping[str, np.ndarray]) -> dict[str, np.
 
 
 def _read_model(
-    given: Path | str,
-    prefix: str,
+    folder: Path | str,
     what: str,
-    remedy: str,
-    template: Variables | None,
-    client: int | None = None,
+    choose: Callable[[Mapping[str, np.ndarray]], dict[str, np.ndarray]],
+    template: Variables | None = None,
 ) -> Variables:
-    """Returns the variables with paths that start with `prefix`, from the newest checkpoint that has them intact.
+    """Returns the variables that `choose` takes of the newest checkpoint that has them intact.
 
     Args:
-        what, remedy: for the message where there are none.
-        client: returns the model of this client instead.
+        folder: of a run, or of a checkpoint.
+        what: for the message where there are none.
+        choose: all leaves by path -> those of the model, by path.
+        template: see `final_variables`.
     """
-    run, reasons = files.user_path(given), []
-    for path in [run] if (run / digests.STATE).is_dir() else reversed(digests.checkpoints(run)):
+    run, reasons = files.user_path(folder), []
+    for path in [run] if (run / stored.STATE).is_dir() else reversed(stored.checkpoints(run)):
         try:
-            read = _read(path)
-            leaves = _with_prefix(prefix, read) if client is None else _of_client(client, read)
+            leaves = choose(_read(path))
             if not leaves:
-                raise ValueError("no round was evaluated yet")
-            base = path.resolve().parents[1] / BASE
-            leaves |= _read(base) if base.exists() else {}
+                raise ValueError("it has none")
             return _nested(leaves) if template is None else _in_structure(template, leaves)
         except Exception as error:  # damaged bytes may raise anything
             reasons.append(f"checkpoint {path.name}: {files.reason(error)}")
-    if any("other shapes" in reason for reason in reasons):
-        remedy = "use the settings of the model that it holds; of a run with train or lora, which keeps a part of it,"
-        remedy += (
-            " name the file of --export, or pass sim.whole(old.variables, old.folder) as initial="
-        )
-    listed = "; ".join(reasons) or f"no checkpoint in {run / digests.CHECKPOINTS}"
-    raise UsageError(f"{run} holds no {what} ({listed}); {remedy}")
+    listed = "; ".join(reasons) or f"no checkpoint in {run / stored.CHECKPOINTS}"
+    raise UsageError(
+        f"{run} holds no {what} ({listed}); use the settings of its model, and of a run with --train or --lora the file"
+        " of --export; --keep 1 or more, and an evaluation, leave models"
+    )
 
 
 def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:

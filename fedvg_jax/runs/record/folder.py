@@ -8,7 +8,7 @@ columns.json     means and deviations that the columns of rows are scaled by
 history.jsonl    one line per round
 checkpoints/     the newest states of the simulation
 summary.json     results, seconds, versions
-tracking/        what trackers wrote, and what identifies the tracked runs
+tracking/        what trackers wrote
 """
 
 from __future__ import annotations
@@ -27,15 +27,25 @@ from fedvg_jax.config import Config, to_json
 from fedvg_jax.config.options import effective
 from fedvg_jax.config.uses import HOST
 from fedvg_jax.config.weighting_grammar import method_of
-from fedvg_jax.core.identity import UNSEEN
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import scaling
 from fedvg_jax.data.scaling import Columns
 from fedvg_jax.host import files, processes
-from fedvg_jax.runs.record import digests
+from fedvg_jax.runs.record import stored
 
 TRACKING = "tracking"
 """Folder of the trackers in a run folder."""
+
+FILES = (
+    "config.json",
+    "manifest.json",
+    "partition.json",
+    "layers.json",
+    scaling.FILE,
+    stored.HISTORY,
+    stored.SUMMARY,
+)
+"""Files of a run, without checkpoints and what trackers write."""
 
 METRIC = "metric"
 """First word of the names of metrics among objects from Python."""
@@ -95,13 +105,13 @@ def read_columns(run: Path) -> Columns | None:
     Raises:
         UsageError: the file is damaged.
     """
-    stored = files.read_object_if_any(run / scaling.FILE)
-    return scaling.from_json(stored, run / scaling.FILE) if stored else None
+    written = files.read_object_if_any(run / scaling.FILE)
+    return scaling.from_json(written, run / scaling.FILE) if written else None
 
 
 def is_run(folder: Path) -> bool:
     """Returns whether a folder has files of a run."""
-    return (folder / "config.json").exists() or digests.is_run(folder)
+    return (folder / "config.json").exists() or stored.is_run(folder)
 
 
 def config_from_json(settings: dict, source: str) -> Config:
@@ -121,13 +131,11 @@ def config_from_json(settings: dict, source: str) -> Config:
 
 def is_finished(folder: Path, config: Config) -> bool:
     """Returns whether a run has ended by itself, and would with these settings. Its files are not verified."""
-    if not (folder / digests.FILE).exists():
-        return False
     try:
-        summary, stored = files.read_object(folder / "summary.json"), read_config(folder)
+        summary, written = files.read_object(folder / stored.SUMMARY), read_config(folder)
     except UsageError:
         return False
-    return stored.rounds == config.rounds and summary.get("stopped_by") is None
+    return written.rounds == config.rounds and summary.get("stopped_by") is None
 
 
 def refuse_taken(folder: Path) -> None:
@@ -255,21 +263,17 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
     return dataclasses.replace(config, out=out and Path(out), resume=resume)
 
 
-def changed_devices(folder: Path, config: Config) -> str:
-    """Returns in words how the devices of a resumed run differ from those that it ran on; "" if they do not."""
-    before = read_config(folder).devices
-    return "" if before == config.devices else f"devices {before} -> {config.devices}"
-
-
-def differences(stored: Config, config: Config, allowed: Set[str] = RESUMABLE_CHANGES) -> list[str]:
+def differences(
+    written: Config, config: Config, allowed: Set[str] = RESUMABLE_CHANGES
+) -> list[str]:
     """Returns the settings that differ and may not, such as "lr 0.1 -> 0.2".
 
     Args:
-        stored: the settings of the run.
+        written: the settings of the run.
         config: the settings to resume it with.
         allowed: settings that may differ.
     """
-    old, new = effective(stored), effective(config)
+    old, new = effective(written), effective(config)
     # with a cosine schedule every learning rate depends on the number of rounds
     allowed = allowed if config.lr_schedule != "cosine" else allowed - {"rounds"}
     changed = [name for name in old if old[name] != new[name]]
@@ -293,8 +297,8 @@ def _newest_match(config: Config) -> Path | None:
 
 def _refuse_changed(folder: Path, config: Config) -> None:
     """Raises UsageError if the run has other settings, or has already done the rounds that `config` asks for."""
-    stored = read_config(folder)
-    changed = differences(stored, config)
+    written = read_config(folder)
+    changed = differences(written, config)
     if changed:
         raise UsageError(
             f"{folder} ran with other settings: {', '.join(changed)}; repeat them, or start a new run"
@@ -303,9 +307,9 @@ def _refuse_changed(folder: Path, config: Config) -> None:
     with contextlib.suppress(OSError):
         num_done = (folder / "history.jsonl").read_bytes().count(b"\n")
     # the last round is evaluated, and one before it may not be
-    least = min(num_done + 1, stored.rounds)
+    least = min(num_done + 1, written.rounds)
     if config.rounds < least:
-        done = f"{num_done} of {stored.rounds} rounds"
+        done = f"{num_done} of {written.rounds} rounds"
         raise UsageError(
             f"{folder} has done {done}; --rounds must be {least} or more, got {config.rounds}"
         )
@@ -327,38 +331,17 @@ def refuse_other_sources(
         given: objects from Python, by the setting that they replace.
         code: digests of these objects and of metrics.
     """
-    compared_by_digest = {"data", "partition"}
-    ran = sorted({*manifest.get("custom", {})} - compared_by_digest)
-    passed = sorted({*given} - compared_by_digest)
-    if ran != passed:
-        raise UsageError(
-            f"{folder} ran with these objects from Python: {', '.join(ran) or 'none'}; this run has"
-            f" {', '.join(passed) or 'none'}; pass the same objects to fedvg_jax.run"
-        )
-    stored_code = manifest.get("code", {})
-    if changed := [
-        name for name in {**stored_code, **code} if stored_code.get(name) != code.get(name)
-    ]:
-        raise UsageError(
-            f"{folder} {_difference(changed[0], stored_code, code)}; pass what it ran with, or start a new run"
-        )
-    for name, digest in digests.items():
-        stored = manifest.get(name, digest)
-        if stored != digest:
-            values = (
-                f": {stored or 'none'} -> {digest or 'none'}" if name == "hyperparameters" else ""
+    kept, compared_by_digest = manifest.get("code", {}), {"data", "partition"}
+    ran, passed = (
+        ", ".join(sorted({*names} - compared_by_digest))
+        for names in (manifest.get("custom", {}), given)
+    )
+    compared = {"objects from Python": (ran, passed)}
+    compared |= {name: (kept.get(name, ""), code.get(name, "")) for name in {**kept, **code}}
+    compared |= {name: (manifest.get(name, ""), digest) for name, digest in digests.items()}
+    for name, (old, new) in compared.items():
+        if old != new:
+            raise UsageError(
+                f"{folder} ran with other {name.replace('_', ' ')} ({old or 'none'} -> {new or 'none'}); pass what it"
+                " ran with, or start a new run"
             )
-            other = "other data" if name == "data" else f"another {name.replace('_', ' ')}{values}"
-            raise UsageError(f"{folder} ran on {other} (its manifest.json); give what it ran on")
-
-
-def _difference(name: str, stored: Mapping[str, str], given: Mapping[str, str]) -> str:
-    """Returns in words how a run differs from this call in an object from Python."""
-    if name not in stored:
-        return f"ran without {name}"
-    if name not in given:
-        return f"ran with {name}, which is not given"
-    _, is_unseen, kind = given[name].partition(UNSEEN)
-    if is_unseen:
-        return f"cannot be compared with this call, whose {name} holds a {kind}"
-    return f"ran with another {name}"

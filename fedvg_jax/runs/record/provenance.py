@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ import numpy as np
 
 import fedvg_jax
 from fedvg_jax.core.identity import identify
-from fedvg_jax.core.types import Batch, Tree, UsageError
+from fedvg_jax.core.types import Batch, Tree
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.host import files
 from fedvg_jax.runs.record import folder as run_folder
@@ -46,51 +45,21 @@ def sources(
         partition: every client's rows of each part are part of the digest.
         pool: the run's pool; its rows behind the rows of `arrays` are an external validation set.
         hyper: name -> value, of functions that the user passed.
-        state: NumPy arrays, of a client not sampled yet, if it has values of a given model. A model made from the seed
-            may differ in its last bits between machines.
+        client_state: NumPy arrays, of a client not sampled yet, if it has values of a given model. A model made from
+            the seed may differ in its last bits between machines.
         base: NumPy arrays, the frozen tensors of the model; None where it is trained as a whole.
     """
-    rows = (rows_of_client for part in partition for rows_of_client in part)
     encoding = () if arrays.table is None else (identify(arrays.table._asdict()).digest,)
-    data = cache.digest(arrays.x, arrays.y, *encoding)
-    digests = {"data": data, "partition": cache.digest(*rows)}
-    if len(partition.val) == len(partition.test) == len(partition.train):
-        digests["clients"] = cache.digest(_owners(partition, len(arrays.y)))
-    if len(pool.y) > len(arrays.y):
-        external = (np.asarray(member[len(arrays.y) :]) for member in (pool.x, pool.y))
-        digests["validation"] = cache.digest(*external)
-    if base is not None:
-        digests["frozen_base"] = cache.digest(*jax.tree.leaves(base))
+    external = [np.asarray(member[len(arrays.y) :]) for member in (pool.x, pool.y)]
     leaves = jax.tree.leaves(client_state)
     return {
-        **digests,
+        "data": cache.digest(arrays.x, arrays.y, *encoding),
+        "partition": cache.digest(*(rows for part in partition for rows in part)),
+        "validation": cache.digest(*external) if len(external[1]) else "",
+        "frozen_base": "" if base is None else cache.digest(*jax.tree.leaves(base)),
         "initial_model": cache.digest(*leaves) if leaves else "",
         "hyperparameters": ", ".join(f"{name}={value!r}" for name, value in sorted(hyper.items())),
     }
-
-
-def refuse_other_base(run: Path | None, base: Tree) -> None:
-    """Raises UsageError unless a run that trained a part of a model had these frozen tensors."""
-    if run is None:
-        raise UsageError(
-            "these are trained tensors of a run; name its folder, as in sim.whole(old.variables, old.folder), so that"
-            " its frozen ones are compared"
-        )
-    manifest = files.read_object_if_any(run / "manifest.json")
-    if manifest.get("frozen_base") != cache.digest(*jax.tree.leaves(jax.device_get(base))):
-        raise UsageError(
-            f"{run} ran on another frozen base (its manifest.json); give the settings and files it ran on"
-        )
-
-
-def _owners(partition: Partition, num_rows: int) -> np.ndarray:
-    """Returns the client of every row, int32 [T], -1 for none. It does not depend on the split of a client's rows."""
-    owners = np.full(num_rows, -1, np.int32)
-    for part in partition:
-        owners[client_rows.joined(part)] = np.repeat(
-            np.arange(len(part), dtype=np.int32), client_rows.sizes(part)
-        )
-    return owners
 
 
 def write_manifest(
@@ -99,9 +68,9 @@ def write_manifest(
     given: Mapping[str, str],
     code: Mapping[str, str] = {},
     num_done: int = 0,
-    log: Callable[[str], None] = lambda line: None,
-) -> None:
-    """Writes manifest.json, with an entry for another part of the run.
+    shared_by: str = "auto",
+) -> bool:
+    """Writes manifest.json, with an entry for another part of the run; returns if versions or devices have changed.
 
     Args:
         folder: of the run.
@@ -109,39 +78,31 @@ def write_manifest(
         given: objects from Python, by the setting that they replace -> their names; "" for one without.
         code: digests of their functions and values, and of metrics; see `given.code_of`.
         num_done: rounds before this part.
-        log: called with a line if code or machine differ from the part before.
+        shared_by: the setting `devices`.
     """
     path = folder / "manifest.json"
-    parts = files.read_object(path)["runs"] if path.exists() else []
+    parts = files.read_object_if_any(path).get("runs", [])
+    that_matter = {"versions": versions(), **devices(), "shared_by": shared_by}
     this_part = {
         "from_round": num_done + 1,
-        "versions": versions(),
         "git": _git(Path(__file__).parent),
-        **machine(),
-    }
-    entries = {
-        **digests,
-        "custom": dict(sorted(given.items())),
-        "code": dict(sorted(code.items())),
-        "runs": [*parts, this_part],
-    }
-    run_folder.write_json(path, entries)
-    compared = ("versions", "backend", "device", "devices")
-    if changed := [name for name in compared if parts and parts[-1].get(name) != this_part[name]]:
-        listed = "; ".join(f"{name} {parts[-1].get(name)} -> {this_part[name]}" for name in changed)
-        log(f"later rounds may differ by rounding: {listed}")
-
-
-def machine() -> dict[str, Any]:
-    """Returns the system, Python version, processor, back end and devices."""
-    devices = jax.devices()
-    return {
         "system": platform.platform(),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
-        "backend": devices[0].platform,
-        "device": devices[0].device_kind,
-        "devices": len(devices),
+        **that_matter,
+    }
+    objects = {"custom": dict(sorted(given.items())), "code": dict(sorted(code.items()))}
+    run_folder.write_json(path, {**digests, **objects, "runs": [*parts, this_part]})
+    return any(parts and parts[-1].get(name) != value for name, value in that_matter.items())
+
+
+def devices() -> dict[str, Any]:
+    """Returns JAX's back end, and kind and number of its devices."""
+    found = jax.devices()
+    return {
+        "backend": found[0].platform,
+        "device": found[0].device_kind,
+        "devices": len(found),
     }
 
 
@@ -160,16 +121,12 @@ def _git(folder: Path) -> dict[str, Any] | None:
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(folder), *words]
-        return subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         # fails in an unrelated repository around the installation
         git("ls-files", "--error-unmatch", __file__)
-        return {
-            "commit": git("rev-parse", "HEAD"),
-            "changed": bool(git("status", "--porcelain", "--", ".")),
-        }
+        changed = git("status", "--porcelain", "--", ".")
+        return {"commit": git("rev-parse", "HEAD"), "changed": bool(changed)}
     except (OSError, subprocess.SubprocessError):
         return None

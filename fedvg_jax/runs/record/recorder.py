@@ -1,13 +1,14 @@
 """Writes what a run records to its folder: every chunk's records at once, checkpoints in the background.
 
-A checkpoint holds the state, the variables that were best on validation, and the seconds so far. With it are digests of
-the history up to its round.
+A checkpoint holds the state, the variables that were best on validation, and the seconds so far. With it is the digest
+of the history up to its round.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+import zlib
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,8 +18,8 @@ import numpy as np
 from fedvg_jax.core.types import SimState, Variables
 from fedvg_jax.host import files
 from fedvg_jax.runs.experiment import Records
-from fedvg_jax.runs.record import checkpoint, digests, folder as run_folder, history
-from fedvg_jax.runs.record.digests import Digest
+from fedvg_jax.runs.record import checkpoint, folder as run_folder, history, stored
+from fedvg_jax.runs.record.checkpoint import Digest
 from fedvg_jax.runs.record.history import Record
 
 SECONDS = 60.0
@@ -50,10 +51,9 @@ class Start(NamedTuple):
     best: BestModel | None = None
     seconds: tuple[float, float] = (0.0, 0.0)
     """of compiling and of running, in earlier segments"""
-    segments: int = 1
     resumed_from: int | None = None
-    summary: dict[str, Any] | None = None
-    """of a finished run"""
+    is_finished: bool = False
+    """whether the run has no rounds left to compute"""
     history: Digest | None = None
     """digest of history.jsonl up to the checkpoint; None without one"""
 
@@ -83,9 +83,6 @@ class Recorder:
             pending: what the thread is writing.
         """
         self.folder, self._records, self._pool = records.folder, records, pool
-        self._documents = (
-            digests.of_files(self.folder, digests.DOCUMENTS) if pool and self.folder else {}
-        )
         self._history: Digest = start.history or [0, 0]
         self._pending = pending or Future()  # the newest checkpoint
         if pending is None:
@@ -106,7 +103,8 @@ class Recorder:
         if self._pool and self.folder:
             with files.writing(f"the run folder {self.folder}", f"--resume {self.folder}", "then"):
                 new = history.append(self.folder, records)
-            self._history = digests.extended(self._history, new)
+            size, crc = self._history
+            self._history = [size + len(new), zlib.crc32(new, crc)]
 
     def is_checkpoint_due(self, is_last: bool = False) -> bool:
         """Returns whether a checkpoint is due; if so, the previous one is written.
@@ -132,20 +130,19 @@ class Recorder:
             self.wait()
         return is_due
 
-    def write_checkpoint(self, stored: SimState, seconds: tuple[float, float]) -> None:
+    def write_checkpoint(self, state: SimState, seconds: tuple[float, float]) -> None:
         """Starts writing a checkpoint of the newest round, if the run keeps them.
 
         Args:
-            stored: see `client_states.Storage`.
+            state: see `client_states.Storage`.
             seconds: of compiling and of running, over all parts.
         """
         if not self.keeps_checkpoints or self._pool is None or self.folder is None:
             return
         best = self.best.variables if self.best else None
-        content = {"state": stored, "best": best, "seconds": np.array(seconds)}
-        of_run = {digests.HISTORY: self._history, **self._documents}
+        content = {"state": state, "best": best, "seconds": np.array(seconds)}
         self._pending = self._pool.submit(
-            _save, self.folder, self._round, content, of_run, self._records.keep
+            _save, self.folder, self._round, content, self._history, self._records.keep
         )
         self._saved_round, self._saved_at = self._round, time.perf_counter()
 
@@ -154,17 +151,15 @@ class Recorder:
         self._pending.result()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
-        """Writes summary.json, then the digests of all files that describe the run."""
+        """Writes summary.json, which makes a run a finished one."""
         if self._pool and self.folder:
             self.wait()
             with files.writing(f"the run folder {self.folder}", f"--resume {self.folder}", "then"):
-                run_folder.write_json(self.folder / "summary.json", summary)
-                of_run = digests.of_files(self.folder, digests.OF_RUN)
-                digests.write(self.folder, of_run | {digests.HISTORY: self._history})
+                run_folder.write_json(self.folder / stored.SUMMARY, summary)
 
 
-def _save(folder: Path, number: int, content: Any, of_run: Mapping[str, Digest], keep: int) -> None:
+def _save(folder: Path, number: int, content: Any, digest: Digest, keep: int) -> None:
     """Writes a checkpoint, after flushing the records that it has a digest of."""
     with files.writing(f"the run folder {folder}", f"--resume {folder}", "then"):
-        files.flush([folder / digests.HISTORY])
-        checkpoint.save(folder, number, content, of_run, keep)
+        files.flush([folder / stored.HISTORY])
+        checkpoint.save(folder, number, content, digest, keep)

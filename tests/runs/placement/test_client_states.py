@@ -18,7 +18,7 @@ from fedvg_jax.host import hardware as hw
 from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.placement.client_states import Placement
-from fedvg_jax.runs.record import checkpoint, digests
+from fedvg_jax.runs.record import checkpoint, stored
 
 MILLION = client_states.Federation(num_clients=10**6, cohort_size=1000, rounds=50)
 SETTINGS = Config(
@@ -115,9 +115,9 @@ def test_a_run_is_resumed_with_more_rounds_wherever_its_client_states_were(
 ):
     """A checkpoint of states on the host holds those of sampled clients only."""
     run(first, callbacks=False, rounds=2, out=tmp_path / "run")
-    stored = digests.about(digests.checkpoint_path(tmp_path / "run", 2))["leaves"]
-    assert stored["state.clients.c.w"][0] == [num_stored, 3]
-    assert ("state.client_ids" in stored) == (first != "device")
+    leaves = stored.about(stored.checkpoint_path(tmp_path / "run", 2))["leaves"]
+    assert leaves["state.clients.c.w"][0] == [num_stored, 3]
+    assert ("state.client_ids" in leaves) == (first != "device")
     history, states = run(then, out=tmp_path / "run", resume=str(tmp_path / "run"))
     whole = run("device")
     assert_equal_runs(history, whole[0])
@@ -137,7 +137,7 @@ def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_
     fv.run(config, **linear.GIVEN, initial=model)
     config = replace(config, rounds=2, resume=str(config.out))
     for other in (None, model._replace(params={"w": np.zeros(3, np.float32)})):
-        with pytest.raises(UsageError, match="on another initial model"):
+        with pytest.raises(UsageError, match="other initial model"):
             fv.run(config, **linear.GIVEN, initial=other)
     fv.run(config, **linear.GIVEN, initial=model)
 

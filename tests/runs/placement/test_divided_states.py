@@ -18,7 +18,7 @@ from fedvg_jax.core import tree
 from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble.simulation import federation
 from fedvg_jax.runs.placement import client_states
-from fedvg_jax.runs.record import digests
+from fedvg_jax.runs.record import stored
 
 NUM_CLIENTS = 22
 SETTINGS = replace(test_client_states.SETTINGS, clients=NUM_CLIENTS)
@@ -120,8 +120,8 @@ def test_devices_of_a_cpu_exchange_the_clients_once_and_one_mean():
 def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_number(tmp_path):
     """On three devices to the bit."""
     run(3, callbacks=False, rounds=2, out=tmp_path / "three")
-    stored = digests.about(digests.checkpoint_path(tmp_path / "three", 2))["leaves"]
-    assert stored["state.clients.c.w"][0] == [NUM_CLIENTS, 3]
+    leaves = stored.about(stored.checkpoint_path(tmp_path / "three", 2))["leaves"]
+    assert leaves["state.clients.c.w"][0] == [NUM_CLIENTS, 3]
     for devices in (3, 1):
         out = tmp_path / f"on {devices}"
         shutil.copytree(tmp_path / "three", out)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.files import usage_error
 
-from fedvg_jax.runs.record import checkpoint, digests
+from fedvg_jax.runs.record import checkpoint, stored
 
 STATE = {
     "round": np.int32(7),
@@ -24,15 +24,13 @@ STATE = {
 
 
 def restored(folder, expected=STATE):
-    """Returns (state, digests of files) or None, and the logged lines."""
+    """Returns (state, digest of the history) or None, and the logged lines."""
     logged = []
     return checkpoint.restore(folder, lambda leaves: expected, logged.append), logged
 
 
 def save(folder, number):
-    checkpoint.save(
-        folder, number, {**STATE, "round": np.int32(number)}, {"history.jsonl": [number, 0]}, keep=2
-    )
+    checkpoint.save(folder, number, {**STATE, "round": np.int32(number)}, [number, 0], keep=2)
 
 
 def assert_same(actual, expected):
@@ -42,10 +40,10 @@ def assert_same(actual, expected):
 
 
 def test_a_file_in_a_folder_named_checkpoints_is_no_run(tmp_path):
-    path = tmp_path / digests.CHECKPOINTS / "weights.safetensors"
+    path = tmp_path / stored.CHECKPOINTS / "weights.safetensors"
     path.parent.mkdir()
     path.touch()
-    assert not digests.is_run(path) and digests.is_run(path.parent / "000040")
+    assert not stored.is_run(path) and stored.is_run(path.parent / "000040")
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +63,11 @@ def run(pair, tmp_path):
 
 @pytest.mark.quick
 def test_newest_checkpoint_is_restored_bit_for_bit_with_its_digests(run):
-    (state, of_run), logged = restored(run)
+    (state, digest), logged = restored(run)
     assert_same(state, {**STATE, "round": np.int32(12)})
-    assert of_run == {"history.jsonl": [12, 0]} and not logged
-    assert digests.newest_round(run) == 12
-    assert restored(run.parent) == (None, []) and digests.newest_round(run.parent) == 0
+    assert digest == [12, 0] and not logged
+    assert stored.newest_round(run) == 12
+    assert restored(run.parent) == (None, []) and stored.newest_round(run.parent) == 0
 
 
 def test_copy_on_the_host_owns_its_memory():
@@ -93,8 +91,8 @@ def add_files_of_a_user(run):
         (folder / name).mkdir()
         (folder / name / "notes").write_text(name)
     for name in ("20261129", "best", "12"):
-        shutil.copytree(digests.checkpoints(run)[-1], folder / name)
-    own = digests.checkpoints(run)
+        shutil.copytree(stored.checkpoints(run)[-1], folder / name)
+    own = stored.checkpoints(run)
     return {
         path: path.read_bytes()
         for path in folder.rglob("*")
@@ -105,16 +103,16 @@ def add_files_of_a_user(run):
 def test_only_what_a_run_wrote_is_a_checkpoint(run):
     """Other files beside checkpoints are not counted, not removed, not restored, and end no run."""
     of_user = add_files_of_a_user(run)
-    assert [path.name for path in digests.checkpoints(run)] == [
+    assert [path.name for path in stored.checkpoints(run)] == [
         "000003",
         "000012",
-    ] and digests.newest_round(run) == 12
+    ] and stored.newest_round(run) == 12
     for number in (14, 15, 16):
         save(run, number)
     (state, _), logged = restored(run)
     assert state["round"] == 16 and not logged
-    assert [path.name for path in digests.checkpoints(run)] == ["000015", "000016"]
-    digests.remove_checkpoints(run)
+    assert [path.name for path in stored.checkpoints(run)] == ["000015", "000016"]
+    stored.remove_checkpoints(run)
     assert {
         path: path.read_bytes() for path in (run / "checkpoints").rglob("*") if path.is_file()
     } == of_user
@@ -130,7 +128,7 @@ DAMAGE = {
 @pytest.mark.parametrize("how", DAMAGE)
 def test_damaged_checkpoint_is_skipped_for_an_older_one_or_restored_bit_for_bit(run, how):
     """Any file, at any offset. Orbax reads not every byte that it writes."""
-    rng, newest, num_skipped = random.Random(how), digests.checkpoints(run)[-1], 0
+    rng, newest, num_skipped = random.Random(how), stored.checkpoints(run)[-1], 0
     for path in sorted(path for path in newest.rglob("*") if path.is_file()):
         good = path.read_bytes()
         path.write_bytes(DAMAGE[how](good, rng.randrange(len(good))) if good else b"")
@@ -145,7 +143,7 @@ def test_damaged_checkpoint_is_skipped_for_an_older_one_or_restored_bit_for_bit(
 
 def test_an_array_that_differs_from_its_digest_is_damage(run):
     """As after an error of memory: Orbax does not check the bytes of arrays itself."""
-    path = digests.checkpoints(run)[-1] / "about" / "metadata"
+    path = stored.checkpoints(run)[-1] / "about" / "metadata"
     about = json.loads(path.read_text())
     about["leaves"]["model.kernel"][2] ^= 1
     path.write_text(json.dumps(about))
@@ -154,7 +152,7 @@ def test_an_array_that_differs_from_its_digest_is_damage(run):
 
 
 def test_without_an_intact_checkpoint_there_is_none_to_continue_from(run):
-    for path in digests.checkpoints(run):
+    for path in stored.checkpoints(run):
         shutil.rmtree(path / "state")
     with usage_error(
         "has no usable checkpoint (checkpoint of round 12 skipped: ", "nothing was changed"

@@ -13,17 +13,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.config import MODELS, Config
-from fedvg_jax.core.types import Batch, Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import Batch, Task, UsageError, Variables
 from fedvg_jax.data import cache, user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Size
 from fedvg_jax.host import files
-from fedvg_jax.models import pretrained
 from fedvg_jax.resolve import data as populations, model as models
-from fedvg_jax.runs.record import provenance, stored
 
 ROWS = 64
 """Rows of a pass through the network."""
+
+SETTINGS = (
+    "dataset",
+    "model",
+    "init",
+    "norm_layers",
+    "normalise",
+    "precision",
+    "seed",
+)
+"""Settings in the manifest of a file."""
 
 
 def write(
@@ -32,7 +41,6 @@ def write(
     arrays: Arrays,
     size: Size | None = None,
     dtype: type[np.floating] = np.float16,
-    progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Writes the features of every row, its label, the class names and a manifest.
 
@@ -45,7 +53,6 @@ def write(
         arrays: the data set; rows of the official training set become x_train, the others x_test.
         size: (H, W) that images are resized to, bilinearly; None keeps their size.
         dtype: of the features.
-        progress: called with (done, all) rows.
 
     Raises:
         UsageError: `path` exists or cannot be written, the model cannot take the rows, or features exceed `dtype`.
@@ -53,14 +60,15 @@ def write(
     if os.path.lexists(path):
         raise UsageError(f"out {path}: the file exists; name another, or remove it")
     target = files.export_target(path, "out")
-    source = arrays
+    manifest: dict[str, Any] = {name: str(getattr(config, name)) for name in SETTINGS}
+    manifest["source"] = cache.digest(arrays.x, arrays.y)
     if scaled_by := populations.make_columns(config, arrays):
         arrays = populations.encoded(arrays, scaled_by)
     task, row_shape = _task(config, arrays, size)
     variables = models.make_variables(config, task.init)
+    manifest["shape"] = row_shape
+    manifest["weights"] = cache.digest(*jax.device_get(jax.tree.leaves(variables)))
     extract = _extractor(task, variables, row_shape)
-    columns = scaled_by and json.dumps(scaled_by.as_json())
-    manifest = _manifest(config, source, (*variables, columns), row_shape, np.dtype(dtype).name)
     passes = []
     for first in range(0, len(arrays.y), ROWS):
         with np.errstate(over="ignore"):
@@ -70,13 +78,9 @@ def write(
                 f"features of rows {first} and following exceed {np.dtype(dtype)}; use --float32"
             )
         passes.append(values)
-        progress(first + len(values), len(arrays.y))
     x, y, split = np.concatenate(passes), arrays.y, arrays.num_train
-    members = {
-        "x_train": x[:split],
-        "y_train": y[:split],
-        "class_names": np.array(arrays.class_names),
-    }
+    members = {"x_train": x[:split], "y_train": y[:split]}
+    members["class_names"] = np.array(arrays.class_names)
     members["manifest"] = np.array(json.dumps(manifest))
     if len(y) > split:
         members |= {"x_test": x[split:], "y_test": y[split:]}
@@ -124,27 +128,3 @@ def _extractor(
         return np.asarray(features(variables, np.pad(x, padding)))[: len(x)]
 
     return extract
-
-
-def _manifest(
-    config: Config, arrays: Arrays, model: tuple[Tree, Tree, str | None], shape, dtype: str
-) -> dict[str, Any]:
-    """Returns digests of the weights and rows that the features were computed from, and settings.
-
-    `model` is parameters, running statistics, and the text of what scales the columns that it takes.
-    """
-    params, *others = model
-    params = {name: value for name, value in params.items() if name != pretrained.HEAD}
-    below_head = jax.device_get(jax.tree.leaves((params, *others)))
-    return {
-        "model": config.model,
-        "pretrained": config.init.name if config.init and not stored.is_run(config.init) else None,
-        "weights": cache.digest(*below_head),
-        "dataset": arrays.name,
-        "source": cache.digest(arrays.x, arrays.y),
-        "shape": list(shape),
-        **{name: getattr(config, name) for name in ("normalise", "precision", "seed")},
-        "norm": config.norm_layers,
-        "dtype": dtype,
-        "versions": provenance.versions(),
-    }

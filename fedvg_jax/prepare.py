@@ -1,7 +1,6 @@
 """`python -m fedvg_jax.prepare NAME --data-dir DIR`, or `fedvg prepare`: reads, checks, caches and shows a data set.
 
-Prints the rows per class and the sizes of the clients. Draws the classes of every client (clients.png) into --out DIR
-(default: runs/data-NAME).
+Prints the rows of every class, and rows and classes of the clients.
 
 NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. A run's options of data and partition may follow:
 --alpha, --clients, --partition, --image-size, --config FILE, ... Others, such as --lr or --corrupt.kind, are refused.
@@ -28,22 +27,17 @@ if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 import dataclasses
-import importlib.util
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedvg_jax import commands, config as configs
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, checks, command_line, presets
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.host import files
 from fedvg_jax.views import output
 
 if TYPE_CHECKING:
-    import numpy as np
     from rich.console import Console
-    from rich.table import Table
 
     from fedvg_jax.data.arrays import Arrays
     from fedvg_jax.data.partitions.client_rows import Partition
@@ -51,46 +45,17 @@ if TYPE_CHECKING:
 PROG = "python -m fedvg_jax.prepare"
 DOWNLOAD = "--download"
 
-OF_DATA = (
-    "data_dir",
-    "splits",
-    "max_rows",
-    "max_rows_seed",
-    "input",
-    "label",
-    "group",
-    "group_pattern",
-    "image_size",
-    "cache_dir",
-    "out",
-)
-"""Settings of both commands, which read a data set and write to --out."""
+OF_DATA = ("data_dir", "max_rows", "input", "label", "group", "group_pattern", "image_size")
+OF_DATA += ("splits", "cache_dir")
+"""Settings of both commands, which read a data set."""
 
-OF_PREPARE = (
-    *OF_DATA,
-    "config",
-    "fidelity",
-    "clients",
-    "partition",
-    "partition_seed",
-    "seed",
-    "alpha",
-)
-OF_PREPARE += ("min_samples", "min_samples_rule")
-OF_PREPARE += ("holdout", "test_ratio", "val_ratio", "validation.source", "validation.data_dir")
+OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "seed")
+OF_PREPARE += ("alpha", "min_samples", "min_samples_rule", "holdout")
+OF_PREPARE += ("test_ratio", "val_ratio", "validation.source", "validation.data_dir")
 """Settings of `prepare NAME`."""
 
-OF_FEATURES = (
-    "dataset",
-    *OF_DATA,
-    "model",
-    "init",
-    "norm_layers",
-    "conv",
-    "normalise",
-    "precision",
-    "seed",
-)
+OF_FEATURES = (*OF_DATA, "dataset", "out", "model", "init", "norm_layers", "conv", "normalise")
+OF_FEATURES += ("precision", "seed")
 """Settings of `prepare features`."""
 
 _SETS = f"{', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER"
@@ -138,7 +103,7 @@ def parse(argv: Sequence[str]) -> Config:
 
 
 def prepare(config: Config, is_downloaded: bool = False) -> int:
-    """Reads a data set, prints its counts, draws its pictures, and returns the exit code.
+    """Reads a data set, prints its counts and those of the clients, and returns the exit code.
 
     Args:
         config: names the data set and the partition.
@@ -154,15 +119,30 @@ def prepare(config: Config, is_downloaded: bool = False) -> int:
         signal.signal(signal.SIGINT, handler)
     console, arrays = read_rows(config)
     output.say(console, f"{arrays.name}: {display.data_text(arrays)}")
-    console.print(class_table(arrays))
-    with display.preparation_progress(console) as bar:
-        partition = populations.make_partition(config, arrays, bar("drawing a partition"))
-    title = f"{config.clients} clients, partition {output.partition_label(config)}"
-    output.say(console, "\n".join([title, *client_sizes(arrays, partition)]))
-    name = config.dataset.replace(":", "-").replace("/", "-")
-    folder = config.out or Path("runs") / f"data-{name}"
-    output.say(console, draw(folder, arrays, partition, f"{arrays.name}: {title}"))
+    partition = populations.make_partition(config, arrays)
+    output.say(console, f"partition {output.partition_label(config)}")
+    output.say(console, "\n".join(counts(arrays, partition)))
     return 0
+
+
+def counts(arrays: Arrays, partition: Partition) -> list[str]:
+    """Returns a line on the labels of every class, one on the clients and one on the shared sets."""
+    import numpy as np
+
+    from fedvg_jax.data.partitions.client_rows import sizes
+
+    names, of_client = arrays.class_names, sizes(partition.train)
+    train, val, test = (sizes(part).sum() for part in partition)
+    lines = [
+        f"{len(of_client)} clients with {of_client.min():,} to {of_client.max():,} training {output.unit(arrays)}",
+        f"{train:,} to train, {val:,} to validate, {test:,} to test",
+    ]
+    if names:
+        of_class = np.bincount(arrays.y.ravel(), minlength=len(names))
+        num_classes = [len(np.unique(arrays.y[rows])) for rows in partition.train]
+        lines[0] += f" in {min(num_classes)} to {max(num_classes)} classes"
+        lines.insert(0, ", ".join(map("{} {:,}".format, names, of_class)))
+    return lines
 
 
 def download(config: Config) -> None:
@@ -172,21 +152,17 @@ def download(config: Config) -> None:
     from fedvg_jax.data import downloads
     from fedvg_jax.data.images import parse_size
     from fedvg_jax.data.readers.hugging_face import PREFIX
-    from fedvg_jax.views import display
 
     assert config.cache_dir is not None, "the check of the settings sets it"
     name = config.dataset
     place = config.data_dir or downloads.folder(config.cache_dir / "data", name)
     if name.startswith(PREFIX):
         of_hub = name.removeprefix(PREFIX)
-        target = place / of_hub if config.data_dir else place
-        downloads.fetch_hub_set(of_hub, target)
+        place = place / of_hub if config.data_dir else place
+        downloads.fetch_hub_set(of_hub, place)
     else:
-        target = place
-        with display.preparation_progress(Console()) as bar:
-            size = parse_size(config.image_size)
-            downloads.fetch(name, place, size, bar("downloading bytes"))
-    output.say(Console(markup=False, emoji=False), f"files of {name}: {target}")
+        downloads.fetch(name, place, parse_size(config.image_size))
+    output.say(Console(markup=False, emoji=False), f"files of {name}: {place}")
 
 
 def read_rows(config: Config) -> tuple[Console, Arrays]:
@@ -194,11 +170,10 @@ def read_rows(config: Config) -> tuple[Console, Arrays]:
     from rich.console import Console
 
     from fedvg_jax.resolve import data as populations
-    from fedvg_jax.views import display
 
     console = Console(markup=False, emoji=False)  # names are shown as they are
-    with display.preparation_progress(console) as bar:
-        return console, populations.load_data(config, bar("decoding images"))
+    with console.status(f"reading {config.dataset}"):
+        return console, populations.load_data(config)
 
 
 def parse_features(argv: Sequence[str]) -> tuple[Config, str]:
@@ -229,7 +204,6 @@ def write_features(argv: Sequence[str]) -> int:
     from fedvg_jax import feature_file
     from fedvg_jax.data.images import parse_size
     from fedvg_jax.runs.assemble import programs
-    from fedvg_jax.views import display
 
     config, size = parse_features(argv)
     console, arrays = read_rows(config)
@@ -238,81 +212,11 @@ def write_features(argv: Sequence[str]) -> int:
     )
     programs.use_cache(config.cache_dir)
     dtype = np.float32 if "--float32" in argv else np.float16
-    with display.preparation_progress(console) as bar:
-        feature_file.write(
-            config.out, config, arrays, parse_size(size), dtype, bar("computing features")
-        )
+    with console.status("computing features"):
+        feature_file.write(config.out, config, arrays, parse_size(size), dtype)
     weights = "" if config.init else f" (random weights, seed {config.seed})"
     output.say(console, f"features of {len(arrays.y):,} rows written to {config.out}{weights}")
     return 0
-
-
-def class_table(arrays: Arrays) -> Table:
-    """Returns the images, rows or characters per class and official split."""
-    import numpy as np
-    from rich.table import Table
-    from rich.text import Text
-
-    first, num_classes = arrays.num_train, len(arrays.class_names)
-    train = np.bincount(arrays.y[:first].ravel(), minlength=num_classes)
-    others = np.bincount(arrays.y[first:].ravel(), minlength=num_classes)
-    table = Table()
-    table.add_column("class", overflow="fold")
-    for title in ("training", "other splits", output.unit(arrays), "share"):
-        table.add_column(title, justify="right", no_wrap=True)
-    rows = [
-        *zip(arrays.class_names, train, others, strict=True),
-        ("all", train.sum(), others.sum()),
-    ]
-    for name, a, b in rows:
-        table.add_row(
-            Text(name), f"{a:,}", f"{b:,}", f"{a + b:,}", f"{(a + b) / arrays.y.size:.1%}"
-        )
-    return table
-
-
-def client_sizes(arrays: Arrays, partition: Partition) -> list[str]:
-    """Returns a line on the sizes of the clients and one on the shared sets."""
-    import numpy as np
-
-    counts = counts_of_clients(arrays, partition)
-    size, num = counts.sum(1), (counts > 0).sum(1)
-    parts = {name: sum(map(len, rows)) for name, rows in partition._asdict().items()}
-    return [
-        f"{output.unit(arrays)} of a client: {size.min():,} to {size.max():,}, median {np.median(size):,.0f};"
-        f" its classes: {num.min()} to {num.max()}, mean {num.mean():.1f}",
-        f"{parts['train']:,} to train, {parts['val']:,} to validate, {parts['test']:,} to test",
-    ]
-
-
-def counts_of_clients(arrays: Arrays, partition: Partition) -> np.ndarray:
-    """Returns the number of labels by client and class, [N, C], without rows that are held out of the whole set."""
-    import numpy as np
-
-    parts = [rows for rows in partition if len(rows) == len(partition.train)]
-    clients = [np.concatenate(rows) for rows in zip(*parts, strict=True)]
-    return np.array(
-        [np.bincount(arrays.y[rows].ravel(), minlength=len(arrays.class_names)) for rows in clients]
-    )
-
-
-def draw(folder: Path, arrays: Arrays, partition: Partition, title: str) -> str:
-    """Draws the clients; returns a line that names the picture, or says why there is none.
-
-    Raises:
-        UsageError: the folder cannot be written.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        return "no picture: it needs matplotlib: pip install 'fedvg_jax[plot]'"
-    from fedvg_jax.study.figures import base, clients
-
-    path = folder / "clients.png"
-    with files.writing(path, "--out"), base.drawing([title, *map(str, arrays.class_names)]):
-        folder.mkdir(parents=True, exist_ok=True)
-        clients.one_partition(
-            counts_of_clients(arrays, partition), arrays.class_names, title
-        ).savefig(path, dpi=150)
-    return f"drawn: {path}"
 
 
 if __name__ == "__main__":

@@ -75,9 +75,7 @@ def _check_choice(name: str, text: str) -> None:
         raise UsageError(f"{name} {error}; got {_shorten(text)}") from None
     require_name(name, chosen, SETTINGS[name].names)
     if value == "":
-        raise UsageError(
-            f"{name} {chosen} needs a file: --{name} {chosen}:FILE, a .npz or .json of rows"
-        )
+        raise UsageError(f"{name} {chosen} needs a file: --{name} {chosen}:FILE, a .json of rows")
 
 
 def _check_texts(config: Config) -> None:

@@ -31,7 +31,6 @@ PARTITIONS = {
         ("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid")
     ),
     "shards": Choice(argument=Argument(2, declare.COUNT)),
-    "classes": Choice(argument=Argument(2, declare.COUNT)),
     "group": None,
     "file": Choice(argument=Argument("")),
 }
@@ -43,7 +42,7 @@ _FRACTION = Choice(argument=Argument(1.0, declare.FRACTION))
 CORRUPTIONS = {
     "none": None,
     **dict.fromkeys(
-        ("label_flip", "label_noise", "feature_noise", "rotate"),
+        ("label_flip", "label_noise", "feature_noise"),
         Choice(argument=Argument(1.0, declare.FRACTION)),
     ),
 }
@@ -111,8 +110,8 @@ _GROUPED = Condition(
 )
 _SPLIT = Condition(
     "dataset",
-    lambda config: config.dataset in ("dermamnist", "folder") or _HUB_SET.holds(config),
-    "dermamnist, folder or hf:FOLDER",
+    lambda config: config.dataset == "dermamnist" or _HUB_SET.holds(config),
+    "dermamnist or hf:FOLDER",
 )
 _EXTERNAL = is_one("validation.source", "cifar100", "stl10", "npz")
 _SERVER_STEPS = Condition("tuning.steps", lambda config: config.tuning.steps > 0, "1 step or more")
@@ -128,7 +127,6 @@ _FROM_FILES = Condition(
     f"every other data set than {', '.join(presets.BUILT_IN)}",
 )
 _SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "folder")
-_SOME_ROWS = Condition("max_rows", lambda config: config.max_rows > 0, "1 or more")
 _OF_SEVERAL_SIZES = Condition(
     "dataset",
     lambda config: config.dataset in _SIZED or config.dataset.startswith(tuple(presets.OUTSIDE)),
@@ -244,8 +242,8 @@ class Corrupt:
 
     kind: str = setting("none", CORRUPTIONS, "data")
     """Corruption of training rows, NAME or NAME:STRENGTH, in (0, 1], 1 by default. Of the fraction STRENGTH of the
-    labels: label_flip, class c becomes C-1-c; label_noise, another class. Feature shifts that differ between clients:
-    feature_noise, Gaussian noise of deviations up to STRENGTH; rotate, angles up to STRENGTH x 180 degrees."""
+    labels: label_flip, class c becomes C-1-c; label_noise, another class. feature_noise: Gaussian noise of deviations
+    up to STRENGTH, which differ between clients."""
     clients: float = setting(0.2, declare.FRACTION, "data", used=(_CORRUPT,))
     """Fraction of the clients that have corrupt rows, updates or both, selected by the seed."""
 
@@ -298,17 +296,14 @@ class Config(Shorthands):
     the set."""
     splits: str = setting("all", kind="data", used=(_SPLIT,), word="NAME,...")
     """Official splits that are pooled. all; official: DermaMNIST without its validation split (the published code);
-    NAME,...: only these splits of a set folder or hf:FOLDER, such as train,val."""
+    NAME,...: only these splits of a set hf:FOLDER, such as train,validation."""
     max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data")
     """Largest number of rows of the data set that are used, at equal distances in its order. 0: all."""
-    max_rows_seed: int | None = setting(None, declare.SEED, "data", used=(_SOME_ROWS,))
-    """Seed that draws the rows of max_rows. Default: they are at equal distances, which is refused if a class or a
-    group would be lost, as in a set of alternating labels."""
     input: str = setting("", kind="data", used=(_HUB_SET,), word="NAME")
-    """Column of images or texts of a set hf:FOLDER. Default: the only such column, or one with a usual name."""
+    """Column of images or texts of a set hf:FOLDER. Default: the only such column, or the one called image or text."""
     label: str = setting("", kind="data", used=(_NAMES_COLUMNS,), word="NAME")
     """Column of the labels of a csv, or of a set hf:FOLDER. Default for hf:FOLDER: the only column of class labels, or
-    one with a usual name."""
+    label."""
     group: str = setting("", kind="data", used=(_NAMES_COLUMNS, _GROUPED), word="NAME")
     """Column of a csv or a set hf:FOLDER that names the group of every row, such as its writer or hospital, for
     --partition group."""
@@ -351,8 +346,7 @@ class Config(Shorthands):
     partition: str = setting("dirichlet", PARTITIONS, "data")
     """Partition of the rows over clients. official is the published random stream, draw for draw; dirichlet_equal:
     clients of equal size; balanced_client: equal sizes, and client 0 is balanced; quantity: only sizes differ;
-    shards:S, S pieces of the rows sorted by label, 2 by default; classes:C, at most C different classes, 2 by default;
-    file:FILE, the rows of a file .npz or .json."""
+    shards:S, S pieces of the rows sorted by label, 2 by default; file:FILE, the rows in a .json file."""
     alpha: float = setting(
         0.05,
         Range(
@@ -469,7 +463,7 @@ class Config(Shorthands):
     keep: int = setting(2, declare.FROM_0, "host")
     """Number of newest checkpoints that are kept; 0 writes none."""
     cache_dir: Path | None = setting(None, kind="host", word="DIR")
-    """Folder for decoded data, partitions and compiled programs. Default: $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax."""
+    """Folder for decoded data and compiled programs. Default: $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax."""
     export: Path | None = setting(None, kind="host", word="FILE")
     """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names."""
     track: str = setting("", kind="host", form=as_name, word="NAME,...")

@@ -58,18 +58,16 @@ def check(arrays: Arrays, source: object) -> Arrays:
         UsageError: wrong dtype or rank; or as `check_values`.
     """
     x, y = arrays.x, column(arrays.y)
-    if not np.issubdtype(y.dtype, np.integer) or y.ndim != 1:
-        raise UsageError(f"{source}: labels must be integers [N] or [N, 1], got {shape(arrays.y)}")
-    if is_features(x):
-        with np.errstate(over="ignore"):
-            x = x.astype(np.float32) if x.dtype.itemsize == 8 else x
-    elif x.dtype != np.uint8 or x.ndim not in (3, 4):
+    is_image = x.dtype == np.uint8 and x.ndim in (3, 4)
+    if not (is_image or is_features(x)) or y.dtype.kind not in "iu" or y.ndim != 1:
         raise UsageError(
-            f"{source}: images must be uint8 [N, H, W] or [N, H, W, D], features floats [N, F], got {shape(x)}"
+            f"{source}: must hold images, uint8 [N, H, W] or [N, H, W, D], or features, floats [N, F], and labels,"
+            f" integers [N] or [N, 1]; got {shape(x)} and {shape(arrays.y)}"
         )
-    elif x.ndim == 3:
-        x = x[..., None]
-    return check_values(arrays._replace(x=x, y=y), source)
+    if x.dtype.itemsize == 8:
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32)
+    return check_values(arrays._replace(x=x[..., None] if x.ndim == 3 else x, y=y), source)
 
 
 def check_values(arrays: Arrays, source: object) -> Arrays:
@@ -92,37 +90,31 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
     if not arrays.class_names:
         return arrays._replace(x=x, y=y)
     last = len(arrays.class_names) - 1
-    is_integer = y.dtype.kind in "iu"
-    if not is_integer or y.min() < 0 or y.max() > last:
-        got = f"{y.min()}..{y.max()}" if is_integer else f"{y.dtype}; use y.astype(int)"
+    if y.dtype.kind not in "iu" or y.min() < 0 or y.max() > last:
         raise UsageError(
-            f"{source}: labels must be integers 0..{last}, one for each of class_names; got {got}"
+            f"{source}: labels must be integers 0..{last}, one for each of class_names; got {y.dtype}"
+            f" {y.min()}..{y.max()}"
         )
     return arrays._replace(x=x, y=y.astype(np.int32))
 
 
 def _device_values(array: np.ndarray, what: str) -> np.ndarray:
     """Returns an array in the byte order of this machine; see `check_values`."""
-    array = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     if not array.ndim or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
         raise UsageError(
             f"{what} must be an array [T, ...] of booleans, integers or floats of at most 64 bits; got {shape(array)}"
         )
-    if array.dtype.itemsize > 4 and array.dtype.kind in "iu" and array.size:
-        # Python integers, because |-2**63| is not an int64
-        largest = max(-int(array.min()), int(array.max()))
-        if largest >= 2**31:
-            raise UsageError(
-                f"{what} must be below 2**31 in absolute value; got {largest}; use .astype('float64')"
-            )
-    if array.dtype.kind == "f":
-        with np.errstate(over="ignore"):
-            narrow = array.astype(np.float32) if array.dtype.itemsize == 8 else array
-        finite = np.isfinite(narrow).all(axis=tuple(range(1, array.ndim)))
-        if not finite.all():
-            raise UsageError(
-                f"{what} is not finite in 32 bits in row {finite.argmin()}; correct or remove it"
-            )
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
+    if array.dtype.itemsize < 8 and array.dtype.kind != "f":
+        return array
+    with np.errstate(over="ignore"):
+        narrow = array.astype(f"{array.dtype.kind}4", copy=False)
+    is_held = np.isfinite(narrow) if array.dtype.kind == "f" else narrow == array
+    if not is_held.all():
+        row = is_held.reshape(len(array), -1).all(1).argmin()
+        raise UsageError(
+            f"{what} is not finite in 32 bits, or an integer beyond them, in row {row}; correct or remove it"
+        )
     return array
 
 
@@ -136,37 +128,31 @@ def shape(array: np.ndarray) -> str:
     return f"{array.dtype} {list(array.shape)}"
 
 
-def limited(arrays: Arrays, max_rows: int, seed: int | None = None) -> Arrays:
-    """Returns at most `max_rows` rows in their order: at equal distances, or drawn with a seed.
+def limited(arrays: Arrays, max_rows: int) -> Arrays:
+    """Returns at most `max_rows` rows at equal distances, row floor(i T / max_rows) as row i.
 
     All classes keep their names and numbers; groups without a row are left out.
 
     Args:
         arrays: the data set, T rows.
         max_rows: the largest number of rows; 0, T and more return the data set as it is.
-        seed: of the draw; None for equal distances, row floor(i T / max_rows) as row i of the result.
 
     Raises:
-        UsageError: equal distances leave a class or a group without a row, or move its share by more than five
-            standard errors of a draw, as where the order of the rows is periodic.
+        UsageError: a class loses all its rows, as where the order of the rows is periodic.
 
     >>> whole = Arrays("ten", np.arange(10.0)[:, None], np.repeat([0, 1], 5), ("a", "b"), 6)
     >>> some = limited(whole, 4)
     >>> some.x[:, 0].tolist(), some.y.tolist(), some.num_train
     ([0.0, 2.0, 5.0, 7.0], [0, 0, 1, 1], 3)
     """
-    num_rows = len(arrays.y)
-    if not 0 < max_rows < num_rows:
+    if not 0 < max_rows < len(arrays.y):
         return arrays
-    if seed is not None:
-        drawn = np.random.default_rng(seed).choice(num_rows, max_rows, replace=False)
-        return _with_rows(arrays, np.sort(drawn))
-    rows = np.arange(max_rows) * num_rows // max_rows
-    if arrays.class_names and arrays.y.ndim == 1:
-        _refuse_other_shares(arrays.y, rows, "class", arrays.class_names)
-    if arrays.groups is not None:
-        _refuse_other_shares(arrays.groups, rows, "group", range(len(arrays.groups)))
-    return _with_rows(arrays, rows)
+    some = _with_rows(arrays, np.arange(max_rows) * len(arrays.y) // max_rows)
+    if lost := set(classes_without_rows(some)) - set(classes_without_rows(arrays)):
+        raise UsageError(
+            f"max_rows {max_rows} leaves no row of class {min(lost)}; use another number"
+        )
+    return some
 
 
 def classes_without_rows(arrays: Arrays) -> list[str]:
@@ -191,28 +177,6 @@ def _with_rows(arrays: Arrays, rows: np.ndarray) -> Arrays:
     table = arrays.table and arrays.table._replace(inputs=arrays.table.inputs.iloc[rows])
     some = arrays._replace(x=arrays.x[rows], y=arrays.y[rows], num_train=num_train)
     return some._replace(groups=groups, table=table)
-
-
-def _refuse_other_shares(
-    labels: np.ndarray, rows: np.ndarray, noun: str, names: Sequence[str | int]
-) -> None:
-    """Raises UsageError where rows at equal distances have other shares of the labels than all rows.
-
-    Equal distances in sorted rows move a count by less than 1; a draw has hypergeometric counts.
-    """
-    counts = np.bincount(labels)
-    kept, share = np.bincount(labels[rows], minlength=len(counts)), counts / len(labels)
-    error = np.sqrt(len(rows) * share * (1 - share) * (1 - len(rows) / len(labels)))
-    distance = np.abs(kept - len(rows) * share)
-    is_lost, is_moved = (counts > 0) & (kept == 0), distance > np.maximum(1, 5 * error)
-    if not (is_lost | is_moved).any():
-        return
-    label = int(np.argmax(is_lost if is_lost.any() else distance))
-    got = f"{kept[label]} of the {counts[label]} rows of {noun} {names[label]}"
-    raise UsageError(
-        f"max_rows {len(rows)} at equal distances has {got}, and a draw about {len(rows) * share[label]:.1f}; set"
-        " --max-rows-seed, such as 0, to draw the rows"
-    )
 
 
 def pool(
@@ -299,9 +263,8 @@ def reading(what: object, kind: str, remedy: str) -> Iterator[None]:
     except UsageError:
         raise
     except Exception as error:
-        if isinstance(what, Path) and not what.exists():
-            raise UsageError(f"{what}: no such file or folder; correct its path") from error
-        raise UsageError(f"{what}: not {kind} ({reason(error)}); {remedy}") from error
+        where = getattr(error, "filename", None) or what
+        raise UsageError(f"{where}: not {kind} ({reason(error)}); {remedy}") from error
 
 
 def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:
@@ -315,12 +278,10 @@ def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:
     Raises:
         UsageError: another dtype, or not one group per row.
     """
-    flat = column(groups)
-    if flat.dtype.kind in "OT" and all(isinstance(value, str) for value in flat.ravel()):
-        flat = np.array([*flat.ravel()], str)
+    flat = np.array(column(groups).tolist())  # also of objects
     if flat.dtype.kind not in "biuSU" or flat.shape != (len(arrays.y),):
         raise UsageError(
-            f"{source}: groups must be integers or strings [{len(arrays.y)}], one per row; got {shape(flat)};"
+            f"{source}: groups must be integers or strings [{len(arrays.y)}], one per row; got {shape(groups)};"
             " np.array([str(group) for group in groups]) makes strings"
         )
     return arrays._replace(groups=np.unique(flat, return_inverse=True)[1].astype(np.int32))

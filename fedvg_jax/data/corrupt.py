@@ -95,23 +95,8 @@ def feature_noise(
     return np.rint(np.clip(x + np.float32(255 * strength * level) * noise, 0, 255)).astype(np.uint8)
 
 
-def rotate(
-    x: np.ndarray, strength: float, stream: np.random.Generator, level: float = 1.0
-) -> np.ndarray:
-    """Rotates by an angle, a feature shift drawn per client, uniform within +- strength x 180 degrees.
-
-    Interpolation is linear, and the border is repeated outside the image.
-    """
-    from scipy import ndimage  # only this kind needs it
-
-    angle = stream.uniform(-180, 180) * strength
-    return np.stack(
-        [ndimage.rotate(image, angle, reshape=False, order=1, mode="nearest") for image in x]
-    )
-
-
 LABELS: dict[str, Callable] = {"label_flip": label_flip, "label_noise": label_noise}
 """Kind -> (labels, strength, number of classes, stream) -> labels."""
 
-IMAGES: dict[str, Callable] = {"feature_noise": feature_noise, "rotate": rotate}
+IMAGES: dict[str, Callable] = {"feature_noise": feature_noise}
 """Kind -> (images, strength, stream, level) -> images."""

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.data import downloads, table
+from fedvg_jax.data import cache, downloads, table
 from fedvg_jax.data.arrays import Arrays, download_command
-from fedvg_jax.data.images import Progress, Size
+from fedvg_jax.data.images import Size
 from fedvg_jax.data.readers import cifar_stl10, folders, hugging_face, npz, text, tfds
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.host.files import user_path
@@ -19,15 +19,13 @@ from fedvg_jax.host.files import user_path
 class Source(NamedTuple):
     """A data set that is read from files, and its reader."""
 
-    load: Callable[..., Arrays]
-    """(data_dir, cache_dir, **options) -> Arrays"""
+    load: Callable[..., cache.Reading]
+    """(data_dir, **options) -> the files and how they are read"""
     holds: str
     """What `--data-dir` must hold."""
     takes: tuple[str, ...] = ()
-    """Its options, a subset of size, splits, columns, group_pattern and progress."""
+    """Its options, a subset of size, splits, columns and group_pattern."""
 
-
-_IMAGES = ("size", "progress")
 
 SOURCES = {
     **{
@@ -43,12 +41,12 @@ SOURCES = {
         )
         for name, published in npz.SETS.items()
     },
-    "tinyimagenet": Source(folders.load_tinyimagenet, folders.TINY_LAYOUT, _IMAGES),
+    "tinyimagenet": Source(folders.load_tinyimagenet, folders.TINY_LAYOUT, ("size",)),
     "covid19": Source(
-        folders.load_covid19, f"{folders.XRAY_LAYOUT} ({folders.XRAY_SOURCE})", _IMAGES
+        folders.load_covid19, f"{folders.XRAY_LAYOUT} ({folders.XRAY_SOURCE})", ("size",)
     ),
     "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}"),
-    "folder": Source(folders.load, folders.LAYOUT, (*_IMAGES, "splits", "group_pattern")),
+    "folder": Source(folders.load, folders.LAYOUT, ("size", "group_pattern")),
     "csv": Source(table.load, table.LAYOUT, ("columns",)),
     "text": Source(text.load, text.LAYOUT),
 }
@@ -72,7 +70,6 @@ def load(
     splits: str = "all",
     group_pattern: str = "",
     columns: hugging_face.Columns = {},  # noqa: B006  never changed
-    progress: Progress | None = None,
 ) -> Arrays:
     """Returns the data set called `name`.
 
@@ -82,10 +79,9 @@ def load(
             downloaded data set.
         cache_dir: folder of the decoded and the downloaded data sets; None keeps nothing.
         size: (H, W) of the images, for data sets that exist in several sizes or are resized.
-        splits: "all"; "official": the published code's; or names of a folder's or a set hf:FOLDER's.
+        splits: "all"; "official": the published code's; or names of the splits of a set hf:FOLDER.
         group_pattern: regular expression of the group in the file names of a folder.
         columns: of inputs, labels and groups, for "hf:FOLDER" and "csv".
-        progress: called with (decoded images, all images) if there are files to decode.
 
     Raises:
         UsageError: unknown name, missing folder, an option the data set does not have, or missing or damaged files.
@@ -96,29 +92,28 @@ def load(
     """
     options = {"size": size, "splits": splits, "columns": columns, "group_pattern": group_pattern}
     source, place, options = check(name, data_dir, cache_dir, **options)
-    if name in BUILT_IN:
+    if source is None:
         return BUILT_IN[name]()
-    if "progress" in source.takes:
-        options["progress"] = progress
     try:
         # of the libraries; problems of a file are UsageErrors
         with warnings.catch_warnings(action="ignore"):
-            arrays = source.load(place, cache_dir, **options)
+            arrays = cache.cached(source.load(place, **options), f"{name} {options}", cache_dir)
     except OSError as error:  # no permission, or a failing disk
         path = error.filename or place
         raise UsageError(
             f"{path}: cannot be read ({error.strerror or error}); check its permissions"
         ) from error
     # folders may be named by any bytes
-    return arrays._replace(
-        name=one_line(arrays.name), class_names=tuple(map(one_line, arrays.class_names))
-    )
+    class_names = tuple(map(one_line, arrays.class_names))
+    return arrays._replace(name=one_line(arrays.name), class_names=class_names)
 
 
 def check(
     name: str, data_dir: Path | None, cache_dir: Path | None = None, **options: Any
-) -> tuple[Source, Path | None, dict[str, Any]]:
+) -> tuple[Source | None, Path | None, dict[str, Any]]:
     """Returns the reader of a data set, its folder or file, and the options that are not defaults; reads nothing.
+
+    A built-in data set has neither reader nor folder.
 
     Args:
         name, data_dir, cache_dir: as in `load`.
@@ -127,17 +122,18 @@ def check(
     Raises:
         UsageError: unknown name, missing folder, or an option the data set does not have.
     """
-    source = _source(name)
+    source = None if name in BUILT_IN else _source(name)
     options = {
         option: value for option, value in options.items() if value not in (None, "all", {}, "")
     }
-    if unknown := [option for option in options if option not in source.takes]:
+    takes = source.takes if source else ()
+    if unknown := [option for option in options if option not in takes]:
         flag = {"size": "image-size", "columns": "label", "group_pattern": "group-pattern"}
         raise UsageError(
             f"dataset {name} does not take --{flag.get(unknown[0], unknown[0])}; leave it out"
         )
-    if name in BUILT_IN:
-        return source, None, options
+    if source is None:
+        return None, None, options
     return source, _place(name, source, data_dir and user_path(data_dir), cache_dir), options
 
 
@@ -164,12 +160,10 @@ def _place(name: str, source: Source, data_dir: Path | None, cache_dir: Path | N
 
 def _source(name: str) -> Source:
     if name.startswith(hugging_face.PREFIX):
-        return Source(hugging_face.load, hugging_face.LAYOUT, (*_IMAGES, "columns", "splits"))
+        return Source(hugging_face.load, hugging_face.LAYOUT, ("size", "columns", "splits"))
     if name.startswith(tfds.PREFIX):
         read = partial(tfds.load, name=name.removeprefix(tfds.PREFIX))
-        return Source(read, tfds.LAYOUT, _IMAGES)
-    if name in BUILT_IN:
-        return Source(BUILT_IN[name], "")
+        return Source(read, tfds.LAYOUT, ("size",))
     if name not in SOURCES:
         known = ", ".join(NAMES)
         raise UsageError(f"dataset must be one of {known}, tfds:NAME or hf:FOLDER, got {name!r}")

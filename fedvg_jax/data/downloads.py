@@ -6,18 +6,17 @@ fetched and unpacked in a draft folder. They reach their place by one rename, af
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import os
-import tarfile
+import shutil
+import sys
 import tempfile
-import zipfile
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.images import Progress, Size
+from fedvg_jax.data.images import Size
 from fedvg_jax.data.readers.npz import SETS as MEDMNIST, file_name
 from fedvg_jax.host import extras, files
 
@@ -33,50 +32,42 @@ class Published(NamedTuple):
 
     url: str
     md5: str
-    source: str
-    """Where the checksum is published."""
     folder: str = ""
     """Folder that the archive holds; "" for a file that is read as it is."""
     left_out: tuple[str, ...] = ()
-    """Members of the archive that no reader needs."""
+    """Files of the archive that no reader needs."""
 
 
-_TORCHVISION = "torchvision/datasets/{}.py of https://github.com/pytorch/vision"
-_MEDMNIST = "medmnist/info.py, version 3.0.2, of https://github.com/MedMNIST/MedMNIST"
+_KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz/"
 _ZENODO = "https://zenodo.org/records/10519652/files/{}?download=1"
-_AVALANCHE = (
-    "avalanche/benchmarks/datasets/tiny_imagenet/tiny_imagenet.py of"
-    " https://github.com/ContinualAI/avalanche; the publisher names none"
-)
 
+# checksums of cifar.py and stl10.py in https://github.com/pytorch/vision, and of tiny_imagenet.py in
+# https://github.com/ContinualAI/avalanche, because its publisher names none
 FILES = {
     "cifar-10-python.tar.gz": Published(
-        "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+        f"{_KRIZHEVSKY}cifar-10-python.tar.gz",
         "c58f30108f718f92721af3b95e74349a",
-        _TORCHVISION.format("cifar"),
         "cifar-10-batches-py",
     ),
     "cifar-100-python.tar.gz": Published(
-        "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+        f"{_KRIZHEVSKY}cifar-100-python.tar.gz",
         "eb9058c3a382ffc7106e4002c42a8d85",
-        _TORCHVISION.format("cifar"),
         "cifar-100-python",
     ),
     "stl10_binary.tar.gz": Published(
         "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
         "91f7769df0f17e558f3565bffb0c7dfb",
-        _TORCHVISION.format("stl10"),
         "stl10_binary",
-        ("stl10_binary/unlabeled_X.bin",),
+        ("unlabeled_X.bin",),
     ),
     "tiny-imagenet-200.zip": Published(
         "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         "90528d7ca1a48142e341f4ef8d21d0de",
-        _AVALANCHE,
         "tiny-imagenet-200",
     ),
+    # of medmnist/info.py, version 3.0.2, in https://github.com/MedMNIST/MedMNIST
     **{
-        name: Published(_ZENODO.format(name), md5, _MEDMNIST)
+        name: Published(_ZENODO.format(name), md5)
         for name, md5 in {
             "organamnist.npz": "68e3f8846a6bd62f0c9bf841c0d9eacc",
             "organamnist_64.npz": "2dcccc29b88e6da5a01161ef20cda288",
@@ -108,45 +99,45 @@ def folder(cache_dir: Path, name: str) -> Path:
     return cache_dir / "downloads" / name.replace(":", "/")
 
 
-def fetch(
-    name: str, place: Path, size: Size | None = None, progress: Progress | None = None
-) -> None:
+def fetch(name: str, place: Path, size: Size | None = None) -> None:
     """Downloads the file of a data set, unless it is there, and unpacks an archive.
 
     Args:
         name: one of `NAMES`.
         place: folder that will hold the file, or the folder of the archive; it is created if missing.
         size: (S, S), which chooses a file of MedMNIST; None for the paper's size.
-        progress: called with (bytes, all bytes).
 
     Raises:
-        UsageError: the data set is not one of `NAMES`; the download fails; its checksum is another; the folder cannot
-            be written; or it has a file of this name with another checksum.
+        UsageError: there is no such file; the download fails; its checksum is another; the folder cannot be written; or
+            it has a file of this name with another checksum.
     """
-    if name not in NAMES:
-        raise UsageError(f"dataset {name} has no download; --download takes {', '.join(NAMES)}")
-    file = ARCHIVES.get(name) or _file_of_size(name, size)
+    import pooch
+
+    file = ARCHIVES.get(name, name)
+    if name in MEDMNIST:
+        file = file_name(name, size[0] if size else MEDMNIST[name].size)
+    if file not in FILES:
+        raise UsageError(
+            f"dataset {name} is not published as {file}; --download takes {', '.join(NAMES)} in their published sizes"
+        )
     published = FILES[file]
     target = place / (published.folder or file)
-    if target.is_dir() or (target.is_file() and _md5(target) == published.md5):
+    if target.is_dir():
         return
     if target.exists():
+        if pooch.file_hash(str(target), "md5") == published.md5:
+            return
         raise UsageError(
             f"{target}: has another checksum than the published file; move it elsewhere"
         )
     with drafting(target) as draft:
-        _retrieve(published, file, draft, progress)
+        _retrieve(published, file, draft)
         if published.folder:
-            _unpack(draft / file, published)
+            options: Any = {} if file.endswith(".zip") else {"filter": "data"}
+            shutil.unpack_archive(draft / file, draft, **options)
+        for unused in published.left_out:
+            (draft / published.folder / unused).unlink()
         _move(draft / target.name, target)
-
-
-def _file_of_size(name: str, size: Size | None) -> str:
-    """Returns the name of MedMNIST's file; UsageError for a size that is not published."""
-    file = file_name(name, size[0] if size else MEDMNIST[name].size)
-    if file not in FILES:
-        raise UsageError(f"dataset {name} is not published as {file}; choose another --image-size")
-    return file
 
 
 def fetch_hub_set(name: str, target: Path) -> None:
@@ -179,7 +170,7 @@ def fetch_hub_set(name: str, target: Path) -> None:
         _move(draft / target.name, target)
 
 
-@contextlib.contextmanager
+@contextmanager
 def drafting(target: Path) -> Iterator[Path]:
     """Yields a folder beside `target`, which is removed at the end.
 
@@ -195,7 +186,7 @@ def drafting(target: Path) -> Iterator[Path]:
             ) as draft:
                 yield Path(draft)
         finally:
-            with contextlib.suppress(OSError):  # it has files, unless the download failed
+            with suppress(OSError):  # it has files, unless the download failed
                 if is_new:
                     target.parent.rmdir()
 
@@ -209,24 +200,7 @@ def _move(draft: Path, target: Path) -> None:
             raise
 
 
-class _Bar:
-    """What pooch reports to, as to a bar of tqdm."""
-
-    def __init__(self, progress: Progress):
-        self.progress, self.done, self.total = progress, 0, 0
-
-    def update(self, count: int) -> None:
-        self.done += count
-        self.progress(min(self.done, self.total) if self.total else self.done, self.total)
-
-    def reset(self) -> None:
-        self.done = 0
-
-    def close(self) -> None:
-        """Does nothing: the bar belongs to the caller."""
-
-
-def _retrieve(published: Published, file: str, draft: Path, progress: Progress | None) -> None:
+def _retrieve(published: Published, file: str, draft: Path) -> None:
     """Downloads a file into a folder, and verifies its checksum."""
     import pooch
     import requests
@@ -239,30 +213,10 @@ def _retrieve(published: Published, file: str, draft: Path, progress: Progress |
         urls={file: published.url},
         retry_if_failed=RETRIES,
     )
-    bar: Any = _Bar(progress) if progress else False
-    downloader: Any = pooch.HTTPDownloader(progressbar=bar, timeout=TIMEOUT)
+    downloader: Any = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=TIMEOUT)
     try:
         fetcher.fetch(file, downloader=downloader)
-    except (requests.RequestException, ValueError) as error:
-        is_checksum = isinstance(error, ValueError) and "hash" in str(error)
-        cause = getattr(error.args[0], "reason", error) if error.args else error
-        reason = "another checksum than published" if is_checksum else files.reason(cause)
+    except (requests.RequestException, ValueError) as error:  # the second is of the checksum
         raise UsageError(
-            f"{published.url}: cannot be downloaded ({reason}); try again later"
+            f"{published.url}: cannot be downloaded ({files.reason(error)}); try again later"
         ) from error
-
-
-def _unpack(archive: Path, published: Published) -> None:
-    """Unpacks an archive beside it; its checksum is verified before."""
-    if archive.suffix == ".zip":
-        with zipfile.ZipFile(archive) as members:
-            members.extractall(archive.parent)
-        return
-    with tarfile.open(archive) as members:
-        wanted = [member for member in members if member.name not in published.left_out]
-        members.extractall(archive.parent, wanted, filter="data")
-
-
-def _md5(file: Path) -> str:
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "md5").hexdigest()

@@ -6,9 +6,9 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 import numpy as np
 
@@ -16,21 +16,8 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import reading
 from fedvg_jax.host import extras
 
-Progress = Callable[[int, int], None]
-"""(done, all), such as decoded images -> None"""
-
 Size = tuple[int, int]
 """Height and width, pixels."""
-
-
-class Decoding(TypedDict, total=False):
-    """How the images of a set are decoded."""
-
-    size: Size | None
-    """(H, W) to resize to; None, the default, keeps their sizes"""
-    progress: Progress | None
-    """called with (decoded images, all images)"""
-
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = (
@@ -106,10 +93,8 @@ def _opened(data: bytes, source: object) -> Iterator[Any]:
 def stack(
     num: int,
     read: Callable[[int], tuple[bytes, object]],
-    *,
     size: Size | None = None,
     channels: int = 3,
-    progress: Progress | None = None,
 ) -> np.ndarray:
     """Decodes images into one array, with one thread per core.
 
@@ -118,7 +103,6 @@ def stack(
         read: (index of an image) -> its bytes, and its name in errors.
         size: as `decode`; if None, all images must have the same size.
         channels: 1 (grey) or 3.
-        progress: called after each task of a thread.
 
     Returns:
         uint8 [num, H, W, channels]
@@ -126,36 +110,27 @@ def stack(
     Raises:
         UsageError: for the first image (in order) that `decode` refuses or that has another size.
     """
-    data, first = read(0)
-    shape = decode(data, first, size, channels).shape
-    x = np.empty((num, *shape), np.uint8)
+    first = decode(*read(0), size, channels)
+    x = np.empty((num, *first.shape), np.uint8)
 
-    def fill(begin: int) -> int:
-        end = min(begin + _IMAGES_PER_TASK, num)
-        for i in range(begin, end):
-            data, source = read(i)
-            pixels = decode(data, source, size, channels)
-            if pixels.shape != shape:
-                has, others = (f"{s[0]} x {s[1]}" for s in (pixels.shape, shape))
-                raise UsageError(
-                    f"{source}: image of {has}, but {first} has {others}; resize all: --image-size HxW"
-                )
-            x[i] = pixels
-        return end
+    def fill(i: int) -> None:
+        data, source = read(i)
+        pixels = decode(data, source, size, channels)
+        if pixels.shape != first.shape:
+            raise UsageError(
+                f"{source}: is an image of {pixels.shape}, others have {first.shape}; resize all: --image-size HxW"
+            )
+        x[i] = pixels
 
-    threads = ThreadPoolExecutor(os.cpu_count())
-    try:
-        for done in threads.map(fill, range(0, num, _IMAGES_PER_TASK)):
-            if progress:
-                progress(done, num)
-    finally:  # after an error or Ctrl-C, waiting tasks are cancelled
-        threads.shutdown(cancel_futures=True)
+    with ThreadPool(os.cpu_count()) as threads:
+        for _ in threads.imap(fill, range(num), _IMAGES_PER_TASK):
+            pass
     return x
 
 
-def decode_files(files: Sequence[Path], **how: Unpack[Decoding]) -> np.ndarray:
+def decode_files(files: Sequence[Path], size: Size | None) -> np.ndarray:
     """Returns `stack` of image files."""
-    return stack(len(files), lambda i: (files[i].read_bytes(), files[i]), **how)
+    return stack(len(files), lambda i: (files[i].read_bytes(), files[i]), size)
 
 
 def parse_size(text: str) -> Size | None:

@@ -96,8 +96,7 @@ def default_transformer(inputs: Any) -> Any:
 def fit(arrays: Arrays, rows: np.ndarray) -> Columns:
     """Returns the transformer of a data set, fitted to some of its rows.
 
-    It is the table's custom one, or `default_transformer`; for arrays a StandardScaler of the last axis. A column of an
-    array is constant, and its deviation becomes 1, where it deviates by rounding in its dtype.
+    It is the table's custom one, or `default_transformer`; for arrays a StandardScaler of the last axis.
 
     Args:
         arrays: the data set, x [T, ..., D].
@@ -115,11 +114,7 @@ def fit(arrays: Arrays, rows: np.ndarray) -> Columns:
 
     if arrays.table is None:
         some = np.asarray(arrays.x[rows], np.float64).reshape(-1, arrays.x.shape[-1])
-        scaler: Any = StandardScaler().fit(some)
-        dtype = arrays.x.dtype if arrays.x.dtype.kind == "f" else np.float64
-        is_constant = np.sqrt(scaler.var_) <= np.finfo(dtype).eps * np.abs(scaler.mean_)
-        scaler.scale_[is_constant] = 1
-        return Columns(scaler)
+        return Columns(StandardScaler().fit(some))
     inputs, label, class_names, custom = arrays.table
     training = inputs.iloc[rows]
     transformer = _fitted(custom or default_transformer(inputs), training)
@@ -201,7 +196,7 @@ def _from_json(value: dict[str, Any]) -> Any:
 
     if "array" in value:
         return np.array(value["array"], value["dtype"])
-    if "dtype" in value and len(value) == 1:
+    if value.keys() == {"dtype"}:
         return np.dtype(value["dtype"])
     if "slice" in value:
         return slice(*value["slice"])
@@ -210,19 +205,18 @@ def _from_json(value: dict[str, Any]) -> Any:
     if "class" not in value:
         return value
     module, name = value["class"]
-    if not module.startswith("sklearn."):
-        raise ValueError(f"{module} is not of scikit-learn")
-    kind = _member(module, name, type)
-    if not issubclass(kind, BaseEstimator):
-        raise ValueError(f"{name} is no estimator")
-    estimator = kind.__new__(kind)
+    estimator = object.__new__(_member(module, name, type(BaseEstimator)))
+    if not isinstance(estimator, BaseEstimator):
+        raise TypeError(f"{name} is no estimator")
     vars(estimator).update(value["state"])
     return estimator
 
 
 def _member(module: str, name: str, kind: type) -> Any:
-    """Returns a member of a module; a ValueError if it is of another kind."""
+    """Returns a member of scikit-learn or numpy; a TypeError if it is of another kind."""
+    if module.partition(".")[0] not in ("sklearn", "numpy"):
+        raise TypeError(f"{module} is not of scikit-learn")
     found = getattr(importlib.import_module(module), name)
     if not isinstance(found, kind):
-        raise ValueError(f"{name} is no {kind.__name__}")
+        raise TypeError(f"{name} is no {kind.__name__}")
     return found

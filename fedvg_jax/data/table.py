@@ -6,7 +6,6 @@ The inputs are kept as a DataFrame until the training rows are known; `scaling` 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,17 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays, Table, check_values, reading, with_groups
+from fedvg_jax.data.cache import Reading
 from fedvg_jax.host import extras
 
 LAYOUT = "a .csv file with a line of column names, or a folder with one such file"
 
 
-def load(path: Path, cache_dir: Path | None = None, *, columns: Mapping[str, str] = {}) -> Arrays:
+def load(path: Path, *, columns: Mapping[str, str] = {}) -> Reading:
     """Reads the .csv file `path`, or the only .csv file of the folder `path`.
 
     Args:
         path: see `LAYOUT`.
-        cache_dir: unused, because tables are not kept.
         columns: role, label or group -> name of its column.
 
     Raises:
@@ -37,12 +36,11 @@ def load(path: Path, cache_dir: Path | None = None, *, columns: Mapping[str, str
         raise UsageError(f"{path}: holds {len(files)} .csv files; --data-dir names {LAYOUT}")
     with reading(files[0], "a table", f"it must be {LAYOUT}"):
         frame = pandas.read_csv(files[0])
-    label = columns.get("label")
-    if label is None:
-        raise UsageError(
-            f"{files[0]}: needs --label NAME, one of {', '.join(map(str, frame.columns))}"
-        )
-    return from_frame(frame, label, columns.get("group"), name=files[0].stem)
+    if "label" not in columns:
+        has = ", ".join(map(str, frame.columns))
+        raise UsageError(f"{files[0]}: needs --label NAME, one of {has}")
+    roles = columns["label"], columns.get("group")
+    return Reading((), lambda: from_frame(frame, *roles, name=files[0].stem))
 
 
 def is_frame(data: Any) -> bool:
@@ -69,37 +67,25 @@ def from_frame(
         UsageError: a column is not there, twice there, or of dates and the like; or a label or a group is missing.
     """
     frame = _pandas_frame(frame)
-    if not frame.columns.is_unique:
-        twice = frame.columns[frame.columns.duplicated()][0]
-        raise UsageError(f"{name}: column {twice!r} is there twice; rename one")
-    roles = {"label": label} if group is None else {"label": label, "group": group}
-    for role, column in roles.items():
-        _check_column(frame, role, column, name)
-    inputs = frame.drop(columns=[*{*roles.values()}])
-    if not inputs.shape[1] or label == group:
-        raise UsageError(f"{name}: needs a label and a column beside {', '.join(roles.values())}")
-    inputs = _normalised(inputs, name)
-    y, class_names = _labels(frame[label])
+    roles = [label] if group is None else [label, group]
+    _check_columns(frame, roles, name)
+    inputs = _normalised(frame.drop(columns=roles), name)
+    if not inputs.shape[1]:
+        raise UsageError(f"{name}: needs a column beside {', '.join(roles)}")
+    column = frame[label]
+    if column.dtype.kind == "f":
+        y, class_names = column.to_numpy(np.float32), ()
+    else:
+        values = (
+            column.to_numpy() if column.dtype.kind in "iu" else column.astype(str).to_numpy(str)
+        )
+        names, y = np.unique(values, return_inverse=True)
+        class_names = tuple(map(str, names))
     table = Table(inputs, label, class_names, transformer)
     arrays = check_values(Arrays(name, _codes(inputs), y, class_names, len(y), table=table), name)
     if group is None:
         return arrays
     return with_groups(arrays, frame[group].astype(str).to_numpy(str), f"{name}, column {group}")
-
-
-def numbers(frame: Any, name: str) -> np.ndarray:
-    """Returns a DataFrame of numbers and booleans as float64 [T, D].
-
-    Raises:
-        UsageError: a column holds other values.
-    """
-    columns = _normalised(_pandas_frame(frame), f"data: {name}")
-    for column in columns:
-        if columns[column].dtype.kind != "f":
-            raise UsageError(
-                f"data: {name}, column {column!r} must be numbers; data=frame, label=NAME encodes texts and categories"
-            )
-    return columns.to_numpy(np.float64)
 
 
 def rows(arrays: Arrays) -> Any:
@@ -114,8 +100,7 @@ def inputs_of(frame: Any, names: Sequence[str]) -> Any:
         UsageError: a column is not there, or of dates and the like.
     """
     frame = _pandas_frame(frame)
-    for name in names:
-        _check_name(frame, "column", name, "data")
+    _refuse_missing_names(frame, names, "data")
     return _normalised(frame[[*names]], "data")
 
 
@@ -126,13 +111,14 @@ def labels_of(frame: Any, label: str, class_names: Sequence[str]) -> np.ndarray:
         UsageError: there is no such column, or a label that is no class.
     """
     frame = _pandas_frame(frame)
-    _check_column(frame, "label", label, "data")
+    _check_columns(frame, [label], "data")
     if not class_names:
         return frame[label].to_numpy(np.float32)
     numbers = frame[label].astype(str).map({name: c for c, name in enumerate(class_names)})
     if numbers.isna().any():
-        unknown = frame[label][numbers.isna()].iloc[0]
-        raise UsageError(f"data: label {unknown!r} must be one of {', '.join(class_names)}")
+        raise UsageError(
+            f"data: label {label!r} must be one of {', '.join(class_names)} in every row"
+        )
     return numbers.to_numpy(np.int32)
 
 
@@ -171,31 +157,23 @@ def _codes(frame: Any) -> np.ndarray:
     return np.stack([np.asarray(column, np.float64) for column in codes], 1)
 
 
-def _check_name(frame: Any, role: str, column: str, source: str) -> None:
-    """Raises UsageError for a column that is not there, with the nearest name."""
-    if column not in frame.columns:
-        names = [*map(str, frame.columns)]
-        nearest = difflib.get_close_matches(str(column), names, 1)
-        hint = f"did you mean {nearest[0]!r}?" if nearest else f"it has {', '.join(names)}"
-        raise UsageError(f"{source}: has no {role} {column!r}; {hint}")
+def _refuse_missing_names(frame: Any, names: Sequence[str], source: str) -> None:
+    """Raises UsageError for columns that are not there."""
+    if missing := [name for name in names if name not in frame.columns]:
+        has = ", ".join(map(str, frame.columns))
+        raise UsageError(f"{source}: has no column {missing[0]!r}; it has {has}")
 
 
-def _check_column(frame: Any, role: str, column: str, source: str) -> None:
-    """Raises UsageError for a column that is not there, or in which a value is missing."""
-    _check_name(frame, role, column, source)
-    is_missing = np.asarray(frame[column].isna())
+def _check_columns(frame: Any, roles: Sequence[str], source: str) -> None:
+    """Raises UsageError for labels or groups that are not there, the same, or missing in a row, or for equal names."""
+    _refuse_missing_names(frame, roles, source)
+    if not frame.columns.is_unique or len({*roles}) < len(roles):
+        raise UsageError(
+            f"{source}: columns must have different names; got {', '.join([*roles, *frame.columns])}"
+        )
+    is_missing = frame[[*roles]].isna().any(axis=1).to_numpy()
     if is_missing.any():
         raise UsageError(
-            f"{source}: {role} {column!r} is missing in {is_missing.sum()} rows, first in row {is_missing.argmax()};"
-            f" fill it, or remove the rows: frame.dropna(subset=[{column!r}])"
+            f"{source}: {' or '.join(roles)} is missing in {is_missing.sum()} rows, first in row {is_missing.argmax()};"
+            f" fill it, or remove the rows: frame.dropna(subset={roles})"
         )
-
-
-def _labels(column: Any) -> tuple[np.ndarray, tuple[str, ...]]:
-    """Returns classes int32 [T] and their names, or targets float32 [T] and none."""
-    kind = getattr(column.dtype, "kind", "O")
-    if kind == "f":
-        return column.to_numpy(np.float32), ()
-    values = column.to_numpy() if kind in "iu" else column.astype(str).to_numpy(str)
-    names, y = np.unique(values, return_inverse=True)
-    return y.astype(np.int32), tuple(map(str, names))

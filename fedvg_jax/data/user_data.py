@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -80,7 +81,7 @@ def class_labels(arrays: Arrays, consumer: str, instead: str, of_rows: bool = Tr
         needed = f"integers [T{'' if of_rows else ', ...'}] from 0 to {MAX_CLASSES - 1}"
         raise UsageError(
             f"{consumer} needs class labels, {needed}; y of {arrays.name} is {shape(arrays.y)};"
-            f" {_TO_LABELS}; otherwise {instead}"
+            f" {_REMEDY}; otherwise {instead}"
         )
     return arrays.y.astype(np.int32)
 
@@ -114,19 +115,16 @@ def is_sequences(arrays: Arrays) -> bool:
 
 def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
     """Raises a UsageError if a setting changes pixels and there are none."""
-    if arrays.x.ndim == 4:
-        refuse_channels_first(arrays, setting)
     if not is_images(arrays):
         raise UsageError(
             f"{setting} is for images, uint8 [T, H, W, D]; {arrays.name} is {shape(arrays.x)}; {instead}"
         )
 
 
-_TO_NUMBERS = (
-    "use .astype('float32'), .filled(...) or .toarray(); data=frame, label=NAME encodes texts, categories and missing"
-    " values of a DataFrame"
+_REMEDY = (
+    "use .astype('float32'), .filled(...) or .toarray(), or data=frame, label=NAME for a DataFrame;"
+    " np.unique(y, return_inverse=True)[1] numbers labels [T], and y.argmax(1) one-hot rows"
 )
-_TO_LABELS = "np.unique(y, return_inverse=True)[1] numbers values [T], and y.argmax(1) one-hot rows"
 
 
 def as_array(values: Any, name: str) -> np.ndarray:
@@ -139,22 +137,16 @@ def as_array(values: Any, name: str) -> np.ndarray:
     Raises:
         UsageError: there are other values than numbers and booleans, or some are masked.
     """
-    if table.is_frame(values):
-        return table.numbers(values, name)
-    try:
+    array = None
+    with contextlib.suppress(ValueError, TypeError, RuntimeError):  # torch's last is of gradients
         array = np.asarray(values)
         if array.dtype.kind == "O":  # perhaps numbers of Python
-            array = np.asarray(array.tolist()) if array.ndim else array
-    except (ValueError, TypeError, RuntimeError) as error:  # torch's for one that needs a gradient
+            array = np.asarray(array.tolist())
+    if array is None or array.dtype.kind not in "biuf" or np.ma.is_masked(values):
+        got = type(values).__name__ if array is None else shape(array)
         raise UsageError(
-            f"data: {name} must be an array [T, ...], every row of one shape; {error}"
-        ) from error
-    if array.dtype.name == "bfloat16":
-        return array.astype(np.float32)
-    if array.dtype.kind not in "biuf" or np.ma.is_masked(values):
-        raise UsageError(
-            f"data: {name} must be numbers or booleans without missing values; got {shape(array)};"
-            f" {_TO_LABELS if name == 'y' else _TO_NUMBERS}"
+            f"data: {name} must be numbers or booleans [T, ...], every row of one shape, none missing; got {got};"
+            f" {_REMEDY}"
         )
     return array
 

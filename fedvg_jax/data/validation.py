@@ -7,9 +7,8 @@ classes give 7 x 500 + 3 x 50 = 3,650, which the paper calls a balanced sample.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,7 +16,6 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, datasets, images
 from fedvg_jax.data.arrays import Arrays, is_features
 from fedvg_jax.data.partitions.client_rows import Partition, joined
-from fedvg_jax.data.readers import npz
 
 _SOURCE, _CLIENTS, _SUBSET, _RHO, _NOISE = range(5)
 _DOMAIN = int.from_bytes(b"validation")
@@ -196,9 +194,6 @@ STL10 = {
 } | {"car": "automobile"}
 """STL-10's classes -> nine classes of CIFAR-10. STL-10 has no frog, CIFAR-10 no monkey."""
 
-MANIFEST = ("model", "weights", "shape", "normalise")
-"""Entries of a manifest of features that D_val and the clients share."""
-
 COPIES, MAX_IMAGES = 50, 5000
 """In the published code: images of every class that come first, and the maximum of all images."""
 
@@ -213,7 +208,7 @@ def outside_images(
     """Loads the mapped official training images of an external set.
 
     Args:
-        source: "cifar100", "stl10" or "npz". An npz has the target's class names, or no names and the target's numbers.
+        source: "cifar100", "stl10" or "npz", of the same names of classes.
         data_dir: folder or file of the external set; None for a downloaded one.
         target: data set that gives labels and image size.
         all_classes: whether `PICKUP_TRUCK` is mapped, too.
@@ -231,43 +226,15 @@ def outside_images(
     x, y = outside.x[: outside.num_train], outside.y[: outside.num_train]
     mapped = np.array([label_of.get(name, -1) for name in outside.class_names], np.int32)[y]
     rows = np.flatnonzero(mapped >= 0)
-    if not len(rows):
-        raise UsageError(
-            f"{source} of D_val holds no training image of {', '.join(label_of)}; use a set with these classes"
-        )
     x, shape = np.asarray(x[rows]), target.x.shape[1:]
-    if is_features(x) or is_features(target.x):
-        if x.shape[1:] != shape or x.dtype.kind != target.x.dtype.kind:
-            raise UsageError(
-                f"{source} of D_val: rows are {x.dtype} {list(x.shape[1:])}, and rows of {target.name} are"
-                f" {target.x.dtype} {list(shape)}; features of D_val and of the clients must come from one network"
-            )
-        return x, mapped[rows]
-    return resized(x, shape, data_dir or source), mapped[rows]
-
-
-def refuse_other_network(path: Path, clients_file: Path) -> None:
-    """Raises UsageError for features made otherwise than the clients' features, by the manifests of both files.
-
-    Args:
-        path: .npz file of D_val, or its folder; of a file without a manifest nothing is known.
-        clients_file: the file of the clients' data.
-    """
-    theirs, ours = _manifest(path), _manifest(clients_file)
-    for name in MANIFEST:
-        if name in theirs and name in ours and theirs[name] != ours[name]:
-            raise UsageError(
-                f"{path}: features of {name} {theirs[name]}, and {clients_file} has {ours[name]}; features"
-                " of D_val and of the clients must come from one network and size"
-            )
-
-
-def _manifest(path: Path) -> dict[str, Any]:
-    """Returns the manifest that `prepare features` wrote into an .npz file; {} where another program made it."""
-    try:
-        return dict(json.loads(str(npz.read(npz.find(path), ["manifest"])["manifest"])))
-    except (KeyError, TypeError, ValueError, UsageError):
-        return {}
+    if not is_features(x) and not is_features(target.x):
+        return resized(x, shape, data_dir or source), mapped[rows]
+    if x.shape[1:] != shape or x.dtype.kind != target.x.dtype.kind:
+        raise UsageError(
+            f"{source} of D_val: rows are {x.dtype} {list(x.shape[1:])}, and rows of {target.name} are"
+            f" {target.x.dtype} {list(shape)}; features of D_val and of the clients must come from one network"
+        )
+    return x, mapped[rows]
 
 
 def order(labels: np.ndarray, has_copies: bool, stream: np.random.Generator) -> np.ndarray:
@@ -306,38 +273,29 @@ def resized(x: np.ndarray, shape: tuple[int, ...], source: object) -> np.ndarray
             f"{source}: images have {x.shape[-1]} channels, but the training set has {depth}"
         )
     if x.shape[1:3] != (height, width):
-        x = np.stack([_scaled(image, height, width) for image in x])
-    return np.broadcast_to(x, (len(x), *shape))
-
-
-def _scaled(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resizes one image [h, w, d] to [height, width, d], channel by channel.
-
-    Pillow takes the last of two or four channels for opacity, which weighs the pixels of the others.
-    """
-    module = images.pillow()
-    pictures = [
-        module.fromarray(np.ascontiguousarray(channel)) for channel in np.moveaxis(image, -1, 0)
-    ]
-    return np.stack(
-        [np.asarray(p.resize((width, height), module.Resampling.BILINEAR)) for p in pictures], -1
-    )
+        module, of_x = images.pillow(), (width, height)
+        bilinear = module.Resampling.BILINEAR
+        # grey images have no last axis in Pillow
+        pictures = [
+            module.fromarray(np.squeeze(image, -1) if image.shape[-1] == 1 else image)
+            for image in x
+        ]
+        x = np.stack([np.asarray(picture.resize(of_x, bilinear)) for picture in pictures])
+    return np.broadcast_to(x.reshape(len(x), height, width, -1), (len(x), *shape))
 
 
 def _labels(source: str, outside: Arrays, target: Arrays, all_classes: bool) -> dict[str, int]:
     """Returns the target's label of each mapped class of the external set."""
     number = {name: c for c, name in enumerate(target.class_names)}
-    numbered = outside.class_names == tuple(map(str, range(len(outside.class_names))))
-    is_named = number.keys() >= set(outside.class_names)
-    if source == "npz" and numbered and not is_named and len(outside.class_names) <= len(number):
-        return {name: int(name) for name in outside.class_names}
     named = {"stl10": STL10, "cifar100": CIFAR100 | (PICKUP_TRUCK if all_classes else {})}
     names = named.get(source) or {name: name for name in outside.class_names}
     mapped = {name: number[label] for name, label in names.items() if label in number}
-    missing = sorted(set(names.values()) - number.keys()) if source != "npz" else []
-    if not mapped or missing:
+    train = outside.y[: outside.num_train]
+    present = {outside.class_names[c] for c in np.unique(train)}
+    is_whole = source == "npz" or len(mapped) == len(names)
+    if not (is_whole and present & {*mapped}):
         raise UsageError(
-            f"validation.source {source} maps to the classes {', '.join(dict.fromkeys(names.values()))}, and"
-            f" {target.name} has {', '.join(target.class_names)}; use a source with the same classes"
+            f"validation.source {source} has rows of {', '.join(sorted(present))[:200]}, and {target.name} has"
+            f" {', '.join(target.class_names)[:200]}; use a source with the same names of classes"
         )
     return mapped

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from fedvg_jax.config.options import choice, columns_by_role, partition_seed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, scaling, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features, limited
-from fedvg_jax.data.images import Progress, parse_size
+from fedvg_jax.data.images import parse_size
 from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
@@ -40,25 +40,21 @@ def make_population(
     config: Config,
     data: Any = None,
     partition: tuple | Sequence | None = None,
-    progress: Progress | None = None,
-    reading: Progress | None = None,
 ) -> Population:
     """Reads the data set, draws the partition and builds D_val, unless data or partition are given.
 
     Args:
         config: checked settings.
         data, partition: as in `fedvg_jax.run`.
-        progress: called with (partitions drawn, most draws).
-        reading: called with (images decoded, all images).
     """
     if data is None:
-        arrays = load_data(config, reading)
+        arrays = load_data(config)
     else:
-        arrays = limited(user_data.as_arrays(data), config.max_rows, config.max_rows_seed)
+        arrays = limited(user_data.as_arrays(data), config.max_rows)
     fit.check_pixel_settings(arrays, config)
     fit.check_groups(arrays, config)
     if partition is None:
-        parts = make_partition(config, arrays, progress)
+        parts = make_partition(config, arrays)
     else:
         parts = take_partition(config, arrays, partition)
     scaled_by = make_columns(config, arrays, client_rows.joined(parts.train))
@@ -78,22 +74,19 @@ def corrupt_clients(config: Config, is_attacked: bool = False) -> np.ndarray:
     return attacks.corrupt_clients(config.seed, config.clients, count)
 
 
-def make_partition(
-    config: Config, arrays: Arrays, progress: Callable[[int, int], None] | None = None
-) -> Partition:
+def make_partition(config: Config, arrays: Arrays) -> Partition:
     """Draws the config's partition, or reads it from its file.
 
     Args:
         config: checked settings.
         arrays: the data set.
-        progress: called with (draws done, maximum of draws).
 
     Raises:
         UsageError: the partition cannot be drawn, or its file is missing or malformed.
     """
     kind, value = choice(config, "partition")
     if kind == "file":
-        return _checked(config, arrays, exchange.read(user_path(value), len(arrays.y)), value)
+        return _checked(config, arrays, exchange.read(user_path(value)), value)
     drawn = draw_partition(
         _labels(config, arrays),
         kind=kind,
@@ -105,10 +98,8 @@ def make_partition(
         test_ratio=config.test_ratio,
         val_ratio=config.val_ratio,
         held_out=config.holdout,
-        **({f"{kind}_per_client": value} if kind in ("shards", "classes") else {}),
+        shards=value,
         groups=arrays.groups,
-        cache_dir=config.cache_dir and config.cache_dir / "partitions",
-        progress=progress,
     )
     return _with_rows(drawn, f"partition {config.partition}")
 
@@ -224,8 +215,6 @@ def make_shared(
         cache_dir = config.cache_dir / "data" if config.cache_dir else None
         all_classes = not as_reference(config, "truck")
         images = validation.outside_images(source, options.data_dir, arrays, all_classes, cache_dir)
-        if is_features(arrays.x) and config.data_dir and options.data_dir:
-            validation.refuse_other_network(options.data_dir, config.data_dir)
         shared = validation.from_outside(
             arrays, *images, as_reference(config, "external-copies"), seed
         )
@@ -339,7 +328,7 @@ def _with_rows(parts: Partition, source: object) -> Partition:
     return parts
 
 
-def load_data(config: Config, reading: Callable[[int, int], None] | None = None) -> Arrays:
+def load_data(config: Config) -> Arrays:
     """Returns the data set that the config names, or as many of its rows as the config allows."""
     # a file of settings may name columns of one of several data sets
     names_columns = config.dataset.startswith(HUB) or config.dataset == "csv"
@@ -351,6 +340,5 @@ def load_data(config: Config, reading: Callable[[int, int], None] | None = None)
         splits=config.splits,
         group_pattern=config.group_pattern if config.dataset == "folder" else "",
         columns=columns_by_role(config) if names_columns else {},
-        progress=reading,
     )
-    return limited(whole, config.max_rows, config.max_rows_seed)
+    return limited(whole, config.max_rows)

@@ -24,7 +24,6 @@ from fedvg_jax.core import cache
 from fedvg_jax.core.types import Algorithm, Hyper, Selection, Send, Task, Variables, Weighting
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.images import Progress
 from fedvg_jax.engine import attacks, robust, task_checks
 from fedvg_jax.engine.clock import Clock
 from fedvg_jax.models import pretrained
@@ -49,8 +48,6 @@ USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
 def simulation(
     config: Config,
     *,
-    progress: Progress | None = None,
-    reading: Progress | None = None,
     data: Any = None,
     label: str | None = None,
     group: str | None = None,
@@ -71,8 +68,6 @@ def simulation(
 
     Args:
         config: settings; they are checked.
-        progress: called with (partitions drawn, most draws).
-        reading: called with (images decoded, all images).
         data, label, group, transformer, partition, task: as in `fedvg_jax.run`.
         algorithm, weighting, selection, aggregate, send, attack, hyper, clock, initial: likewise.
 
@@ -86,37 +81,31 @@ def simulation(
     data = user_data.of_call(data, label, group, transformer)
     methods = task, algorithm, weighting, selection, aggregate, send, attack
     custom = Custom(data, partition, *methods, hyper, clock, initial)
-    return simulate(check(config), custom, progress, reading)
+    return simulate(check(config), custom)
 
 
 def simulate(
     config: Config,
     custom: Custom,
-    progress: Progress | None = None,
-    reading: Progress | None = None,
 ) -> Simulation:
     """Returns the simulation of one call, with functions and programs of its own.
 
     Args:
         config: checked settings.
         custom: what the caller passed.
-        progress, reading: as in `simulation`.
     """
-    return assemble(resolve(config, traced_anew(custom), progress, reading), cache.new())
+    return assemble(resolve(config, traced_anew(custom)), cache.new())
 
 
 def resolve(
     config: Config,
     custom: Custom = Custom(),  # noqa: B008  immutable
-    progress: Progress | None = None,
-    reading: Progress | None = None,
 ) -> Experiment:
     """Returns the experiment of settings.
 
     Args:
         config: checked settings.
         custom: objects that take the place of settings, with functions of this call; see `custom.traced_anew`.
-        progress, reading: as in `simulation`.
 
     Raises:
         UsageError: parts do not fit together, or a file cannot be read.
@@ -128,9 +117,7 @@ def resolve(
         pretrained.read(config.init)
     method = make_method(config, custom)  # contradictions are found before the data are read
     clock = clocks.make_clock(config, custom.clock)
-    population = populations.make_population(
-        config, custom.data, custom.partition, progress, reading
-    )
+    population = populations.make_population(config, custom.data, custom.partition)
     if custom.task is not None:
         task_checks.check_task(custom.task, population.pool)
         fit.check_settings_of_task(config, custom.task, population.pool)

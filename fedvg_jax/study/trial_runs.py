@@ -136,7 +136,7 @@ def data_key(config: Config) -> tuple:
     places = config.dataset, config.data_dir, config.cache_dir
     form = config.image_size, config.splits, config.group_pattern
     columns = config.input, config.label, config.group
-    return *places, *form, *columns, config.max_rows, config.max_rows_seed
+    return *places, *form, *columns, config.max_rows
 
 
 def program_key(trial: Trial) -> tuple:

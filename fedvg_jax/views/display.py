@@ -73,9 +73,8 @@ def prepare(
         custom: what a call from Python passes in place of settings.
         unused: as in `start_text`.
     """
-    with preparation_progress(console) as bar:
-        drawing, reading = bar("drawing a partition"), bar("decoding images")
-        sim = experiments.simulate(config, custom, drawing, reading)
+    with console.status("reading data"):
+        sim = experiments.simulate(config, custom)
     say(console, start_text(sim, unused))
     return sim
 
@@ -209,30 +208,6 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
                 progress.update(bar, metric=metric_text(records[-1]))
 
         yield show
-
-
-Report = Callable[[int, int], None]
-"""(done, most) -> None"""
-
-
-@contextlib.contextmanager
-def preparation_progress(console: Console) -> Iterator[Callable[[str], Report]]:
-    """Shows in a terminal what is done before the first round; yields a function: name of the work -> report."""
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed:,} of at most {task.total:,}"),
-    )
-    left = (TextColumn("left"), TimeRemainingColumn())
-    with Progress(
-        *columns, *left, console=console, transient=True, disable=not console.is_terminal
-    ) as progress:
-
-        def reporting(what: str) -> Report:
-            bar = progress.add_task(what, total=None, visible=False)
-            return lambda done, most: progress.update(bar, completed=done, total=most, visible=True)
-
-        yield reporting
 
 
 def print_results(console: Console, history: History) -> None:

@@ -1,11 +1,9 @@
 """Every kind of partition: common invariants, those of each kind, and statistics."""
 
 import itertools
-import json
 
 import numpy as np
 import pytest
-from support.cases import naming
 from support.files import same_partition
 
 from fedvg_jax.data.partitions import client_rows as statistics, draw, kinds
@@ -14,7 +12,6 @@ from fedvg_jax.data.partitions.client_rows import Partition
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 EVEN = np.repeat(np.arange(10), 100)
 GROUPS = np.random.default_rng(1).integers(0, 40, len(LABELS))
-EQUAL = ("dirichlet_equal", "balanced_client", "iid")
 
 
 def make(labels=LABELS, **changes):
@@ -64,48 +61,25 @@ def test_no_group_is_in_two_parts_where_whole_groups_are_held_out(kind):
             assert sum(len(set(GROUPS[own])) for own in parts.train) == len(of_part[0])
 
 
-def test_every_argument_is_part_of_the_cache_entry_name(tmp_path):
-    changes = [
-        *({"kind": kind} for kind in ("shards", "group", "iid", "dirichlet")),
-        *({"seed": 1}, {"alpha": 0.4}, {"labels": np.sort(LABELS)}, {"val_ratio": 0.2}),
-        {"kind": "shards", "shards_per_client": 3},
-        {"kind": "group", "groups": GROUPS[::-1]},
-        {"held_out": "group"},
-        {"held_out": "group", "groups": GROUPS[::-1]},
-    ]
-    for change in changes:
-        make(cache_dir=tmp_path, **change)
-    assert len(list(tmp_path.iterdir())) == len(changes)
-
-
 # --- invariants of each kind
 
 
-@pytest.mark.parametrize("kind", EQUAL)
+@pytest.mark.parametrize("kind", ["dirichlet_equal", "balanced_client", "iid"])
 def test_equal_sizes_differ_by_at_most_one(kind):
-    for case in itertools.product([2, 9, 70], [1e-6, 100.0]):
-        num_clients, alpha = case
-        sizes = list(
-            map(
-                len,
-                rows_by_client(
-                    make(EVEN, kind=kind, num_clients=num_clients, alpha=alpha, groups=None)
-                ),
-            )
-        )
-        with naming(case):
-            assert max(sizes) - min(sizes) <= 1
+    for num_clients, alpha in itertools.product([2, 9, 70], [1e-6, 100.0]):
+        parts = make(EVEN, kind=kind, num_clients=num_clients, alpha=alpha, groups=None)
+        sizes = [len(rows) for rows in rows_by_client(parts)]
+        assert max(sizes) - min(sizes) <= 1, (num_clients, alpha)
 
 
 def test_skew_of_equal_clients_follows_alpha():
     """At alpha 1e-6 most of ten clients hold nearly one class; at alpha 1e6 all hold the pool's proportions."""
 
-    def effective(alpha):
-        result = kinds.dirichlet_equal(EVEN, 10, alpha, np.random.default_rng(0))
-        counts = np.array([np.bincount(EVEN[client_rows], minlength=10) for client_rows in result])
-        return statistics.skew(counts)["mean_effective_classes"]
+    def largest_share(alpha):
+        result = kinds.dirichlet_equal(EVEN, 10, alpha, _stream(0))
+        return np.mean([np.bincount(EVEN[rows]).max() / len(rows) for rows in result])
 
-    assert effective(1e-6) < 3 < effective(1.0) < 9 < effective(1e6)
+    assert largest_share(1e-6) > 0.5 > largest_share(1.0) > 0.25 > largest_share(1e6)
 
 
 def test_probability_of_a_class_is_proportional_to_its_size():
@@ -139,9 +113,8 @@ def test_quantity_skew_keeps_label_proportions(rule, alpha):
     for client_rows in result:
         counts = np.bincount(LABELS[client_rows], minlength=4)
         assert np.all(np.abs(counts - len(client_rows) * shares) <= 2 * (1 + 4 * shares))
-    assert statistics.gini(np.array([len(client_rows) for client_rows in result])) > (
-        0.4 if alpha < 1 else 0.05
-    )
+    sizes = np.array([len(client_rows) for client_rows in result])
+    assert sizes.std() / sizes.mean() > (0.7 if alpha < 1 else 0.1)
 
 
 def test_stratified_split_holds_every_class_in_proportion():
@@ -160,16 +133,6 @@ def test_client_holds_at_most_one_class_per_shard(per_client):
         len(np.unique(EVEN[client_rows])) <= per_client and len(client_rows) == 100
         for client_rows in result
     )
-
-
-@pytest.mark.parametrize("per_client", [1, 3])
-def test_every_client_holds_its_number_of_classes_shared_equally(per_client):
-    result = kinds.classes(LABELS, 8, per_client, _stream(0))
-    counts = np.array([np.bincount(LABELS[client_rows], minlength=4) for client_rows in result])
-    assert np.all((counts > 0).sum(1) == per_client)
-    assert np.ptp((counts > 0).sum(0)) <= 1  # holders of each class
-    for of_class in counts.T:
-        assert np.ptp(of_class[of_class > 0]) <= 1
 
 
 def test_groups_are_not_divided_and_spread_evenly():
@@ -201,17 +164,11 @@ def _stream(seed):
 def test_statistics_equal_values_computed_by_hand():
     labels = np.array([0, 0, 1, 1, 1, 2, 0, 1])
     parts = Partition([np.array([0, 1, 2, 3]), np.array([4])], [np.array([5, 6])], [np.array([7])])
-    description = statistics.describe(labels, ("a", "b", "c"), parts)
-    assert (
-        description["samples"] == [4, 1]
-        and description["val_samples"] == [2]
-        and description["test_samples"] == [1]
-    )
-    assert description["counts"] == [[2, 2, 0], [0, 1, 0]] and description["classes"] == [2, 1]
-    assert description["mean_classes"] == 1.5
-    assert description["mean_label_entropy"] == round(np.log(2) / 2, 6)  # log 2 and 0
-    assert description["mean_effective_classes"] == 1.5  # 2 and 1
-    # the union is 2/5, 3/5: distances (1/10 + 1/10) / 2 and (4/10 + 4/10) / 2
-    assert description["mean_label_distance"] == 0.25
-    assert description["size_gini"] == 0.3  # |4 - 1| twice, over 2 N sum = 20
-    assert json.loads(json.dumps(description)) == description
+    assert statistics.describe(labels, ("a", "b", "c"), parts) == {
+        "clients": 2,
+        "samples": [4, 1],
+        "val_samples": [2],
+        "test_samples": [1],
+        "class_names": ["a", "b", "c"],
+        "counts": [[2, 2, 0], [0, 1, 0]],
+    }

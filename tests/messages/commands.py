@@ -44,8 +44,8 @@ CASES = [
     ("several values", command(sim, "--alpha 0.05 0.5"), "fedvg_jax.sweep"),
     (
         "a file of a partition that is missing",
-        command(sim, "--partition file:none.npz"),
-        "none.npz: no such file",
+        command(sim, "--partition file:none.json"),
+        "none.json cannot be read",
     ),
     ("a folder without a run", command(sim, "--init /"), "/: no such file or run"),
     ("a method that is nearly known", command(sim, "--method fedvgg"), "fedvg"),

@@ -45,7 +45,7 @@ VALUES = {
 TOGETHER = [
     ({"partition": "official", "holdout": "global"}, "holdout"),
     ({"partition": "balanced_client", "clients": 1}, "balanced_client"),
-    ({"clients": 6, "corrupt.kind": "rotate", "corrupt.clients": 0.01}, "corrupt.clients"),
+    ({"clients": 6, "corrupt.kind": "feature_noise", "corrupt.clients": 0.01}, "corrupt.clients"),
     ({"robust": "median"}, "robust median"),
     (MEDIAN | {"algorithm": "feddyn"}, "feddyn"),
     ({"robust": "krum:4", "weighting": "uniform"}, "krum"),
@@ -80,7 +80,7 @@ WITH_DATA = [
     (TABLE | {"model": "gru"}, "gru"),
     (TEXT | {"partition": "dirichlet"}, "dirichlet"),
     (TEXT | {"augment": "flip"}, "augment"),
-    (TEXT | {"corrupt.kind": "rotate"}, "corrupt.kind"),
+    (TEXT | {"corrupt.kind": "feature_noise"}, "corrupt.kind"),
     (
         TEXT | {"validation.source": "npz", "validation.data_dir": "x", "val_ratio": 0.0},
         "validation.source",

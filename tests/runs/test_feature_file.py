@@ -9,7 +9,7 @@ from support import worlds
 
 from fedvg_jax import data, feature_file, prepare, resolve
 from fedvg_jax.config import Config
-from fedvg_jax.core.types import Batch, UsageError
+from fedvg_jax.core.types import Batch
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.models import pretrained
 
@@ -59,8 +59,7 @@ def test_file_holds_the_inputs_of_the_last_layer_of_the_weights_in_the_file(imag
             np.concatenate([file["x_train"], file["x_test"]]), expected, rtol=1e-5, atol=1e-6
         )
         manifest = json.loads(str(file["manifest"]))
-    names = [manifest[name] for name in ("model", "pretrained", "dtype")]
-    assert names == ["tinycnn", "weights.safetensors", "float32"]
+    assert (manifest["model"], manifest["init"]) == ("tinycnn", f"{tmp_path}/weights.safetensors")
     arrays = data.load("npz", tmp_path / "f.npz")
     assert arrays.class_names == NAMES and arrays.num_train == 120
     np.testing.assert_array_equal(arrays.y, y)
@@ -97,42 +96,3 @@ def test_resized_images_have_the_features_of_images_enlarged_before(tmp_path):
     feature_file.write(tmp_path / "large.npz", config, large, None, np.float32)
     values = [np.load(tmp_path / name)["x_train"] for name in ("small.npz", "large.npz")]
     np.testing.assert_array_equal(*values)
-
-
-# --- a task on features
-
-
-@pytest.fixture
-def features(tmp_path):
-    rng = np.random.default_rng(1)
-    y = np.arange(240) % 3
-    x = (rng.normal(size=(240, 12)) + 3 * np.eye(3, 12)[y]).astype(np.float16)
-    np.savez(tmp_path / "features.npz", x_train=x[:180], y_train=y[:180], x_test=x[180:], y_test=y[180:],
-             class_names=np.array(NAMES))  # fmt: skip
-    return tmp_path / "features.npz"
-
-
-def test_features_of_another_network_are_no_validation_set(features, tmp_path):
-    first, second, third = (tmp_path / f"{name}.npz" for name in ("first", "second", "third"))
-    members = dict(np.load(features))
-    for file, weights in ((first, "aa"), (second, "aa"), (third, "bb")):
-        np.savez(
-            file, manifest=np.array(json.dumps({"model": "tinycnn", "weights": weights})), **members
-        )
-    settings = {
-        "dataset": "npz",
-        "data_dir": first,
-        "model": "linear",
-        "clients": 3,
-        "val_ratio": 0.0,
-        "alpha": 10.0,
-    }
-    np.savez(foreign := tmp_path / "foreign.npz", manifest=np.arange(3), **members)
-    for file in (features, second, foreign):
-        resolve.experiment.simulation(
-            Config(**settings, validation={"source": "npz", "data_dir": file})
-        )
-    with pytest.raises(UsageError, match=r"weights bb"):
-        resolve.experiment.simulation(
-            Config(**settings, validation={"source": "npz", "data_dir": third})
-        )

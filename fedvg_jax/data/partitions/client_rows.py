@@ -6,7 +6,7 @@ million arrays takes 100 MB for the objects alone.
 The published protocol splits each client's rows 65 / 10 / 25. Three alternatives hold validation and test rows out of
 the whole data set before it is divided among clients (`hold_out`).
 
-Statistics of a partition: samples and classes of every client, and their skew.
+Statistics of a partition: samples and classes of every client.
 """
 
 from __future__ import annotations
@@ -232,20 +232,12 @@ def refuse_small(rows: Sequence[np.ndarray], min_samples: int, source: object) -
         )
 
 
-def as_members(partition: Partition) -> dict[str, np.ndarray]:
-    """Returns the rows of all clients, concatenated, and each client's number of rows, by the name of the part."""
-    rows = {name: joined(part) for name, part in partition._asdict().items()}
-    return rows | {f"{name}_sizes": sizes(part) for name, part in partition._asdict().items()}
-
-
 MAX_LISTED = 100_000
 """Clients up to which the statistics list every client."""
 
-_PREFIXES = ("", "val_", "test_")
-
 
 def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -> dict[str, Any]:
-    """Returns training samples and label counts of every client, with `skew`, as JSON values.
+    """Returns rows and label counts of every client, as JSON values.
 
     Beyond `MAX_LISTED` clients there are no lists of all clients, which would take hundreds of megabytes.
 
@@ -254,63 +246,16 @@ def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -
         class_names: [C], or empty.
         parts: the partition.
     """
-    counts_of = {
-        f"{prefix}samples": sizes(part) for prefix, part in zip(_PREFIXES, parts, strict=True)
-    }
-    samples, is_listed = counts_of["samples"], len(parts.train) <= MAX_LISTED
-    sizes_only = {
-        "clients": len(samples),
-        **{name: counts.tolist() for name, counts in counts_of.items() if is_listed},
-        "size_min": int(samples.min()),
-        "size_max": int(samples.max()),
-        "size_gini": round(gini(samples), 6),
-    }
-    if not class_names or labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-        return sizes_only
-    owner = np.repeat(np.arange(len(samples)), samples)
-    cells = owner * len(class_names) + labels[joined(parts.train)]
-    counts = np.bincount(cells, minlength=len(samples) * len(class_names)).reshape(len(samples), -1)
-    about: dict[str, Any] = {"class_names": list(class_names)}
-    if is_listed:
-        about |= {"classes": (counts > 0).sum(1).tolist(), "counts": counts.tolist()}
-    return sizes_only | {name: round(value, 6) for name, value in skew(counts).items()} | about
-
-
-def skew(counts: np.ndarray) -> dict[str, float]:
-    """Returns measures of label skew, each a mean over the clients with at least one row.
-
-    p_k are client k's label shares and q the shares of all rows. The measures are the entropy H(p_k) = -sum_c p_kc log
-    p_kc in nats, the effective number of classes exp H(p_k), from 1 to C, and the distance sum_c |p_kc - q_c| / 2, from
-    0 to 1.
-
-    Args:
-        counts: int [N, C], rows of each class.
-
-    >>> skew(np.array([[2, 0], [0, 2]]))["mean_label_distance"]
-    0.5
-    """
-    held = counts[counts.sum(1) > 0]
-    if not len(held):
-        return {}
-    shares = held / held.sum(1, keepdims=True)
-    entropy = -(shares * np.log(np.where(shares > 0, shares, 1))).sum(1)
-    distance = np.abs(shares - held.sum(0) / held.sum()).sum(1) / 2
-    return {
-        "mean_classes": float((held > 0).sum(1).mean()),
-        "mean_label_entropy": float(entropy.mean()),
-        "mean_effective_classes": float(np.exp(entropy).mean()),
-        "mean_label_distance": float(distance.mean()),
-    }
-
-
-def gini(sizes: np.ndarray) -> float:
-    """Returns the Gini coefficient of sizes, sum_ij |n_i - n_j| / (2 N sum_i n_i).
-
-    It is 0 for equal sizes, and 1 - 1/N if one client has all rows.
-
-    >>> gini(np.array([5, 5])), gini(np.array([0, 10]))
-    (0.0, 0.5)
-    """
-    ordered, count = np.sort(sizes), len(sizes)
-    ranks = 2 * np.arange(1, count + 1) - count - 1
-    return float((ranks * ordered).sum() / max(count * ordered.sum(), 1))
+    num_clients = len(parts.train)
+    about: dict[str, Any] = {"clients": num_clients, "class_names": list(class_names)}
+    if num_clients > MAX_LISTED:
+        return about
+    prefixes = ("", "val_", "test_")
+    for prefix, part in zip(prefixes, parts, strict=True):
+        about[f"{prefix}samples"] = sizes(part).tolist()
+    if class_names and labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
+        width = len(class_names)
+        about["counts"] = [
+            np.bincount(labels[rows], minlength=width).tolist() for rows in parts.train
+        ]
+    return about

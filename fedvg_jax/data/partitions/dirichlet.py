@@ -12,7 +12,6 @@ import heapq
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.images import Progress
 
 _WIDTH = 6
 """Clients drawn between two checks of the minimum; a candidate of a hard partition fails within the first dozen."""
@@ -28,7 +27,6 @@ def bulk(
     stream: np.random.Generator,
     min_samples: int = 10,
     max_draws: int = 1_000_000,
-    progress: Progress | None = None,
 ) -> list[np.ndarray]:
     """Draws from the published distribution, thousands of candidates at a time.
 
@@ -41,7 +39,6 @@ def bulk(
         stream: consumed; determines the outcome.
         min_samples: rows that every client must have, before any split.
         max_draws: number of candidates.
-        progress: called after each bulk of candidates.
 
     Returns:
         One int64 array of pool rows per client, label after label.
@@ -59,8 +56,6 @@ def bulk(
     while done < max_draws:
         size = min(size, max_draws - done)
         cuts = _bulk(stream, counts, num_clients, alpha, min_samples, size)
-        if progress is not None:
-            progress(done + size, max_draws)
         if cuts is not None:
             for rows in members:
                 stream.shuffle(rows)
@@ -76,7 +71,6 @@ def official(
     stream: np.random.RandomState,
     min_samples: int = 10,
     max_draws: int = 200_000,
-    progress: Progress | None = None,
 ) -> list[np.ndarray]:
     """Replays the published stream, draw for draw.
 
@@ -90,7 +84,6 @@ def official(
         stream: RandomState(seed) in the published code; consumed.
         min_samples: rows that every client must have, before any split.
         max_draws: number of candidates.
-        progress: called after every 100 draws.
 
     Returns:
         As `bulk`.
@@ -101,10 +94,8 @@ def official(
     Source: FL-bench's Dirichlet partition as FedVG's official code runs it.
     """
     members = _members(labels)
-    for attempt in range(1, max_draws + 1):
+    for _ in range(max_draws):
         cuts = np.array([_official_cuts(stream, rows, num_clients, alpha) for rows in members])
-        if progress is not None and attempt % 100 == 0:
-            progress(attempt, max_draws)
         if np.diff(cuts.sum(0), prepend=0, append=len(labels)).min() >= min_samples:
             return _deal(members, cuts)
     raise _exhausted(num_clients, alpha, min_samples, max_draws)

@@ -170,7 +170,7 @@ def shards(
     """
     if num_clients * per_client > len(labels):
         raise UsageError(
-            f"shards_per_client must be at most {len(labels) // num_clients} for {num_clients} clients to share"
+            f"partition shards:S needs S <= {len(labels) // num_clients} for {num_clients} clients to share"
             f" {len(labels)} rows, got {per_client}"
         )
     order = stream.permutation(len(labels))
@@ -179,50 +179,6 @@ def shards(
     )
     hands = stream.permutation(len(pieces)).reshape(num_clients, per_client)
     return [np.concatenate([pieces[i] for i in hand]) for hand in hands]
-
-
-def classes(
-    labels: np.ndarray, num_clients: int, per_client: int, stream: np.random.Generator
-) -> list[np.ndarray]:
-    """Gives every client k different classes, and divides the rows of a class equally among its clients.
-
-    Each client in turn takes the k classes with the fewest clients so far, ties at random. Numbers of clients per
-    class differ by at most 1, and so do the clients' numbers of rows of a class.
-
-    Args:
-        labels: int [T].
-        num_clients: K.
-        per_client: k.
-        stream: consumed.
-
-    Raises:
-        UsageError: k exceeds the number of classes, or is so small that a class would have no client.
-
-    >>> rows = classes(np.array([0, 0, 1, 1]), 2, 2, np.random.default_rng(0))
-    >>> [len(client_rows) for client_rows in rows]
-    [2, 2]
-
-    Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022 (#C = k).
-    """
-    present = np.unique(labels)
-    if not len(present) <= num_clients * per_client or per_client > len(present):
-        least = -(-len(present) // num_clients)
-        raise UsageError(
-            f"classes_per_client must be {least}..{len(present)} for {num_clients} clients to hold all {len(present)}"
-            f" classes, got {per_client}"
-        )
-    clients_of: list[list[int]] = [[] for _ in present]
-    for client in range(num_clients):
-        order = stream.permutation(len(present))
-        fewest = order[np.argsort([len(clients_of[c]) for c in order], kind="stable")]
-        for c in fewest[:per_client]:
-            clients_of[c].append(client)
-    hands: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
-    for label, owners in zip(present, clients_of, strict=True):
-        pieces = np.array_split(stream.permutation(np.flatnonzero(labels == label)), len(owners))
-        for client, piece in zip(stream.permutation(owners), pieces, strict=True):
-            hands[client].append(piece)
-    return [np.concatenate(hand) for hand in hands]
 
 
 # --- natural groups

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays, find, pool, reading
+from fedvg_jax.data.cache import Reading
 from fedvg_jax.data.readers import npz
 
 Split = tuple[np.ndarray, np.ndarray]
@@ -71,12 +71,11 @@ SETS = {
 }
 
 
-def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10") -> Arrays:
+def load(data_dir: Path, *, name: str = "cifar10") -> Reading:
     """Reads CIFAR-10 or -100 (fine labels), x uint8 [60000, 32, 32, 3], official training set first.
 
     Args:
         data_dir: a folder with the data set's `layout`, or the .npz file itself.
-        cache_dir: folder of the decoded data sets; None keeps nothing.
         name: one of `SETS`.
 
     Raises:
@@ -87,9 +86,7 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
     published = SETS[name]
     file = data_dir if data_dir.suffix == ".npz" else data_dir / f"{name}.npz"
     if file.is_file():
-        return cache.cached(
-            name, [file], lambda: npz.decode(file, name, published.class_names), cache_dir
-        )
+        return Reading([file], lambda: npz.decode(file, name, published.class_names))
     paths = find(data_dir, published.folder, published.files, published.layout, name)
 
     def decode() -> Arrays:
@@ -97,7 +94,7 @@ def load(data_dir: Path, cache_dir: Path | None = None, *, name: str = "cifar10"
         x, y = (np.concatenate(part) for part in zip(*splits[:-1], strict=True))
         return pool(name, [(x, y), splits[-1]], published.class_names, paths[0])
 
-    return cache.cached(name, paths, decode, cache_dir)
+    return Reading(paths, decode)
 
 
 def _split(file: Path, published: Published) -> Split:
@@ -140,12 +137,11 @@ STL_SHAPE = (3, 96, 96)
 STL_LAYOUT = f"{', '.join(STL_FILES)} (there or in {STL_FOLDER}/)"
 
 
-def load_stl10(data_dir: Path, cache_dir: Path | None = None) -> Arrays:
+def load_stl10(data_dir: Path) -> Reading:
     """Reads STL-10's labelled images, x uint8 [13000, 96, 96, 3]; the first 5,000 are the training set.
 
     Args:
         data_dir: a folder with `STL_LAYOUT`.
-        cache_dir: folder of the decoded data sets; None keeps nothing.
 
     Raises:
         UsageError: files missing or damaged.
@@ -156,14 +152,10 @@ def load_stl10(data_dir: Path, cache_dir: Path | None = None) -> Arrays:
 
     def split(images: Path, labels: Path) -> Split:
         with reading(images, "a whole number of images", "fetch it again"):
-            x = (
-                np.frombuffer(images.read_bytes(), np.uint8)
-                .reshape(-1, *STL_SHAPE)
-                .transpose(0, 3, 2, 1)
-            )
-        return x, np.frombuffer(labels.read_bytes(), np.uint8).astype(np.int64) - 1
+            x = np.fromfile(images, np.uint8).reshape(-1, *STL_SHAPE).transpose(0, 3, 2, 1)
+        return x, np.fromfile(labels, np.uint8).astype(np.int64) - 1
 
     def decode() -> Arrays:
         return pool("stl10", [split(*paths[:2]), split(*paths[2:])], STL_NAMES, paths[1])
 
-    return cache.cached("stl10", paths, decode, cache_dir)
+    return Reading(paths, decode)

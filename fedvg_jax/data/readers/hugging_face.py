@@ -9,25 +9,19 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import cache, images
+from fedvg_jax.data import images
 from fedvg_jax.data.arrays import Arrays, check, download_command, numbers, reading, with_groups
+from fedvg_jax.data.cache import Reading
 from fedvg_jax.data.readers.splits import pooled_splits
 from fedvg_jax.host import extras
 
 PREFIX = "hf:"
 LAYOUT = "a set of `save_to_disk`, or .parquet files named by their split, such as data/train-00000-of-00001.parquet"
-
-USUAL = {
-    "image": ("image", "img", "images", "pixel_values", "x"),
-    "text": ("text", "sentence", "content", "document", "review"),
-    "label": ("label", "labels", "y", "target", "class", "character", "digit"),
-}
-"""Usual names of columns, where their types do not tell them apart."""
 
 SAVED = ("state.json", "dataset_dict.json")
 """Files of `save_to_disk`: of one split, and of a dict of splits."""
@@ -43,30 +37,26 @@ Columns = Mapping[str, str]
 
 def load(
     folder: Path,
-    cache_dir: Path | None = None,
     *,
     columns: Columns = {},  # noqa: B006  never changed
     splits: str = "all",
-    **how: Unpack[images.Decoding],
-) -> Arrays:
+    size: images.Size | None = None,
+) -> Reading:
     """Reads a set with the splits train, validation and test pooled in this order.
 
     x is uint8 [T, H, W, D] of images, or float16 [T, `HASHES`] of texts, of Euclidean length 1.
 
     Args:
         folder: holds `LAYOUT`.
-        cache_dir: folder of the decoded data sets; None keeps nothing.
         columns: of images or texts, labels and groups.
         splits: "all", or names of the splits to pool.
-        how: see `images.Decoding`; a size is needed if images have several.
+        size: (H, W) to resize to; needed if images have several sizes.
 
     Raises:
         UsageError: the extra is not installed; or the set is damaged, or has no labelled images or texts.
     """
     members = sorted(path for path in folder.rglob("*.*") if path.is_file())
-    sources = [*members, f"{how.get('size')}", f"{sorted(columns.items())}", splits]
-    arrays = cache.cached("hf", sources, lambda: _decode(folder, columns, splits, **how), cache_dir)
-    return arrays._replace(name=folder.resolve().name)
+    return Reading(members, lambda: _decode(folder, columns, splits, size))
 
 
 def find(data_dir: Path | None, name: str, downloaded: Path | None) -> Path:
@@ -86,21 +76,19 @@ def find(data_dir: Path | None, name: str, downloaded: Path | None) -> Path:
     )
 
 
-def _decode(folder: Path, columns: Columns, splits: str, **how: Unpack[images.Decoding]) -> Arrays:
+def _decode(folder: Path, columns: Columns, splits: str, size: images.Size | None) -> Arrays:
     library = extras.load("datasets", "hf", f"{PREFIX}FOLDER")
     with (
         reading(folder, "a complete set", f"it must be {LAYOUT}"),
         tempfile.TemporaryDirectory() as scratch,
     ):
-        pooled = pooled_splits(_splits(library, folder, scratch), splits, folder)
-        pooled = [split for split in pooled if len(split)]
-        if not pooled:
-            raise UsageError(f"{folder}: holds no row; at least one is needed")
-        rows = library.concatenate_datasets(pooled)
+        pooled = pooled_splits(_splits(library, folder, scratch), folder, splits)
+        rows = library.concatenate_datasets([split for split in pooled if len(split)])
         rows.data.table.validate(full=True)  # reading inconsistent buffers could crash the process
         y, names = _labels(library, rows, columns, folder)
-        x = _inputs(library, rows, columns, folder, **how)
-        arrays = check(Arrays(folder.name, x, y, names, len(pooled[0])), folder)
+        x = _inputs(library, rows, columns, folder, size)
+        num_train = next(filter(None, map(len, pooled)))
+        arrays = check(Arrays(folder.resolve().name, x, y, names, num_train), folder)
         if group := columns.get("group"):
             groups = _values(rows, group, folder)
             arrays = with_groups(arrays, groups, f"{folder}, column {group}")
@@ -116,20 +104,22 @@ def _splits(library: Any, folder: Path, scratch: str) -> Mapping[str, Any]:
 
 
 def _inputs(
-    library: Any, rows: Any, columns: Columns, folder: Path, **how: Unpack[images.Decoding]
+    library: Any, rows: Any, columns: Columns, folder: Path, size: images.Size | None
 ) -> np.ndarray:
     """Returns the rows of the column of images, or else of texts."""
-    labels = {columns.get("label"), columns.get("group")}
+    others = {columns.get("label"), columns.get("group")}
     kinds = {
         name: _kind(library, feature)
         for name, feature in rows.features.items()
-        if name not in labels
+        if name not in others
     }
     chosen = kinds.get(columns.get("input", ""))
     kind = chosen or ("image" if "image" in kinds.values() else "text")
     candidates = [name for name in kinds if kinds[name] == kind]
     column = _column(rows, kind, columns.get("input"), candidates, folder)
-    return _images(rows, column, folder, **how) if kind == "image" else _texts(rows, column)
+    if kind == "text":
+        return _texts(rows, column)
+    return _images(rows.cast_column(column, library.Image(decode=False)), column, folder, size)
 
 
 def _kind(library: Any, feature: Any) -> str:
@@ -143,13 +133,10 @@ def _kind(library: Any, feature: Any) -> str:
 
 
 def _column(rows: Any, role: str, name: str | None, candidates: Sequence[str], folder: Path) -> str:
-    """Returns the column that the user names, the only candidate, or the first with a usual name."""
-    if name is None and len(candidates) != 1:
-        allowed = candidates or [*rows.features]
-        name = next((usual for usual in USUAL[role] if usual in allowed), None)
-    elif name is None:
-        name = candidates[0]
-    if name is not None and name in rows.features:
+    """Returns the column that the user names, the only candidate, or the one with the name of the role."""
+    if name is None:
+        name = candidates[0] if len(candidates) == 1 else role
+    if name in rows.features:
         return name
     flag = "--label" if role == "label" else "--input"
     raise UsageError(
@@ -203,19 +190,13 @@ def _texts(rows: Any, column: str) -> np.ndarray:
     return np.concatenate(passes)
 
 
-def _images(rows: Any, column: str, folder: Path, **how: Unpack[images.Decoding]) -> np.ndarray:
+def _images(rows: Any, column: str, folder: Path, size: images.Size | None) -> np.ndarray:
     """Returns uint8 [T, H, W, D] of a column of image files."""
     stored = rows.with_format("arrow")[:][column]
 
     def read(row: int) -> tuple[bytes, object]:
-        value, source = stored[row].as_py(), f"{folder} (row {row})"
-        data = value.get("bytes") if isinstance(value, dict) else value
-        if not isinstance(data, bytes):
-            raise UsageError(
-                f"{source}: column {column} holds no bytes of an image; save the set by save_to_disk"
-            )
-        return data, source
+        return stored[row].as_py()["bytes"] or b"", f"{folder} (row {row})"
 
     # opens headers, up to the first image in colour
     are_grey = all(images.is_grey(*read(row)) for row in range(len(stored)))
-    return images.stack(len(stored), read, channels=1 if are_grey else 3, **how)
+    return images.stack(len(stored), read, size, channels=1 if are_grey else 3)

@@ -13,7 +13,7 @@ SPLITS = ("train", "training"), ("validation", "valid", "val", "dev"), ("test", 
 """Names of the splits to pool, in this order. A set without any of them is pooled as a whole."""
 
 
-def pooled_splits(splits: Mapping[str, T], wanted: str, source: object) -> list[T]:
+def pooled_splits(splits: Mapping[str, T], source: object, wanted: str = "all") -> list[T]:
     """Returns the splits of names NAME,... in their order; "all" stands for `SPLITS` in its order.
 
     Raises:
@@ -22,11 +22,9 @@ def pooled_splits(splits: Mapping[str, T], wanted: str, source: object) -> list[
     if wanted == "all":
         usual = [name for names in SPLITS for name in splits if name.lower() in names]
         return [splits[name] for name in usual or splits]
-    names = dict.fromkeys(name.strip() for name in wanted.split(","))
-    for name in names:
-        if name not in splits:
-            has = ", ".join(filter(None, splits)) or "none"
-            raise UsageError(
-                f"{source}: has no split {name[:100]!r}; --splits is all, or some of its splits: {has}"
-            )
+    names = [name.strip() for name in wanted.split(",")]
+    if unknown := {*names} - {*splits}:
+        raise UsageError(
+            f"{source}: has no split {min(unknown)[:100]!r}; --splits takes all or some of {', '.join(splits)}"
+        )
     return [splits[name] for name in names]

@@ -21,6 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from fedvg_jax.data.arrays import Arrays, check, reading
+from fedvg_jax.data.cache import Reading
 from fedvg_jax.host.errors import UsageError, one_line
 
 LENGTH = 64
@@ -44,22 +45,22 @@ def literature() -> Arrays:
     )
 
 
-def load(folder: Path, cache_dir: Path | None = None) -> Arrays:
+def load(folder: Path) -> Reading:
     """Reads the .txt files of `folder` in the order of their names; each is a group.
-
-    Args:
-        folder: the texts.
-        cache_dir: unused, because decoded texts are not kept.
 
     Raises:
         UsageError: no file, another encoding, or a text shorter than a row.
     """
-    paths = sorted(folder.glob("[!.]*.txt")) if folder.is_dir() else []
+    paths = sorted(folder.glob("[!.]*.txt"))
     if not paths:
         raise UsageError(f"{folder}: holds no .txt file; --data-dir must be a folder with {LAYOUT}")
-    with reading(folder, "a folder of texts in UTF-8", "convert them"):
-        texts = {path.name: path.read_text(encoding="utf-8-sig") for path in paths}
-    return cut(texts, folder.resolve().name or "text", folder)
+
+    def decode() -> Arrays:
+        with reading(folder, "a folder of texts in UTF-8", "convert them"):
+            texts = {path.name: path.read_text(encoding="utf-8-sig") for path in paths}
+        return cut(texts, folder.resolve().name or "text", folder)
+
+    return Reading(paths, decode)
 
 
 def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:

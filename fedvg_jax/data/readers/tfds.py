@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import cache, images
+from fedvg_jax.data import images
 from fedvg_jax.data.arrays import Arrays, check, reading
+from fedvg_jax.data.cache import Reading
 from fedvg_jax.data.readers.splits import pooled_splits
 from fedvg_jax.host import extras
 
@@ -18,16 +19,13 @@ PREFIX = "tfds:"
 LAYOUT = "NAME/[CONFIG/]VERSION/dataset_info.json and its .array_record files"
 
 
-def load(
-    data_dir: Path, cache_dir: Path | None = None, *, name: str, **how: Unpack[images.Decoding]
-) -> Arrays:
+def load(data_dir: Path, *, name: str, size: images.Size | None = None) -> Reading:
     """Reads a prepared data set, x uint8 [T, H, W, D], with the splits train, validation and test pooled in this order.
 
     Args:
         data_dir: the data_dir of tensorflow-datasets, with `LAYOUT`.
-        cache_dir: folder of the decoded data sets; None keeps nothing.
         name: NAME[/CONFIG][:VERSION]; without a version, the newest one in the folder.
-        how: see `images.Decoding`; a size is needed if images have several.
+        size: (H, W) to resize to; needed if images have several sizes.
 
     Raises:
         UsageError: the extra is not installed; or the data set is missing, damaged, or has no labelled images.
@@ -36,21 +34,16 @@ def load(
     remedy = f"prepare it: tfds build {name} --data_dir {data_dir} --file_format=array_record"
     with reading(data_dir, f"a folder with {name} ({LAYOUT})", remedy):
         builder = library.core.read_only_builder.builder_from_files(name, data_dir=str(data_dir))
-    files = Path(builder.data_path)
-    sources = [name, *sorted(filter(Path.is_file, files.iterdir())), f"{how.get('size')}"]
-    return cache.cached(
-        "tfds", sources, lambda: _decode(library, builder, files, name, **how), cache_dir
-    )
+    files = sorted(filter(Path.is_file, Path(builder.data_path).iterdir()))
+    return Reading(files, lambda: _decode(library, builder, name, size))
 
 
-def _decode(
-    library: Any, builder: Any, files: Path, name: str, **how: Unpack[images.Decoding]
-) -> Arrays:
+def _decode(library: Any, builder: Any, name: str, size: images.Size | None) -> Arrays:
+    files, info = Path(builder.data_path), builder.info
     with reading(files, "a complete prepared data set", "prepare it again"):
-        features = builder.info.features
-        image = _key(builder.info, library.features.Image, files)
-        label = _key(builder.info, library.features.ClassLabel, files)
-        splits = pooled_splits({split: split for split in builder.info.splits}, "all", files)
+        image = _key(info, library.features.Image, files)
+        label = _key(info, library.features.ClassLabel, files)
+        splits = pooled_splits({split: split for split in info.splits}, files)
         decoders = {image: library.decode.SkipDecoding()}
         sources = [builder.as_data_source(split=split, decoders=decoders) for split in splits]
         rows = [(source, i) for source in sources for i in range(len(source))]
@@ -63,9 +56,10 @@ def _decode(
             y[row] = example[label]
             return example[image], f"{files} (row {row})"
 
-        channels = 1 if features[image].shape[-1] == 1 else 3
-        x = images.stack(len(rows), read, channels=channels, **how)
-        return check(Arrays(name, x, y, tuple(features[label].names), len(sources[0])), files)
+        channels = 1 if info.features[image].shape[-1] == 1 else 3
+        x = images.stack(len(rows), read, size, channels)
+        names = tuple(info.features[label].names)
+        return check(Arrays(name, x, y, names, len(sources[0])), files)
 
 
 def _key(info: Any, kind: type, files: Path) -> str:

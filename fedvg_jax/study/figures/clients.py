@@ -174,26 +174,6 @@ def partitions(study: Study) -> list[Drawing]:
     return [Drawing("partitions", "Training rows by client and class", figure, numbers)]
 
 
-def one_partition(counts: np.ndarray, names: Sequence[str], title: str) -> Figure:
-    """Returns a figure of the number of labels by client and class.
-
-    Args:
-        counts: int [N, C].
-        names: of the classes.
-        title: text above the figure.
-    """
-    from matplotlib.figure import Figure
-
-    width = float(np.clip(0.13 * len(counts), 5.5, 14)) + 3
-    height = float(np.clip(0.3 * len(names), 2.2, 9)) + 1.2
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots()
-    image = draw_counts(axes, counts, int(counts.max()), names if len(names) <= MAX_NAMES else ())
-    add_key(figure, [axes], image)
-    figure.suptitle(base.plain(title, int(12 * width)), x=0.01, ha="left", size=11)
-    return figure
-
-
 def draw_counts(
     axes: Axes, counts: np.ndarray, largest: int, names: Sequence[str] = ()
 ) -> AxesImage:

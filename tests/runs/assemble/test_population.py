@@ -47,7 +47,7 @@ def tables_of(made, arrays, parts, task=None):
     [
         {"holdout": "global", "validation.size": 50},
         {"partition": "shards", "validation.source": "clients:0.5"},
-        {"validation.rho": 0.8, "corrupt.kind": "rotate"},
+        {"validation.rho": 0.8, "corrupt.kind": "feature_noise"},
         {"validation.source": "npz", "val_ratio": 0.0},
     ],
     ids=str,
@@ -91,7 +91,7 @@ def test_corruption_does_not_change_validation_and_test_rows():
     np.testing.assert_array_equal(y[others], DIGITS.y[others])
 
 
-@pytest.mark.parametrize("kinds", [("none", "noise"), ("rotate", "noise")])
+@pytest.mark.parametrize("kinds", [("none", "noise"), ("feature_noise", "noise")])
 def test_corrupt_rows_and_corrupt_updates_use_the_same_clients(kinds):
     made = settings(**{"corrupt.kind": kinds[0], "attack": kinds[1]}, clients=20)
     assert config.num_corrupt(made) == 4

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 import signal
@@ -59,8 +58,6 @@ def run(
     on_records: Callable[[list[Record]], None] | None = None,
     metrics: Metrics | None = None,
     progress: bool | None = None,
-    track: str | Sequence[str] | None = None,
-    train: str | None = None,
     data: Any = None,
     label: str | None = None,
     group: str | None = None,
@@ -110,9 +107,6 @@ def run(
             evaluation. `data.pool` and its tables of rows are those of a round; NumPy arrays under `--placement host`.
         progress: whether to show what the command line shows: settings, a progress bar with the time left, and a table
             of results. None shows it where standard output is a terminal or the cell of a notebook.
-        track: trackers that the run reports to, such as "wandb" or ["tensorboard", "wandb"]; None for those of the
-            config.
-        train: regular expression of the tensors that are trained; None for that of the config.
 
     Returns:
         The history; it is also written to `config.out` if that is set.
@@ -129,8 +123,7 @@ def run(
         ...
     fedvg_jax.UsageError: metric 'test_loss' is already a name of the history; give it another
     """
-    config = _with_trackers(Config() if config is None else config, track)
-    settings = configs.check(config if train is None else dataclasses.replace(config, train=train))
+    settings = configs.check(Config() if config is None else config)
     with processes.together():
         files.check_exports(settings)
     config = run_folder.choose_folder(settings, run_folder.settings_to_resume)
@@ -140,15 +133,9 @@ def run(
         )
     tracking.require(config, config.out is not None)
     metrics = _checked_metrics(metrics)
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
-        raise UsageError("callbacks must be a list of functions")
     for callback in callbacks:
         _check_arguments(callback, "a callback", "record, state")
     if on_records is not None:
-        if not callable(on_records):
-            raise UsageError(
-                f"on_records must be a function of a list of records; got {on_records!r:.100}"
-            )
         _check_arguments(on_records, "on_records", "records")
     observers = {"callbacks": callbacks, "on_chunk": on_records}
     data = user_data.of_call(data, label, group, transformer)
@@ -183,60 +170,38 @@ def _is_shown(progress: bool | None) -> bool:
 
 def _checked_metrics(metrics: Metrics | None) -> dict[str, Metric]:
     """Returns the metrics of a call; UsageError for one that is no function, or has a name of the history."""
-    if not isinstance(metrics or {}, Mapping) or not all(
-        isinstance(name, str) for name in metrics or {}
-    ):
-        raise UsageError(
-            f"metrics must be a dict, name -> function, with strings as names; got {metrics!r:.100}"
-        )
+    if not isinstance(metrics or {}, Mapping):
+        raise UsageError(f"metrics must be a dict, name -> function; got {metrics!r:.100}")
     checked = {}
     for name, given in (metrics or {}).items():
         metric = given if isinstance(given, Metric) else Metric(given)
-        if not callable(metric.function):
-            raise UsageError(
-                f"metrics must be functions; got {metric.function!r:.100} for '{name}'"
-            )
-        if metric.rows not in ("val", "test"):
-            raise UsageError(
-                f"metric '{name}': rows must be 'val' or 'test'; got {metric.rows!r:.100}"
-            )
-        if metric.better not in (None, "higher", "lower"):
-            raise UsageError(
-                f"metric '{name}': better must be 'higher' or 'lower'; got {metric.better!r:.100}"
-            )
         _check_arguments(metric.function, f"metric '{name}'", "model, data")
-        if history.is_reserved(name) or name in history.BETTER:
-            raise UsageError(f"metric '{name}' is already a name of the history; give it another")
+        if metric.rows not in ("val", "test") or metric.better not in (None, "higher", "lower"):
+            raise UsageError(
+                f"metric '{name}': rows must be 'val' or 'test', and better 'higher' or 'lower'; got {metric[1:]}"
+            )
+        if not isinstance(name, str) or history.is_reserved(name) or name in history.BETTER:
+            raise UsageError(f"metric '{name}' has no name of its own in the history; rename it")
         checked[name] = metric
     return checked
 
 
 def _check_arguments(function: Callable, what: str, arguments: str) -> None:
-    """Raises UsageError for a function that does not take these arguments.
+    """Raises UsageError for what is no function of these arguments.
 
     >>> _check_arguments(lambda record: None, "a callback", "record, state")
     Traceback (most recent call last):
         ...
-    fedvg_jax.UsageError: a callback is called as f(record, state); <lambda> takes (record)
+    fedvg_jax.UsageError: a callback is called as f(record, state); got (record)
     """
+    got = f"{function!r:.100}"
     try:
-        signature = inspect.signature(function)
-    except ValueError:  # of a builtin
-        return
-    try:
-        signature.bind(*arguments.split(", "))
+        got = inspect.signature(function)
+        got.bind(*arguments.split(", "))
     except TypeError:
-        name = getattr(function, "__name__", type(function).__name__)
-        raise UsageError(f"{what} is called as f({arguments}); {name} takes {signature}") from None
-
-
-def _with_trackers(config: Config, track: str | Sequence[str] | None) -> Config:
-    """Returns the settings with the trackers that a call names."""
-    if track is None:
-        return config
-    return dataclasses.replace(
-        config, track=",".join(map(str, track)) if isinstance(track, list | tuple) else track
-    )
+        raise UsageError(f"{what} is called as f({arguments}); got {got}") from None
+    except ValueError:  # a builtin has no signature
+        return
 
 
 def _run_with_progress(
@@ -271,7 +236,6 @@ def run_sweep(
     shard: str | None = None,
     changed: Literal["recompute", "keep"] | None = None,
     progress: bool | None = None,
-    track: str | Sequence[str] | None = None,
     data: Any = None,
     label: str | None = None,
     group: str | None = None,
@@ -315,9 +279,8 @@ def run_sweep(
             task of a job array of Slurm, if there is one. Results of other parts are in the list if `out` has them.
         changed: what happens to runs of `out` that were computed with another object, or without a metric, of this
             call: "recompute" computes them again, "keep" keeps those that are finished. None refuses them. Functions
-            are compared by their code and the values that they hold, not by comments and docstrings.
+            are compared by their code and the values that they hold, not by comments.
         progress: whether to print a line for every run, or bars on a terminal; None as in `run`.
-        track: as in `run`; every combination is a tracked run, grouped by the folder of the sweep.
         data, label, group, transformer, partition, task: as in `run`, for all runs.
         algorithm, weighting, selection, aggregate, send, attack, hyper, clock, initial: likewise.
 
@@ -339,7 +302,7 @@ def run_sweep(
     from fedvg_jax.study import executors, sweeps, tuning
     from fedvg_jax.study.trial_runs import Recipe
 
-    start = _with_trackers(Config() if config is None else config, track)
+    start = Config() if config is None else config
     data = user_data.of_call(data, label, group, transformer)
     folder = Config(out=out).out  # pyright: ignore[reportArgumentType]  a text becomes a path
     methods = task, algorithm, weighting, selection, aggregate, send, attack
@@ -393,23 +356,14 @@ def make_schedule(
     >>> dict(sorted(zip(schedule.clients.tolist(), schedule.num_steps.tolist())))  # client 1: a single row is skipped
     {0: 6, 1: 3}
     """
-    rows = [
-        _checked_rows(mine) for mine in ([] if isinstance(client_rows, Mapping) else client_rows)
-    ]
+    rows = [_checked_rows(mine) for mine in client_rows]
     num_clients = len(rows)
-    if not num_clients:
-        raise UsageError(
-            "client_rows must be a list of the rows of each client, at least one; got none"
-        )
     cohort_size = num_clients if cohort_size is None else cohort_size
-    if not 1 <= cohort_size <= num_clients:
+    is_allowed = 1 <= cohort_size <= num_clients and min(local_epochs, batch_size) >= 1
+    if not (is_allowed and 0 <= probe_ratio <= 1):
         raise UsageError(
-            f"cohort_size must be from 1 to {num_clients}, the number of clients; got {cohort_size}"
-        )
-    if min(local_epochs, batch_size) < 1 or not 0 <= probe_ratio <= 1:
-        got = f"{local_epochs}, {batch_size} and {probe_ratio}"
-        raise UsageError(
-            f"local_epochs and batch_size must be at least 1, probe_ratio from 0 to 1; got {got}"
+            f"cohort_size must be from 1 to the {num_clients} clients of client_rows, local_epochs and batch_size at"
+            f" least 1, probe_ratio from 0 to 1; got {cohort_size}, {local_epochs}, {batch_size}, {probe_ratio}"
         )
     executor = executor or executors.lanes(1)
     return schedule.make(
@@ -442,8 +396,6 @@ def evaluate(
     model: Task | Simulation,
     variables: Variables,
     data: Data | Tree | None = None,
-    *,
-    batch_size: int = ROWS,
 ) -> dict[str, float]:
     """Returns the metrics of a model's variables, in evaluation mode.
 
@@ -456,7 +408,6 @@ def evaluate(
             are evaluated. Or the `Data` of a simulation. Defaults to the data of the simulation. For a simulation of a
             DataFrame, give another one, or (inputs, y). With it, as with `normalise` columns, give rows as in the data
             set; the function encodes and scales their columns in the same way.
-        batch_size: rows of one step; the result does not depend on it.
 
     Returns:
         The task's metrics by name, such as `loss` and `accuracy`; for `Data` with the prefixes `val_` and `test_`.
@@ -470,46 +421,34 @@ def evaluate(
     >>> evaluate(task, Variables({"w": jax.numpy.float32(2)}, {}), np.array([1, 2, 3], np.float32))
     {'loss': 4.0}
     """
-    task, variables = (
-        (model.model, model.whole(variables))
-        if isinstance(model, Simulation)
-        else (model, variables)
-    )
+    task, scaled_by = (model.model if isinstance(model, Simulation) else model), None
+    if isinstance(model, Simulation):
+        variables, scaled_by = model.whole(variables), model.scaled_by
+        data = model.data if data is None else data
     if data is None:
-        if not isinstance(model, Simulation):
-            raise UsageError("evaluate needs data: a batch, or the Data of a simulation")
-        data = model.data
+        raise UsageError("evaluate needs data: a batch, or the Data of a simulation")
     if isinstance(data, Data):
         tables, measure = chunks.evaluation_tables(data), _evaluator(model)
         if isinstance(model, Simulation) and model.host_rows and data is model.data:
             measure = pool_rows.evaluating(model.evaluate, model.host_rows)
-        metrics = {
-            part: _metrics(task, measure(variables, data.pool, rows))
-            for part, rows in tables.items()
-        }
-        return {
-            f"{part}_{name}": value
-            for part, named in metrics.items()
-            for name, value in named.items()
-        }
+        metrics = {}
+        for part, rows in tables.items():
+            named = _metrics(task, measure(variables, data.pool, rows))
+            metrics |= {f"{part}_{name}": value for name, value in named.items()}
+        return metrics
     kind = type(data).__name__
-    scaled_by = model.scaled_by if isinstance(model, Simulation) else None
     if scaled_by and scaled_by.label:
         data = scaled_by.batch(data)
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
         data = Batch(*(_as_leaf(part, name) for part, name in zip(data, ("x", "y"), strict=True)))
     if scaled_by and not scaled_by.label and isinstance(data, Batch):
         data = data._replace(x=scaled_by.scaled(data.x))
-    if not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise UsageError(f"batch_size must be a whole number >= 1; got {batch_size!r}")
-    batch_size = int(batch_size)
     num_rows = checks.num_rows(data, "data")
-    num_minibatches = -(-num_rows // batch_size)
+    num_minibatches = -(-num_rows // ROWS)
     # at most a quarter more, so that tables share programs
     step = 1 << max(0, num_minibatches.bit_length() - 3)
-    rows = schedule.table(
-        np.arange(num_rows, dtype=np.int32), batch_size, -(-num_minibatches // step) * step
-    )
+    count = -(-num_minibatches // step) * step
+    rows = schedule.table(np.arange(num_rows, dtype=np.int32), ROWS, count)
     data = jax.tree.map(lambda leaf: _padded(leaf, rows.size), data)
     with checks.calling(
         f"evaluate takes one batch as the task does, such as (x, y), got a {kind}: task.measure"

@@ -94,9 +94,9 @@ def test_research_script_needs_public_names_only(x64):
     value, gradient = fv.hypergradient(validation_loss, hyper, ["lr", "fedprox.mu"])
     evaluated = fv.evaluate(task, final.variables, data)
     assert evaluated["val_loss"] == pytest.approx(float(value), rel=1e-12)
-    assert fv.evaluate(
-        task, final.variables, jax.tree.map(lambda leaf: leaf[val_rows], pool), batch_size=3
-    )["loss"] == pytest.approx(float(value), rel=1e-12)
+    assert fv.evaluate(task, final.variables, jax.tree.map(lambda leaf: leaf[val_rows], pool))[
+        "loss"
+    ] == pytest.approx(float(value), rel=1e-12)
     for name, at in hyper.items():
         ends = [validation_loss({**hyper, name: at + sign * 1e-5}) for sign in (1, -1)]
         assert float(gradient[name]) == pytest.approx(float(ends[0] - ends[1]) / 2e-5, rel=1e-6)
@@ -112,9 +112,6 @@ def test_a_simulation_evaluates_tables_of_nearly_as_many_rows_by_one_program():
     with compilations() as compiled:
         losses = [fv.evaluate(sim, model, table)["loss"] for table in tables]
     assert compiled == [] and losses == pytest.approx([4] * 6, rel=1e-5)
-    assert fv.evaluate(sim, model, (x, y), batch_size=np.int64(5))["loss"] == pytest.approx(
-        4, rel=1e-5
-    )
 
 
 # --- runs and their folders

@@ -1,8 +1,8 @@
 """Digests of what a call gets from Python, so that a later call can tell whether it gets the same.
 
 A function counts by its instructions and constants, its defaults, and the values and functions that it reads from
-enclosing functions and, where these cannot change in place, from its module. Comments, docstrings, line numbers and
-file names do not count. An array counts by dtype, shape and content, an object by its class and what `pickle` would
+enclosing functions and, where these cannot change in place, from its module. Comments, line numbers and file names do
+not count. An array counts by dtype, shape and content, an object by its class and what `pickle` would
 store of it. Code of installed packages, of Python and of this package counts by its name.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
-import dis
 import functools
 import hashlib
 import inspect
@@ -32,12 +31,12 @@ SCALARS = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), np
 UNSEEN = " holds a "
 """Stands in a digest before the type of a part that has none."""
 
-POSITIONS = ("__doc__", "__firstlineno__", "__qualname__")
-"""Names that the body of a class stores, and that say where or how it is written."""
+POSITIONS = ("__doc__", "__firstlineno__", "__qualname__", "__module__", "__static_attributes__")
+"""Members of a class that say where or how it is written."""
 
-SIGNATURE_FLAGS = (
-    inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR | inspect.CO_COROUTINE
-)
+OF_CODE = ("code", "consts", "names", "varnames", "flags", "exceptiontable")
+OF_CODE += ("argcount", "posonlyargcount", "kwonlyargcount")
+"""Attributes of compiled code that count, after their prefix `co_`."""
 
 
 class Identity(NamedTuple):
@@ -92,23 +91,18 @@ class _Walk(NamedTuple):
         if isinstance(value, np.generic) or hasattr(type(value), "__dlpack__"):
             return _of_array(value)
         if isinstance(value, types.CodeType):
-            return self._of_code(value)
+            return self._all("code", (getattr(value, f"co_{name}") for name in OF_CODE))
         if isinstance(value, types.ModuleType):
             return _hash("module", value.__name__)
         if isinstance(value, (tuple, list)):
-            return self._all(f"sequence {_field_names(value)}", value)
+            return self._all("sequence", (type(value), *value))
         if isinstance(value, (set, frozenset)):
             return _hash("set", *sorted(map(self.digest, value)))
         if isinstance(value, Mapping):
             return _hash("mapping", *sorted(self._all("item", item) for item in value.items()))
-        if isinstance(value, functools.partial):
-            return self._all("partial", (value.func, value.args, value.keywords))
-        if isinstance(value, types.MethodType):
-            return self._all("method", (value.__func__, value.__self__))
         if isinstance(value, (property, staticmethod, classmethod)):
-            return self._all(
-                "descriptor", (getattr(value, n, None) for n in ("fget", "fset", "__func__"))
-            )
+            functions = (getattr(value, name, None) for name in ("fget", "fset", "__func__"))
+            return self._all("descriptor", functions)
         if isinstance(value, types.FunctionType):
             return self._of_function(value)
         if isinstance(value, type):
@@ -123,66 +117,17 @@ class _Walk(NamedTuple):
         arguments = (function.__defaults__, function.__kwdefaults__, *captured)
         # `__module__` is that of what it wraps
         if not _is_installed_module(function.__globals__.get("__name__", "")):
-            return self._all(
-                "function", (function.__code__, arguments, self._read_from_module(function))
-            )
+            return self._all("function", (function.__code__, arguments, _read_values(function)))
         # a wrapper of this package or of another one counts as what it wraps
         if hasattr(function, "__wrapped__"):
             return self.digest(function.__wrapped__)
         return self._all(_full_name(function), arguments)
 
-    def _read_from_module(self, function: types.FunctionType) -> dict[str, bytes]:
-        """Returns name -> digest of the values of its module that a function reads and that cannot change in place."""
-        names = _names(function.__code__)
-        values = {
-            name: function.__globals__[name] for name in names.read if name in function.__globals__
-        }
-        modules = [value for value in values.values() if isinstance(value, types.ModuleType)]
-        for module in modules:
-            if not _is_installed_module(module.__name__):
-                members = names.attributes & vars(module).keys()
-                values |= {f"{module.__name__}.{name}": getattr(module, name) for name in members}
-        seen = (*SCALARS, tuple, frozenset, jax.Array, np.ndarray, types.ModuleType)
-        return {
-            n: self.digest(value)
-            for n, value in values.items()
-            if isinstance(value, seen) or callable(value)
-        }
-
-    def _of_code(self, code: types.CodeType) -> bytes:
-        listed = [
-            step
-            for step in dis.get_instructions(code)
-            if step.opname not in ("NOP", "CACHE", "EXTENDED_ARG")
-        ]
-        number_at = {step.offset: number for number, step in enumerate(listed)}
-        jumps = {*dis.hasjrel, *dis.hasjabs}
-        parts: list[Any] = []
-        for step in listed:
-            if step.opname == "STORE_NAME" and step.argval in POSITIONS:
-                parts.pop()  # the constant that is stored
-            else:
-                target = number_at.get(step.argval) if step.opcode in jumps else step.argval
-                parts.append(self._all(step.opname, (target,)))
-        counts = (
-            code.co_argcount,
-            code.co_posonlyargcount,
-            code.co_kwonlyargcount,
-            code.co_flags & SIGNATURE_FLAGS,
-        )
-        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        return self._all("code", (counts, names, code.co_exceptiontable, *parts))
-
     def _of_class(self, cls: type) -> bytes:
         if _is_installed(cls):
             return _hash(_full_name(cls))
         seen = (*SCALARS, tuple, type, types.FunctionType, property, staticmethod, classmethod)
-        members = {
-            n: v
-            for n, v in vars(cls).items()
-            if isinstance(v, seen) and n not in (*POSITIONS, "__module__")
-        }
-        members.pop("__static_attributes__", None)
+        members = {n: v for n, v in vars(cls).items() if isinstance(v, seen) and n not in POSITIONS}
         return self._all("class", (cls.__name__, cls.__bases__, members))
 
     def _of_instance(self, value: Any) -> bytes:
@@ -225,10 +170,6 @@ def _of_array(value: Any) -> bytes:
     return _hash("array", str(array.dtype), str(array.shape), np.ascontiguousarray(array).tobytes())
 
 
-def _field_names(value: tuple | list) -> str:
-    return ",".join(getattr(value, "_fields", ()))
-
-
 def _content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
@@ -236,23 +177,22 @@ def _content(cell: types.CellType) -> Any:
         return "unassigned"
 
 
-class _Names(NamedTuple):
-    """What code reads, with functions inside it."""
+def _read_values(function: types.FunctionType) -> dict[str, Any]:
+    """Returns name -> value of what a function may read from modules, if it cannot change in place."""
+    names, values = _names(function.__code__), function.__globals__
+    read = {name: values[name] for name in names & values.keys()}
+    for module in [value for value in read.values() if isinstance(value, types.ModuleType)]:
+        if not _is_installed_module(module.__name__):
+            members = names & vars(module).keys()
+            read |= {f"{module.__name__}.{name}": vars(module)[name] for name in members}
+    fixed = (*SCALARS, tuple, frozenset, jax.Array, np.ndarray, types.ModuleType)
+    return {n: value for n, value in read.items() if isinstance(value, fixed) or callable(value)}
 
-    read: set[str]
-    """names of its module that it does not assign"""
-    attributes: set[str]
 
-
-def _names(code: types.CodeType) -> _Names:
-    steps = list(dis.get_instructions(code))
-    read = {step.argval for step in steps if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    stored = {step.argval for step in steps if step.opname == "STORE_GLOBAL"}
-    attributes = {step.argval for step in steps if step.opname in ("LOAD_ATTR", "LOAD_METHOD")}
-    for inner in (constant for constant in code.co_consts if isinstance(constant, types.CodeType)):
-        names = _names(inner)
-        read, attributes = read | names.read, attributes | names.attributes
-    return _Names(read - stored, attributes)
+def _names(code: types.CodeType) -> set[str]:
+    """Returns the names of globals and attributes in code, and in functions inside it."""
+    inner = (_names(part) for part in code.co_consts if isinstance(part, types.CodeType))
+    return {*code.co_names}.union(*inner)
 
 
 def _full_name(value: Any) -> str:

@@ -259,7 +259,6 @@ CASES = [
     ),
     ("a metric of a model alone", run(metrics={"m": lambda model: 0}), "metric 'm'"),
     ("a metric of the history's", run(metrics={"weights": lambda model, data: 0}), "'weights'"),
-    ("a number as tracker", run(track=3), "track"),
     ("no file to start from", run({"init": Path("nothing.safetensors")}), "nothing.safetensors"),
     (
         "an export to nowhere",

@@ -157,5 +157,9 @@ CASES = [
         run_sweep({("dataset", "data_dir"): [("digits", None), ("stl10", "nowhere")]}),
         "nowhere",
     ),
-    ("tracker without a folder", run_sweep({"seed": "0:2"}, track=["tensorboard"]), "track"),
+    (
+        "tracker without a folder",
+        run_sweep({"seed": "0:2"}, fv.Config(track="tensorboard")),
+        "track",
+    ),
 ]

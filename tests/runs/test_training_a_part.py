@@ -117,7 +117,10 @@ def test_published_behaviours_apply_to_the_trained_part():
         fidelity="official", clients=4, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0
     )
     official = dataclasses.replace(official, weighting="uniform")
-    whole, part = fv.run(official, **given), fv.run(official, train=".", **given)
+    whole, part = (
+        fv.run(official, **given),
+        fv.run(dataclasses.replace(official, train="."), **given),
+    )
     assert timeless(whole.records) == timeless(part.records)
     worlds.assert_close(part.variables, whole.variables, 0)
     head = dataclasses.replace(official, train="^classifier/")

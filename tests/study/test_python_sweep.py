@@ -266,7 +266,7 @@ def sweep(axes, config=TRACKED, **arguments):
 def test_failed_trackers_are_logged_with_the_names_of_their_trials(monkeypatch, caplog):
     monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setitem(tracking.WRITERS, "wandb", lambda run: {}["no answer"])
-    results = sweep({"seed": "0:2"}, track="wandb")
+    results = sweep({"seed": "0:2"}, dataclasses.replace(TRACKED, track="wandb"))
     lines = [record.getMessage() for record in caplog.records]
     assert [result.name for result in results] == ["seed=0", "seed=1"]
     assert [line.partition(": ")[0] for line in lines] == ["seed=0", "seed=1"]

@@ -35,31 +35,34 @@ def convolve(
     Returns:
         [N, P, Q, O].
     """
+    slices, w = slices_and_kernel(x, w, strides, pads)
+    rows = slices[0] if len(slices) == 1 else jnp.concatenate(slices, -1)
+    return _matmul(rows, w.reshape(-1, w.shape[-1]), precision)
+
+
+def slices_and_kernel(
+    x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]]
+) -> tuple[list[Array], Array]:
+    """Returns the pixels [N, P, Q, C] under every live tap, and their part of the kernel.
+
+    The images are padded to what the live taps read; where they never read the border, it is cropped.
+    """
     size, kernel = x.shape[1:3], w.shape[:2]
-    out = [taps.output_size(*dim) for dim in zip(size, kernel, strides, pads, strict=True)]
-    (a, b), (c, d) = box = taps.live_box(size, kernel, strides, pads)
-    x, w = pad_to_box(x, box, out, strides, pads), w[a:b, c:d]
-    return _matmul(_patches(x, w.shape[:2], out, strides), w.reshape(-1, w.shape[3]), precision)
-
-
-def pad_to_box(x: Array, box, out, strides, pads) -> Array:
-    """Returns x [N, ..., C], padded to what the live taps read; where they never read the border, it is cropped."""
+    dims = list(zip(size, kernel, strides, pads, strict=True))
+    out, box = [taps.output_size(*dim) for dim in dims], taps.live_box(size, kernel, strides, pads)
     margins = [
         (pad[0] - begin, (o - 1) * s + end - pad[0] - n, 0)
-        for (begin, end), o, s, pad, n in zip(box, out, strides, pads, x.shape[1:-1], strict=True)
+        for (begin, end), o, s, pad, n in zip(box, out, strides, pads, size, strict=True)
     ]
-    return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
-
-
-def _patches(x: Array, kernel: Sequence[int], out: Sequence[int], strides: Sequence[int]) -> Array:
-    """Returns the patches [N, P, Q, r s C], a strided slice of the images for every tap."""
+    x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
+    (top, bottom), (left, right) = box
     rows, columns = (s * (o - 1) + 1 for o, s in zip(out, strides, strict=True))
     slices = [
         x[:, i : i + rows : strides[0], j : j + columns : strides[1]]
-        for i in range(kernel[0])
-        for j in range(kernel[1])
+        for i in range(bottom - top)
+        for j in range(right - left)
     ]
-    return slices[0] if len(slices) == 1 else jnp.concatenate(slices, -1)
+    return slices, w[top:bottom, left:right]
 
 
 def _matmul(patches: Array, matrix: Array, precision) -> Array:

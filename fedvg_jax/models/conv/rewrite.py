@@ -8,7 +8,6 @@ with other rules for `conv_general_dilated` and `reduce_window_max`; its derivat
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
@@ -40,23 +39,20 @@ as long where its second layer, of 32, does not; one core, batches of 32."""
 
 def fast_task(task: Task, conv: str = "auto") -> Task:
     """Returns the task with the convolutions of its loss, outputs and measures replaced; see `fast_convolutions`."""
-    functions = {"loss": task.loss, "predict": task.predict, "measure": task.measure}
-    if task.forward:
-        functions["forward"] = task.forward
-    return task._replace(
-        **{name: fast_convolutions(function, conv) for name, function in functions.items()}
-    )
+    functions = {name: getattr(task, name) for name in ("loss", "predict", "measure", "forward")}
+    fast = {name: fast_convolutions(f, conv) for name, f in functions.items() if f}
+    return task._replace(**fast)
 
 
 def fast_convolutions(function: F, conv: str = "auto") -> F:
     """Returns a function of equal results, up to rounding, whose convolutions are fast in loops and under `vmap`.
 
-    Kernels, strides, dilations, groups and layouts are arbitrary. Where no rule is faster, or on hardware that computes
-    XLA's own convolution well (`host.hardware`), the original operation remains. So do operations inside of functions
-    with a derivative of their own (`jax.custom_jvp`, `jax.custom_vjp`).
+    These are convolutions of rows and images, of any layout, strides and groups, without dilation. Where no rule is
+    faster, or on hardware that computes XLA's own convolution well (`host.hardware`), the original operation remains.
+    So do operations inside of loops and conditionals, and of functions with a derivative of their own.
 
     Args:
-        function: of pytrees of arrays, and of Python bools and None, which are passed through.
+        function: of pytrees of arrays, and of Python bools, which are static.
         conv: which convolutions are used, as `--conv` takes it; "lax" leaves XLA's and replaces poolings only.
 
     >>> def convolve(x, w):
@@ -68,25 +64,17 @@ def fast_convolutions(function: F, conv: str = "auto") -> F:
 
     @functools.wraps(function)
     def rewritten(*args, **kwargs):
-        leaves, structure = jax.tree.flatten((args, kwargs))
-        is_static = [isinstance(leaf, bool) for leaf in leaves]
-        arrays = [leaf for leaf, static in zip(leaves, is_static, strict=True) if not static]
-
-        def of_arrays(*arrays):
-            remaining = iter(arrays)
-            values = [
-                leaf if static else next(remaining)
-                for leaf, static in zip(leaves, is_static, strict=True)
-            ]
-            args, kwargs = jax.tree.unflatten(structure, values)
-            return function(*args, **kwargs)
-
-        closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
+        static = [i for i, value in enumerate(args) if isinstance(value, bool)]
+        flags = {name: value for name, value in kwargs.items() if isinstance(value, bool)}
+        named = {name: value for name, value in kwargs.items() if name not in flags}
+        bound = functools.partial(function, **flags)
+        traced = jax.make_jaxpr(bound, static_argnums=static, return_shape=True)
+        closed, shape = traced(*args, **named)
+        arrays = jax.tree.leaves(([x for i, x in enumerate(args) if i not in static], named))
         # without a rule, too, its jaxpr is evaluated: tracing the function again takes longer
-        has_rule = _has_rule(closed.jaxpr)
-        results = (
-            _evaluate(conv, closed, *arrays) if has_rule else core.jaxpr_as_fun(closed)(*arrays)
-        )
+        is_replaced = _has_rule(closed.jaxpr)
+        evaluate = functools.partial(_evaluate, conv, closed)
+        results = evaluate(*arrays) if is_replaced else core.jaxpr_as_fun(closed)(*arrays)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
     return rewritten  # pyright: ignore[reportReturnType]
@@ -161,33 +149,33 @@ def _sum(operation: Operation, operands: Sequence[Value]) -> list[Value]:
 
 
 def _convolve(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-    """Convolves in any layout, as NHWC and HWIO."""
+    """Convolves in any layout, as NHWC and HWIO; a row is an image of height 1."""
     params = operation.params
     lhs, rhs, out = params["dimension_numbers"]
     x, w = operands[0], layout_tagged.array(operands[1])
     size, window = [x.shape[axis] for axis in lhs[2:]], [w.shape[axis] for axis in rhs[2:]]
     name = hw.auto_conv(math.prod(size)) if operation.conv == "auto" else operation.conv
-    if name == "lax" or not _is_supported(x, w, window, params):
+    if name == "lax" or not _is_supported(x, w, size, window, params):
         return operation.original(operands)
     w = w.transpose(*rhs[2:], rhs[1], rhs[0])
     strides, pads, precision = params["window_strides"], params["padding"], params["precision"]
-    is_dense = _is_dense(size, window, params)
-    is_plain = is_dense and w.ndim == 4 and params["feature_group_count"] == 1
-    if is_plain and {*strides} == {1} and _has_images_innermost(operation.conv, w.shape[-2]):
+    is_plain = params["feature_group_count"] == 1
+    is_image = len(size) == 2
+    has_unit_strides = is_image and is_plain and {*strides} == {1}
+    if has_unit_strides and _has_images_innermost(operation.conv, w.shape[-2]):
         axes, out = ((spec[0], *spec[2:], spec[1]) for spec in (lhs, out))
         return [layout_tagged.convolve(x, w, pads, axes, out, precision)]
     x = layout_tagged.array(x).transpose(lhs[0], *lhs[2:], lhs[1])
-    if is_plain:
-        convolve = _fewest_products if name == "winograd" else patches.convolve
-        y = convolve(x, w, strides, pads, precision)
+    if not is_image:
+        x, w, strides, pads = x[:, None], w[None], (1, *strides), ((0, 0), *pads)
+    if not is_plain:
+        convolve = _convolve_groups
     else:
-        y = _convolve_any(x, w, is_dense, **params)
+        convolve = _fewest_products if name == "winograd" else patches.convolve
+    y = convolve(x, w, strides, pads, precision)
+    y = y if is_image else y[:, 0]
     # of y, in the order of `out`: images, channels, space
-    axes = [
-        0,
-        y.ndim - 1,
-        *range(1, y.ndim - 1),
-    ]
+    axes = [0, y.ndim - 1, *range(1, y.ndim - 1)]
     return [y.transpose([axes[out.index(axis)] for axis in range(y.ndim)])]
 
 
@@ -232,52 +220,15 @@ def _jit(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     return operation.original(operands)
 
 
-def _on_arrays(rebuild: Callable[[Operation, list[Any]], list[Any]]) -> Rule:
-    """Returns the rule of an operation with jaxprs; `rebuild` gets arrays, where a rule occurs in one of the jaxprs."""
-
-    def rule(operation: Operation, operands: Sequence[Value]) -> list[Value]:
-        if not _has_nested_rule(operation.eqn):
-            return operation.original(operands)
-        return rebuild(operation, list(map(layout_tagged.array, operands)))
-
-    return rule
-
-
-@_on_arrays
-def _checkpoint(operation: Operation, arrays: list[Any]) -> list[Any]:
+def _checkpoint(operation: Operation, operands: Sequence[Value]) -> list[Value]:
+    """Evaluates the function behind a checkpoint, on arrays."""
+    if not _has_nested_rule(operation.eqn):
+        return operation.original(operands)
     params = operation.params
-    inner = functools.partial(_evaluate, operation.conv, core.ClosedJaxpr(params["jaxpr"], []))
-    return jax.checkpoint(inner, policy=params["policy"], prevent_cse=params["prevent_cse"])(
-        *arrays
-    )
-
-
-@_on_arrays
-def _cond(operation: Operation, arrays: list[Any]) -> list[Any]:
-    index, *others = arrays
-    branches = operation.params["branches"]
-    return lax.switch(
-        index,
-        [functools.partial(_evaluate, operation.conv, branch) for branch in branches],
-        *others,
-    )
-
-
-@_on_arrays
-def _scan(operation: Operation, arrays: list[Any]) -> list[Any]:
-    body = operation.params["jaxpr"]
-    rewritten = jax.make_jaxpr(functools.partial(_evaluate, operation.conv, body))(*body.in_avals)
-    return lax.scan_p.bind(*arrays, **operation.params | {"jaxpr": rewritten})
-
-
-@_on_arrays
-def _while(operation: Operation, arrays: list[Any]) -> list[Any]:
-    params = operation.params
-    first, second = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    cond_consts, body_consts, start = arrays[:first], arrays[first:second], arrays[second:]
-    is_left = functools.partial(_evaluate, operation.conv, params["cond_jaxpr"], *cond_consts)
-    body = functools.partial(_evaluate, operation.conv, params["body_jaxpr"], *body_consts)
-    return lax.while_loop(lambda carry: is_left(*carry)[0], lambda carry: body(*carry), start)
+    closed = core.ClosedJaxpr(params["jaxpr"], [])
+    inner = functools.partial(_evaluate, operation.conv, closed)
+    kept = jax.checkpoint(inner, policy=params["policy"], prevent_cse=params["prevent_cse"])
+    return kept(*map(layout_tagged.array, operands))
 
 
 REPLACED = ("conv_general_dilated", "reduce_window_max")
@@ -292,28 +243,24 @@ _RULES: dict[str, Rule] = {
     "jit": _jit,
     "checkpoint": _checkpoint,
     "remat2": _checkpoint,
-    "cond": _cond,
-    "scan": _scan,
-    "while": _while,
 }
 """Primitive -> its rule; all others have `Operation.original`."""
 
 
 # --- convolutions -----------------------------------------------------------------------------------------------------
-def _is_supported(x: Value, w: Array, window: Sequence[int], params: dict[str, Any]) -> bool:
-    """Returns whether the functions of this package compute a convolution."""
+def _is_supported(
+    x: Value, w: Array, size: Sequence[int], window: Sequence[int], params: dict[str, Any]
+) -> bool:
+    """Returns whether the functions of this package compute a convolution of rows or images."""
     is_real = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype == w.dtype
     is_in_dtype = params["preferred_element_type"] in (None, x.dtype)
     is_small = bool(all(x.shape) and w.size) and math.prod(window) <= MAX_TAPS
-    return is_real and is_in_dtype and is_small and params["batch_group_count"] == 1 and w.ndim >= 3
-
-
-def _is_dense(size: Sequence[int], window: Sequence[int], params: dict[str, Any]) -> bool:
-    """Returns whether nothing is dilated, and every window begins before the image ends."""
-    if {*params["lhs_dilation"], *params["rhs_dilation"]} != {1}:
-        return False
+    is_dilated = {*params["lhs_dilation"], *params["rhs_dilation"]} != {1}
     windows = zip(params["padding"], window, size, strict=True)
-    return all(0 <= low < k <= n + low + high and high >= 0 for (low, high), k, n in windows)
+    # every window begins before the image ends
+    fits = all(0 <= low < k <= n + low + high and high >= 0 for (low, high), k, n in windows)
+    is_usual = params["batch_group_count"] == 1 and len(size) in (1, 2) and not is_dilated
+    return is_real and is_in_dtype and is_small and is_usual and fits
 
 
 def _fewest_products(
@@ -336,41 +283,13 @@ def _has_images_innermost(conv: str, channels: int) -> bool:
     return conv == "planes" or (is_chosen and channels <= _MAX_SMALL)
 
 
-def _convolve_any(
-    x: Array,
-    w: Array,
-    is_dense: bool,
-    *,
-    window_strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    lhs_dilation: Sequence[int],
-    rhs_dilation: Sequence[int],
-    feature_group_count: int,
-    precision,
-    **_,
+def _convolve_groups(
+    x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]], precision=None
 ) -> Array:
-    """Convolves x [N, ..., C] with w [..., C / G, O]; is_dense: without dilation, every window begins before x ends."""
-    dims = list(zip(x.shape[1:-1], w.shape[:-2], window_strides, padding, strict=True))
-    out = [taps.output_size(*dim) for dim in dims]
-    if is_dense and min(out) > 0:
-        box = taps.live_box(*zip(*dims, strict=True))
-        x, w = (
-            patches.pad_to_box(x, box, out, window_strides, padding),
-            w[tuple(slice(*live) for live in box)],
-        )
-    else:
-        pads = [
-            (low, high, dilation - 1)
-            for (low, high), dilation in zip(padding, lhs_dilation, strict=True)
-        ]
-        x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *pads, (0, 0, 0)])
-    slices = _slices(x, w.shape[:-2], window_strides, rhs_dilation)
-    w = w.reshape(-1, *w.shape[-2:])
-    if feature_group_count == 1:
-        return jnp.matmul(
-            jnp.concatenate(slices, -1), w.reshape(-1, w.shape[-1]), precision=precision
-        )
-    groups, features = feature_group_count, w.shape[-1] // feature_group_count
+    """Convolves x [N, H, W, C] with w [r, s, C / G, O]."""
+    groups, features = x.shape[-1] // w.shape[2], w.shape[3] * w.shape[2] // x.shape[-1]
+    slices, w = patches.slices_and_kernel(x, w, strides, pads)
+    w = w.reshape(-1, *w.shape[2:])
     # depthwise; with an axis for the features, XLA's gradient of w takes 7 times as long
     if w.shape[1] == 1:
         kernels = jnp.expand_dims(w, range(1, x.ndim - 1))
@@ -382,24 +301,6 @@ def _convolve_any(
     kernel = w.reshape(len(slices), w.shape[1], groups, features)
     y = jnp.einsum("...tgc,tcgo->...go", parts, kernel, precision=precision)
     return y.reshape(*y.shape[:-2], groups * features)
-
-
-def _slices(
-    x: Array, window: Sequence[int], strides: Sequence[int], dilation: Sequence[int]
-) -> list[Array]:
-    """Returns, for every entry of a window on x [N, ..., C] that lies within it, the pixels under that entry."""
-    spans = [(k - 1) * d + 1 for k, d in zip(window, dilation, strict=True)]
-    sizes = [
-        max(0, (n - span) // s + 1)
-        for n, span, s in zip(x.shape[1:-1], spans, strides, strict=True)
-    ]
-    starts = [range(0, k * d, d) for k, d in zip(window, dilation, strict=True)]
-
-    def pixels(start: Sequence[int]) -> Array:
-        spaces = [slice(b, b + n * s, s) for b, n, s in zip(start, sizes, strides, strict=True)]
-        return x[(slice(None), *spaces)]
-
-    return [pixels(start) for start in itertools.product(*starts)]
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------

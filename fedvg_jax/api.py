@@ -7,7 +7,7 @@ import inspect
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -234,7 +234,6 @@ def run_sweep(
     jobs: int | str = 1,
     executor: ExecutorOrMaker | None = None,
     shard: str | None = None,
-    changed: Literal["recompute", "keep"] | None = None,
     progress: bool | None = None,
     data: Any = None,
     label: str | None = None,
@@ -263,7 +262,8 @@ def run_sweep(
             "send" and "attack" may be objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a function has its
             own name. Values of "method" may be bundles: {"mine": fv.Method(algorithm=a, weighting=w), "fedavg":
             "fedavg"}. Tables, figures and folders have these names.
-        out: folder of the sweep. The same call continues a sweep that was stopped; finished trials are not run again.
+        out: folder of the sweep. The same call continues a sweep that was stopped; finished trials are not run again,
+            and refused if they were computed with another object or metric than this call has.
         metrics: as in `run`, for all runs; a report compares them by name.
         tune: setting -> values. Separate runs, in the folder `tuning` of `out`, choose the value with the best result
             on D_val for every combination of the axes without seeds, as with `--tune`. sweep.json has the choices.
@@ -275,19 +275,15 @@ def run_sweep(
         executor: a `concurrent.futures.Executor` that computes the runs, such as `client.get_executor()` of Dask, or a
             function without arguments that returns one, which is called again if the executor breaks. Objects and
             functions are sent by `cloudpickle`. The processes must see `out`, or return histories without it.
-        shard: "I/N", the part of the runs that this call computes, for calls that nothing coordinates. None takes the
-            task of a job array of Slurm, if there is one. Results of other parts are in the list if `out` has them.
-        changed: what happens to runs of `out` that were computed with another object, or without a metric, of this
-            call: "recompute" computes them again, "keep" keeps those that are finished. None refuses them. Functions
-            are compared by their code and the values that they hold, not by comments.
-        progress: whether to print a line for every run, or bars on a terminal; None as in `run`.
+        shard: "I/N", the part of the runs that this call computes, for calls that nothing coordinates. Results of other
+            parts are in the list if `out` has them.
+        progress: whether to print a line for every run; None as in `run`.
         data, label, group, transformer, partition, task: as in `run`, for all runs.
         algorithm, weighting, selection, aggregate, send, attack, hyper, clock, initial: likewise.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
-        not use are one. A run that diverged or failed has a `Failure` in place of its history. If a signal stopped the
-        sweep and the caller's own handler returned, only the finished ones.
+        not use are one. A run that diverged or failed has a `Failure` in place of its history.
 
     Raises:
         UsageError: the settings of some combination cannot work, before the first run; or `out` holds something else.
@@ -299,7 +295,7 @@ def run_sweep(
     >>> results[3].values, results[3].result.summary["rounds"]
     ({'alpha': 10.0, 'seed': 1}, 1)
     """
-    from fedvg_jax.study import executors, sweeps, tuning
+    from fedvg_jax.study import sweeps, tuning
     from fedvg_jax.study.trial_runs import Recipe
 
     start = Config() if config is None else config
@@ -307,22 +303,18 @@ def run_sweep(
     folder = Config(out=out).out  # pyright: ignore[reportArgumentType]  a text becomes a path
     methods = task, algorithm, weighting, selection, aggregate, send, attack
     custom = Custom(data, partition, *methods, hyper, clock, initial)
-    if changed not in (None, "recompute", "keep"):
-        raise UsageError(f'changed must be None, "recompute" or "keep"; got {changed!r:.100}')
     measured = _checked_metrics(metrics)
-    call = sweeps.Call(
+    return sweeps.run_sweep(
         start,
         axes,
         folder,
         Recipe(custom, metrics=measured),
-        _is_shown(progress),
         tuning.make_tuning(tune or {}, tune_seeds, tune_metric, measured),
-        changed,
-        jobs,
-        executor,
-        executors.read_shard(shard),
+        jobs=jobs,
+        executor=executor,
+        shard=shard or "1/1",
+        is_shown=_is_shown(progress),
     )
-    return sweeps.run_sweep(call)
 
 
 def make_schedule(

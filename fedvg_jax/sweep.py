@@ -18,7 +18,8 @@ several values it is an axis, and all axes are crossed:
                          draws its own, as in a single run
 
 Options of the sweep:
-  --out DIR              folder of the sweep; the same command continues it
+  --out DIR              folder of the sweep, by default runs/sweep; the same
+                         command continues it
   --config FILE          TOML file of settings, with tables [axes] and [[zip]]
   --tune NAME VALUE...   chooses the value of a setting on D_val, for every
                          method and alpha; may be given several times
@@ -30,9 +31,8 @@ Options of the sweep:
   --executor MODULE:FUNCTION
                          computes the trials on the concurrent.futures.Executor
                          that the function returns
-  --shard I/N            part of the trials that this command computes; by
-                         default that of the task of a Slurm array
-  --dry-run              list unfinished trials and programs, train nothing
+  --shard I/N            part of the trials that this command computes
+  --dry-run              list unfinished trials, train nothing
 
 Options of a run: python -m fedvg_jax.sim --help
 """
@@ -47,26 +47,20 @@ if __name__ == "__main__":
 
 import contextlib
 import functools
-import hashlib
-import importlib
-import json
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedvg_jax import commands, config as configs
+from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import command_line
-from fedvg_jax.config.options import partition_seed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files, hardware
 from fedvg_jax.runs import endings
 from fedvg_jax.study import executors, sweep_folder, sweep_trials, tuning
 from fedvg_jax.study.sweep_folder import count
-from fedvg_jax.study.sweep_trials import Axis, Layer, Sweep, Trial
-from fedvg_jax.views import tracking
+from fedvg_jax.study.sweep_trials import Layer, Sweep, Trial
 from fedvg_jax.views.output import say
 
 if TYPE_CHECKING:
@@ -81,13 +75,13 @@ class CommandLine(NamedTuple):
     plan: tuning.Plan
     out: Path
     """folder of the sweep"""
-    dry_run: bool = False
-    jobs: int | str = "auto"
+    is_dry: bool = False
+    jobs: str = "auto"
     """see `executors.num_processes`"""
     executor: str = ""
     """MODULE:FUNCTION; "" for processes of this machine"""
-    shard: tuple[int, int] = (1, 1)
-    """see `executors.read_shard`"""
+    shard: str = "1/1"
+    """see `executors.of_shard`"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -107,55 +101,29 @@ def main(argv: Sequence[str]) -> int:
 
 
 def run(command: CommandLine) -> int:
-    """Computes or plans the trials of a sweep, shows them, and returns the exit code."""
+    """Computes or lists the trials of a sweep, shows their results, and returns the exit code."""
     from rich.console import Console
 
-    console, trials = Console(), command.plan.trials
-    for line in opening_lines(command):
-        say(console, line)
-    sweep_folder.check_sources(trials)
-    tracking.require(trials[0].config, has_folder=True)
-    if command.dry_run:
-        return _show_plan(command, console)
+    console, plan = Console(), command.plan
     log = functools.partial(say, console)
+    tuned = f" and {count(len(plan.tuning_trials), 'tuning run')}" if plan.tuning else ""
+    log(f"sweep of {count(len(plan.trials))}{tuned}; folder {command.out}")
+    if command.is_dry:
+        for trial in plan.pending:
+            log(trial.name)
+        log(f"{len(plan.pending)} of {count(len(plan.every))} are not finished")
+        return 0
     try:
-        with sweep_folder.shared(command.out, log, command.shard != (1, 1)) as can_share:
-            trials = _compute(command, console, can_share)
+        trials = _compute(command, console)
     except executors.Stopped as stop:
-        say(console, f"folder of the sweep: {command.out}; the same command continues the sweep")
-        return endings.exit_code(stop.signal)
+        log(f"folder of the sweep: {command.out}; the same command continues the sweep")
+        return endings.exit_code(str(stop))
     return _show_results(command, trials, console)
 
 
-def opening_lines(command: CommandLine) -> list[str]:
-    """Returns what is printed first: the size of the sweep, and of its tuning."""
-    sweep, trials, _, tuned, runs = command.plan
-    lengths = [f"{' and '.join(axis.names)} ({len(axis.values)})" for axis in sweep.axes]
-    lines = [
-        f"sweep of {count(len(trials))}: {' x '.join(lengths) or 'nothing varies'}; folder {command.out}"
-    ]
-    seeds, partitions = {p.config.seed for p in trials}, {partition_seed(p.config) for p in trials}
-    if len(seeds) > 1 and len(partitions) == 1:
-        lines.append(f"all seeds share one partition (--partition-seed {min(partitions)})")
-    if tuned:
-        num_runs, seeds = count(len(runs)), count(len(tuned.seeds), "seed")
-        lines.append(
-            f"tuning {', '.join(tuned.settings)} first: {num_runs} with {seeds}, chosen on D_val"
-        )
-        if any(trial.config.dp.clip for trial in runs):
-            lines.append("epsilon does not count the tuning runs, which see the same clients")
-    return lines
-
-
-def _compute(command: CommandLine, console: Console, can_share: bool) -> list[Trial]:
-    """Computes what is left of a sweep; returns its trials, with the values that tuning has chosen.
-
-    Raises:
-        Stopped: by a signal.
-        UsageError: some trial cannot work.
-    """
+def _compute(command: CommandLine, console: Console) -> list[Trial]:
+    """Computes what is left of a sweep; returns its trials, with the values that tuning has chosen."""
     jobs = executors.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
-    jobs = jobs if can_share else 1
     if jobs == 1 and not command.executor:
         commands.start_jax()
     else:
@@ -166,91 +134,44 @@ def _compute(command: CommandLine, console: Console, can_share: bool) -> list[Tr
         from fedvg_jax.study import sweeps
         from fedvg_jax.study.trial_runs import Recipe
 
-        work = sweeps.Work(Recipe(), None, command.shard, slots, _import_for_report)
-        sweeps.check(command.plan.pending, work)
-        return sweeps.compute_plan(command.plan, console, work)[0]
-
-
-def _import_for_report() -> None:
-    """Starts to import what the report needs, which takes seconds, while other processes compute the last trials."""
-
-    def load() -> None:
-        with contextlib.suppress(ImportError):
-            for name in ("pandas", "scipy.stats", "matplotlib.figure"):
-                importlib.import_module(name)
-
-    threading.Thread(target=load, daemon=True).start()
+        log = functools.partial(say, console)
+        work = sweeps.Work(Recipe(), command.shard, slots, log, log)
+        return sweeps.compute_plan(command.plan, work)[0]
 
 
 def _show_results(command: CommandLine, trials: Sequence[Trial], console: Console) -> int:
-    """Prints the table, writes the report, and returns the exit code.
+    """Prints the table, writes the report, and returns the exit code; that of a part only if all parts are finished.
 
     Raises:
         UsageError: a trial failed, or no study can be made of the trials.
     """
+    left = sweep_folder.pending(command.out, trials)
+    if left and command.shard != "1/1":
+        say(console, f"{count(len(left))} of {len(trials)} are left; folder {command.out}")
+        trials = executors.of_shard(trials, command.shard)
+    else:
+        with contextlib.suppress(UsageError) if left else contextlib.nullcontext():
+            _report(command.out, console)
+        say(console, f"folder of the sweep: {command.out}")
+    sweep_folder.refuse_unfinished(command.out, trials)
+    return 0
+
+
+def _report(out: Path, console: Console) -> None:
+    """Prints the table of a sweep, and writes its report."""
     from fedvg_jax.study import markup, report, tables
     from fedvg_jax.study.collect import collect
 
-    is_whole = all(sweep_folder.is_done(command.out, trial) for trial in trials)
-    if command.shard != (1, 1) and not is_whole:
-        return _show_shard(command, trials, console)
-    refusal = None
-    try:
-        if missing := report.missing_packages():
-            say(
-                console,
-                f"no report: reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'",
-            )
-        else:
-            study = collect([command.out], partial=True)
-            console.print(
-                markup.terminal(tables.accuracy(study, tables.options(study))), highlight=False
-            )
-            with console.status("writing the report"):
-                written = report.write([command.out], command.out / "report")
-            for line in (*written.findings, f"report: {written.paths[-1]}"):
-                say(console, line)
-    except UsageError as error:  # no trial is finished, or no study can be made of the trials
-        refusal = error
-    say(console, f"folder of the sweep: {command.out}")
-    sweep_folder.refuse_unfinished(command.out, trials)
-    if refusal:
-        raise refusal
-    return 0
-
-
-def _show_shard(command: CommandLine, trials: Sequence[Trial], console: Console) -> int:
-    """Says that a part of the sweep is computed, and returns the exit code; the last part writes the report.
-
-    Raises:
-        UsageError: a trial of the part failed.
-    """
-    from fedvg_jax.study import sweeps
-
-    mine = sweeps.of_shard(trials, command.shard)
-    number, of = command.shard
-    say(console, f"shard {number}/{of}: {count(len(mine))} of {len(trials)}; folder {command.out}")
-    sweep_folder.refuse_unfinished(command.out, mine)
-    return 0
-
-
-def _show_plan(command: CommandLine, console: Console) -> int:
-    """Lists unfinished trials and their programs; writes nothing."""
-    from fedvg_jax.study import sweeps
-
-    trials, num_planned = command.plan.pending, len(command.plan.every)
-    num_done = num_planned - len(trials)
-    done = f"; {num_done} of {count(num_planned)} finished" if num_done else ""
-    if not trials:
-        say(console, f"nothing to compute{done}")
-        return 0
-    groups = sweeps.by_program(trials)
-    for i, group in enumerate(groups.values()):
-        say(console, f"program {i + 1}: {count(len(group))}")
-        for trial in group:
-            say(console, f"  {trial.name}")
-    say(console, f"{count(len(trials))}, {count(len(groups), 'program')}{done}")
-    return 0
+    if missing := report.missing_packages():
+        packages = ", ".join(missing)
+        say(console, f"no report: reports need {packages}; pip install 'fedvg_jax[report]'")
+        return
+    study = collect([out], partial=True)
+    table = markup.terminal(tables.accuracy(study, tables.options(study)))
+    console.print(table, highlight=False)
+    written = report.write([out], out / "report")
+    for line in (*written.findings, f"report: {written.paths[-1]}"):
+        say(console, line)
 
 
 # --- the command line
@@ -263,35 +184,27 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         UsageError: for an option that cannot work at some trial, or that no trial uses.
     """
     options, flags = split_flags(argv)
-    grid = {name.replace("-", "_"): words for name, *words in options.get("tune", ())}
-    for name, words in grid.items():
+    file, source = sweep_trials.SweepFile({}), options.get("config")
+    if source:
+        file = sweep_trials.read_file(source)
+    sweep = make_sweep(flags, file, str(source))
+    grid = dict(file.tune)
+    for flag, *words in options.get("tune", ()):
+        name = flag.replace("-", "_")
         sweep_trials.check_name(name, "--tune")
         grid[name] = _typed_list(name, words)
-    seeds = _typed_list("seed", options["tune_seeds"]) if "tune_seeds" in options else None
-    file = (
-        sweep_trials.read_file(options["config"])
-        if "config" in options
-        else sweep_trials.SweepFile({})
-    )
-    sweep = make_sweep(flags, file, str(options.get("config")))
-    # words may tune a setting of the file
-    in_file, in_words = (layer.settings.keys() for layer in sweep.layers[-2:])
-    if both := sorted((in_words & {*file.tune, *grid}) | (in_file & file.tune.keys())):
-        raise UsageError(f"{both[0]} has a value and is in --tune; leave one of the two out")
-    seeds = file.tune_seeds if seeds is None else seeds
-    tuned = tuning.make_tuning({**file.tune, **grid}, seeds, options.get("tune_metric"))
-    plan = tuning.make_plan(sweep, None, tuned)
+    seeds = file.tune_seeds
+    if "tune_seeds" in options:
+        seeds = _typed_list("seed", options["tune_seeds"])
+    tuned = tuning.make_tuning(grid, seeds, options.get("tune_metric"))
+    out = options.get("out", Path("runs/sweep"))
+    plan = tuning.make_plan(sweep, out, tuned)
     if "executor" in options and "jobs" in options:
         raise UsageError("--jobs has no effect beside --executor; leave one of the two out")
-    out, jobs = options.get("out") or default_folder(plan), options.get("jobs", "auto")
-    return CommandLine(
-        plan._replace(out=out),
-        out,
-        "dry_run" in options,
-        int(jobs) if jobs.isdecimal() else jobs,
-        options.get("executor", ""),
-        executors.read_shard(options.get("shard")),
-    )
+    others = {name: options[name] for name in ("jobs", "executor", "shard") if name in options}
+    command = CommandLine(plan, out, "dry_run" in options, **others)
+    executors.of_shard(plan.trials, command.shard)  # refuses what is no part
+    return command
 
 
 def make_sweep(flags: dict[str, list[str]], file: sweep_trials.SweepFile, source: str) -> Sweep:
@@ -303,29 +216,22 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_trials.SweepFile, source
         source: its name, for messages.
     """
     columns = {name: _typed_list(name, words) for name, words in flags.items()}
+    several = {name: values for name, values in columns.items() if len(values) != 1}
     settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
-    crossed = sweep_trials.cross(
-        {name: values for name, values in columns.items() if len(values) != 1}, "command line"
-    )
-    given = {*settings, *(axis.names[0] for axis in crossed)}
-    kept = _without(file.axes, given)
-    meant = [
-        configs.meaning(dict(zip(axis.names, row, strict=True)))
-        for axis in kept
-        for row in axis.values
-    ]
-    # the file's settings win beside a shorthand on its axes, as they do beside a single one
-    beside = {
-        name: value
-        for name, value in file.settings.items()
-        if any(name in several for several in meant)
-    }
+    kept = []
+    for axis in file.axes:
+        replaced = [name for name in axis.names if name in columns]
+        if replaced and len(axis.names) > 1:
+            flag = command_line.flag_of(replaced[0])
+            raise UsageError(f"{flag} is in a [[zip]] of {source}; change it there")
+        kept += [] if replaced else [axis]
+    of_file = {name: value for name, value in file.settings.items() if name not in columns}
     layers = (
-        Layer({"keep": 1}, "sweep"),
-        Layer({name: value for name, value in file.settings.items() if name not in given}, source),
-        Layer(beside | settings, "command line"),
+        Layer(settings={"keep": 1}, source="sweep"),
+        Layer(tuple(kept), of_file, source),
+        Layer(tuple(sweep_trials.cross(several, "command line")), settings, "command line"),
     )
-    return Sweep((*kept, *crossed), layers, title=file.title)
+    return Sweep(layers, title=file.title)
 
 
 def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str]]]:
@@ -363,24 +269,6 @@ def _typed_list(name: str, words: Sequence[str]) -> list[Any]:
         raise UsageError(f"{name} needs a value")
     listed = [str(value) for word in words for value in sweep_trials.seeds(name, word)]
     return [command_line.value_of(name, word) for word in listed]
-
-
-def _without(file_axes: Sequence[Axis], given: set[str]) -> list[Axis]:
-    """Returns the axes of a file that the command line does not replace."""
-    for axis in file_axes:
-        if len(axis.names) > 1 and (replaced := given & set(axis.names)):
-            name = min(replaced)
-            raise UsageError(
-                f"--{name.replace('_', '-')} is in a [[zip]] of the file ({', '.join(axis.names)}); change it there"
-            )
-    return [axis for axis in file_axes if axis.names[0] not in given]
-
-
-def default_folder(plan: tuning.Plan) -> Path:
-    """Returns runs/sweep-DIGEST: equal sweeps have one folder, so that the same command continues its sweep."""
-    content = sweep_folder.document(plan.sweep, plan.trials)
-    text = json.dumps([content, repr(plan.tuning)], sort_keys=True)
-    return Path("runs") / f"sweep-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -180,23 +179,3 @@ def test_runs_of_a_sweep_start_at_a_given_model(tmp_path):
     )
     with pytest.raises(fv.UsageError, match="initial"):
         fv.run_sweep(config, {"lr": [0.05]}, tmp_path, **linear.GIVEN)
-
-
-def test_sweep_returns_what_is_finished_where_the_callers_own_handler_survives_a_signal():
-    received = []
-
-    def stop(variables, data):
-        signal.raise_signal(signal.SIGTERM)
-        return 0.0
-
-    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
-    axes = {"seed": [0, 1]}
-    try:
-        results = fv.run_sweep(
-            replace(SMALL, model="linear", rounds=1), axes, metrics={"mine": stop}
-        )
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert received == [signal.SIGTERM]
-    assert [(name, values) for name, values, *_ in results] == [("seed=0", {"seed": 0})]
-    assert len(results[0].result.records) == 1  # its last round was under way

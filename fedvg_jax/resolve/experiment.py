@@ -138,7 +138,7 @@ def resolve(
         statistics=populations.describe(config, population, is_given),
         model=model,
         method=method,
-        hyper=functools.partial(_hyper, config, custom),
+        hyper=functools.partial(hyper_of, config, custom),
         executor=make_executor(config),
         cohorts=_cohorts(config, method.algorithm, clock),
         tables=_tables(config, method.algorithm),
@@ -176,7 +176,7 @@ def _shape(arrays: Arrays) -> Hashable:
     return arrays.x.shape[1:], len(arrays.class_names)
 
 
-def _hyper(
+def hyper_of(
     config: Config, custom: Custom, algorithm: Algorithm, weighting: Weighting
 ) -> tuple[Hyper, dict[str, float]]:
     """Returns what `make_hyper` does; the parameters of a caller's objects may be given."""

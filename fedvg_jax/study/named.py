@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import NoneType
 from typing import Any, NamedTuple
 
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
 from fedvg_jax.config.options import registered
 from fedvg_jax.config.presets import METHODS, meaning
-from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import Algorithm, Selection, Send, Task, UsageError, Weighting
 
 OBJECTS = ("weighting", "algorithm", "task", "selection", "aggregate", "send", "attack")
@@ -17,8 +17,8 @@ OBJECTS = ("weighting", "algorithm", "task", "selection", "aggregate", "send", "
 AXES = {{"aggregate": "robust"}.get(argument, argument): argument for argument in OBJECTS}
 """Axis, which has the name of the setting -> argument."""
 
-KNOWN = (*ALGORITHMS, NATIVE, *WEIGHTINGS)
-"""Names of algorithms and weightings."""
+TAKEN = {"method": METHODS, "weighting": (NATIVE, *WEIGHTINGS), "algorithm": ALGORITHMS}
+"""Axis -> names that stand for what the setting of that name takes."""
 
 
 class Method(NamedTuple):
@@ -52,20 +52,11 @@ class Method(NamedTuple):
     settings: Mapping[str, Any] = {}
 
 
-class Bundle(NamedTuple):
-    """What a name on an axis stands for."""
-
-    objects: Mapping[str, Any]
-    """argument of a run -> object from Python, or hyperparameters"""
-    settings: Mapping[str, Any]
-    """setting, or "method" -> value"""
+Named = Mapping[str, Mapping[str, Method]]
+"""Axis -> name on it -> what that stands for; an object on the axis "weighting" is a method with this weighting."""
 
 
-Bundles = Mapping[str, Mapping[str, Bundle]]
-"""Axis -> name on it -> what that stands for."""
-
-
-def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Bundle]]]:
+def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Method]]]:
     """Returns axes with names in place of values, and what these names stand for.
 
     The values of an axis of `AXES`, or of "method", are a dict, name -> object or setting, or a list, in which a
@@ -75,45 +66,38 @@ def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Bundle]]
         UsageError: a value has no name, the name of another one, or one that means a value of the setting.
 
     >>> def root(task): ...
-    >>> plain, bundles = name_values({"weighting": {"root": root, "baseline": "samples"}, "seed": "0:2"})
-    >>> plain, bundles["weighting"]["baseline"].settings
-    ({'weighting': ['root', 'baseline'], 'seed': '0:2'}, {'weighting': 'samples'})
+    >>> plain, named = name_values({"weighting": {"root": root, "baseline": "samples"}, "seed": "0:2"})
+    >>> plain, named["weighting"]["baseline"].weighting
+    ({'weighting': ['root', 'baseline'], 'seed': '0:2'}, 'samples')
     """
     if not isinstance(axes, Mapping):
         raise UsageError(
             f"axes must be a dict of settings with their values; got {type(axes).__name__}"
         )
-    plain, bundles = dict(axes), {}
+    plain, named = dict(axes), {}
     for axis in (*AXES, "method"):
         values = axes.get(axis, "")
-        listed = (
-            values if isinstance(values, (list, tuple)) and not _is_object(values) else [values]
-        )
-        if not isinstance(values, Mapping) and all(isinstance(value, str) for value in listed):
-            continue
-        if not values:
-            raise UsageError(f"axes: {axis} has no values; give names with objects")
-        named = (
-            values.items() if isinstance(values, Mapping) else [(_name(axis, v), v) for v in listed]
-        )
-        originals: dict[str, Any] = {}
-        for name, value in named:
-            if not name or not isinstance(name, str) or name == "<lambda>":
+        if not isinstance(values, Mapping):
+            # an algorithm is a named tuple
+            is_list = isinstance(values, (list, tuple)) and not hasattr(values, "_fields")
+            listed = list(values) if is_list else [values]
+            if all(isinstance(value, str) for value in listed):
+                continue
+            values = {_name(axis, value): value for value in listed}
+            if len(values) < len(listed):
+                raise UsageError(f"axes: two values of {axis} have one name, {_names(values)}")
+        for name, value in values.items():
+            if (
+                not isinstance(name, str)
+                or name in ("", "<lambda>")
+                or _is_taken(axis, name, value)
+            ):
                 raise UsageError(
-                    f"axes: an object of {axis} has no name; give a dict, name -> object"
+                    f"axes: {axis} needs a dict, name -> object, with names of your own; got {_names(values)}"
                 )
-            if _means_another(axis, name, value) or originals.setdefault(name, value) is not value:
-                raise UsageError(
-                    f"axes: {axis} {name} is the name of another {axis}; give it one of its own"
-                )
-        plain[axis] = list(originals)
-        bundles[axis] = {name: _bundle(axis, value) for name, value in originals.items()}
-    return plain, bundles
-
-
-def _is_object(value: Any) -> bool:
-    """Returns whether a value is a named tuple, such as an algorithm, and not a list of values."""
-    return hasattr(value, "_fields")
+        plain[axis] = list(values)
+        named[axis] = {name: _as_method(axis, value) for name, value in values.items()}
+    return plain, named
 
 
 def _name(axis: str, value: Any) -> str:
@@ -121,63 +105,62 @@ def _name(axis: str, value: Any) -> str:
     return registered(axis, value) if isinstance(value, str) else getattr(value, "__name__", "")
 
 
-def _means_another(axis: str, name: str, value: Any) -> bool:
-    """Returns whether a name is that of a method, an algorithm or a weighting, and the value is something else."""
-    if axis == "method":
-        return name in METHODS and not (isinstance(value, str) and value.lower() == name)
-    if not isinstance(value, str):
-        return registered(axis, name) in KNOWN
-    if registered(axis, name) == registered(axis, value) or registered(axis, name) not in KNOWN:
-        return False
-    return method_of("fedavg", value) != registered(axis, name)
+def _names(values: Mapping[Any, Any]) -> str:
+    return ", ".join(map(repr, values))
 
 
-def _bundle(axis: str, value: Any) -> Bundle:
+def _is_taken(axis: str, name: str, value: Any) -> bool:
+    """Returns whether a name is one that a setting takes, and the value is something else."""
+    is_same = isinstance(value, str) and registered(axis, value) == name.lower()
+    return name.lower() in TAKEN.get(axis, ()) and not is_same
+
+
+def _as_method(axis: str, value: Any) -> Method:
     """Returns what a value of an axis stands for."""
-    if isinstance(value, str):
-        return Bundle({}, {axis: value})
     if axis != "method":
-        return Bundle({AXES[axis]: value}, {})
-    if not isinstance(value, Method):
+        return Method(**{AXES[axis]: value})
+    if not isinstance(value, (str, Method)):
         raise UsageError(f"axes: method takes names and fv.Method(...); got {value!r:.100}")
-    objects: dict[str, Any] = {"hyper": value.hyper} if value.hyper else {}
-    settings = dict(value.settings)
-    for setting, argument in AXES.items():
-        part = getattr(value, argument)
-        if isinstance(part, str):
-            settings[setting] = part
-        elif part is not None:
-            objects[argument] = part
-    return Bundle(objects, settings)
+    return Method(settings={axis: value}) if isinstance(value, str) else value
 
 
-def objects_of(bundles: Bundles, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the objects that values of axes stand for, by argument."""
+def _chosen(named: Named, values: Mapping[str, Any]) -> dict[str, Method]:
+    """Returns axis -> what the name on it stands for."""
+    return {axis: methods[values[axis]] for axis, methods in named.items() if axis in values}
+
+
+def objects_in(method: Method) -> dict[str, Any]:
+    """Returns the objects of a method by argument of a run, with its hyperparameters."""
+    parts = {argument: getattr(method, argument) for argument in OBJECTS}
+    objects = {n: part for n, part in parts.items() if not isinstance(part, (str, NoneType))}
+    return objects | ({"hyper": method.hyper} if method.hyper else {})
+
+
+def objects_of(named: Named, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the objects that values of axes stand for, by argument of a run."""
     objects: dict[str, Any] = {}
-    for axis, named in bundles.items():
-        if values.get(axis) in named:
-            objects |= named[values[axis]].objects
+    for method in _chosen(named, values).values():
+        objects |= objects_in(method)
     return objects
 
 
-def names_of(bundles: Bundles, values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the names of the objects that values of axes stand for, by argument."""
+def names_of(named: Named, values: Mapping[str, Any]) -> dict[str, str]:
+    """Returns the names of the objects that values of axes stand for, by argument of a run."""
     names: dict[str, str] = {}
-    for axis, named in bundles.items():
-        if values.get(axis) in named:
-            objects = named[values[axis]].objects
-            names |= {argument: values[axis] for argument in objects if argument in OBJECTS}
+    for axis, method in _chosen(named, values).items():
+        names |= {name: values[axis] for name in objects_in(method) if name != "hyper"}
     return names
 
 
-def settings_of(bundles: Bundles, values: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(named: Named, values: Mapping[str, Any]) -> dict[str, Any]:
     """Returns values of axes as settings: those that names stand for, which other axes override."""
     meant: dict[str, Any] = {}
-    for axis, named in bundles.items():
-        if values.get(axis) in named:
-            meant |= named[values[axis]].settings
-    others = {n: v for n, v in values.items() if v not in bundles.get(n, ())}
-    return meant | others
+    for method in _chosen(named, values).values():
+        meant |= method.settings
+        for setting, argument in AXES.items():
+            part = getattr(method, argument)
+            meant |= {setting: part} if isinstance(part, str) else {}
+    return meant | {name: value for name, value in values.items() if name not in named}
 
 
 def is_custom_method(name: str) -> bool:

@@ -46,7 +46,7 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Folder], list[str], list[Sto
             sweep = sweep_folder.read(folder)
             sweeps.append(sweep)
             for name, trial in sweep.trials.items():
-                runs.append(_read_trial(sweep_folder.trial_folder(folder, name), trial, sweep))
+                runs.append(_read_trial(sweep_folder.trial_folder(folder, name), trial))
         elif run_folder.is_run(folder):
             read = _read_run(folder)
             if isinstance(read, str):
@@ -77,21 +77,13 @@ def _holds_runs(path: Path) -> bool:
     return (path / sweep_folder.DOCUMENT).exists() or run_folder.is_run(path)
 
 
-def _read_trial(folder: Path, trial: StoredTrial, sweep: Stored) -> Folder:
+def _read_trial(folder: Path, trial: StoredTrial) -> Folder:
     """Returns what the folder of a sweep's trial has to offer."""
     custom = trial.custom
     read = _read_run(folder, trial.values, custom, trial.config)
     if isinstance(read, str):
         return Folder(folder.name, settings_of(trial.config, trial.values, custom), missing=read)
-    if read.run is None:
-        return read
-    code = {}
-    for argument, digest in read.run.manifest.get("code", {}).items():
-        name = custom.get(argument)
-        keys = (f"{argument} {name}", f"method {name}", argument)
-        equal = next((sweep.objects[key] for key in keys if key in sweep.objects), [])
-        code[argument] = equal[0] if digest in equal else digest
-    return read._replace(run=read.run._replace(manifest={**read.run.manifest, "code": code}))
+    return read
 
 
 def _read_run(

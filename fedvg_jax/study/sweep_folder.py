@@ -8,11 +8,9 @@ trials/NAME/.claim     locked by the process that computes the trial
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, uses
@@ -20,13 +18,10 @@ from fedvg_jax.config.options import choice
 from fedvg_jax.data import datasets, images
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
-from fedvg_jax.runs.record import folder as run_folder, stored
+from fedvg_jax.runs.record import folder as run_folder, stored as records
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import named
 from fedvg_jax.study.sweep_trials import Sweep, Trial
-
-if TYPE_CHECKING:
-    from fedvg_jax.core.identity import Identity
 
 DOCUMENT = "sweep.json"
 TRIALS = "trials"
@@ -34,8 +29,6 @@ FAILURE = "failure.json"
 CLAIM = ".claim"
 OPENING = ".opening"
 """Locked by the process that makes or checks the folder of a sweep."""
-ALONE = ".alone"
-"""There while one process computes the sweep alone; see `shared`."""
 
 
 class Failure(NamedTuple):
@@ -81,10 +74,6 @@ def trial_folder(out: Path, name: str) -> Path:
     return out / TRIALS / name
 
 
-Changed = Literal["recompute", "keep"]
-"""What happens to the trials of an object that has changed."""
-
-
 class StoredTrial(NamedTuple):
     """A trial as sweep.json holds it."""
 
@@ -104,9 +93,8 @@ class Stored(NamedTuple):
     """settings that vary"""
     trials: dict[str, StoredTrial]
     """by name"""
-    objects: dict[str, list[str]]
-    """object from Python, such as "data", "weighting NAME" or "metric NAME" -> its digest, and those that a caller has
-    declared equal to it"""
+    objects: dict[str, str]
+    """object from Python, such as "data", "weighting NAME" or "metric NAME" -> its digest"""
     tuning: dict[str, Any]
     """see `tuning.as_json`; {} without it"""
 
@@ -114,10 +102,10 @@ class Stored(NamedTuple):
 def document(
     sweep: Sweep,
     trials: Sequence[Trial],
-    objects: Mapping[str, Identity] = {},
+    objects: Mapping[str, str] = {},
     tuning: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
-    """Returns the content of sweep.json, in which a trial has the settings `base` and its own.
+    """Returns the content of sweep.json.
 
     Args:
         sweep: its axes and title.
@@ -125,37 +113,16 @@ def document(
         objects: see `Stored`.
         tuning: see `Stored`.
     """
-    of_trials = {trial.name: _settings(trial.config) for trial in trials}
-    first = next(iter(of_trials.values()))
-    base = {
-        name: value
-        for name, value in first.items()
-        if all(s[name] == value for s in of_trials.values())
-    }
-    to_all = dict.fromkeys(uses.PASSED.keys() & objects.keys(), "")
+    to_all = {name: "" for name in uses.PASSED if name in objects}
     listed = []
     for trial in trials:
-        entry = {"name": trial.name, "values": uses.plain(trial.values)}
-        entry["settings"] = _without(of_trials[trial.name], base)
-        entry["custom"] = to_all | named.names_of(sweep.bundles, trial.values)
-        listed.append(entry)
-    axes = [uses.plain(axis.as_json()) for axis in sweep.axes]
-    content = {"title": sweep.title, "axes": axes, "base": base, "trials": listed}
-    content["objects"] = {name: [identity.digest] for name, identity in objects.items()}
-    return content | ({"tuning": dict(tuning)} if tuning else {})
-
-
-def _settings(config: Config) -> dict[str, Any]:
-    """Returns the settings of a trial that can change its results, as JSON values."""
-    return {
-        name: uses.plain(value)
-        for name, value in configs.flatten(config).items()
-        if name not in uses.HOST
-    }
-
-
-def _without(settings: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name not in base}
+        flat = configs.flatten(trial.config)
+        settings = {name: value for name, value in flat.items() if name not in uses.HOST}
+        entry = {"name": trial.name, "values": trial.values, "settings": settings}
+        listed.append(entry | {"custom": to_all | named.names_of(sweep.named, trial.values)})
+    axes = [axis.as_json() for axis in sweep.axes]
+    content = {"title": sweep.title, "axes": axes, "trials": listed, "objects": dict(objects)}
+    return uses.plain(content | ({"tuning": dict(tuning)} if tuning else {}))
 
 
 def read(out: Path) -> Stored:
@@ -178,7 +145,7 @@ def parse(content: Mapping[str, Any], path: Path) -> Stored:
         trials = {
             str(trial["name"]): StoredTrial(
                 trial["values"],
-                configs.apply(Config(), {**content["base"], **trial["settings"]}, str(path)),
+                configs.apply(Config(), trial["settings"], str(path)),
                 trial.get("custom", {}),
             )
             for trial in content["trials"]
@@ -194,44 +161,13 @@ def parse(content: Mapping[str, Any], path: Path) -> Stored:
 def refuse_taken(out: Path) -> None:
     """Raises UsageError for a folder that holds something else than a sweep."""
     # listed first: another process writes sweep.json before the others
-    others = (
-        [path for path in out.iterdir() if path.name[0] != "." and path.name != "tuning"]
-        if out.is_dir()
-        else []
-    )
-    if not (out / DOCUMENT).exists() and ((out.exists() and not out.is_dir()) or others):
+    entries = out.iterdir() if out.is_dir() else []
+    others = [path for path in entries if path.name[0] != "." and path.name != "tuning"]
+    if (others or out.is_file()) and not (out / DOCUMENT).exists():
         raise UsageError(f"{out} is taken and holds no sweep; name another folder with --out")
 
 
-@contextlib.contextmanager
-def shared(out: Path | None, log: Callable[[str], None], has_parts: bool = False) -> Iterator[bool]:
-    """Yields whether processes can share a sweep; where files cannot be locked, this process has it alone.
-
-    Args:
-        out: the folder of the sweep; None for a sweep in memory.
-        log: called with one line if it is not shared.
-        has_parts: whether every command computes trials of its own, so that none needs a lock.
-
-    Raises:
-        UsageError: another process has it, or the folder cannot be used.
-    """
-    if out is None or has_parts or files.can_lock(out):
-        yield True
-        return
-    with files.writing(f"the folder of the sweep {out}", "--out"):
-        refuse_taken(out)
-        out.mkdir(parents=True, exist_ok=True)
-    with files.marked(out / ALONE):
-        log(f"one process computes the sweep, because files in {out} cannot be locked")
-        yield False
-
-
-def open_folder(
-    out: Path,
-    content: dict[str, Any],
-    objects: Mapping[str, Identity] = {},
-    changed: Changed | None = None,
-) -> None:
+def open_folder(out: Path, content: dict[str, Any]) -> None:
     """Makes the folder of a sweep, or checks that an existing one is of the same sweep.
 
     A sweep may gain trials; it may not lose or change any.
@@ -239,106 +175,45 @@ def open_folder(
     Args:
         out: the folder.
         content: see `document`.
-        objects: the identities in it.
-        changed: what happens to trials that were computed with another object of the same name. "recompute" removes
-            them, "keep" keeps those that are finished; None refuses them.
 
     Raises:
         UsageError: the folder holds something else, or another sweep; or it cannot be written.
     """
+    path = out / DOCUMENT
     with files.writing(f"the folder of the sweep {out}", "--out"):
         refuse_taken(out)
         out.mkdir(parents=True, exist_ok=True)
         with files.claimed(out / OPENING, waits=True):
-            path = out / DOCUMENT
             if path.exists():
-                stored = read(out)
-                _refuse_other(out, stored, parse(json.loads(json.dumps(content)), path))
-                _settle_changed(out, stored, objects, changed)
-                for name, digests_of in content["objects"].items():
-                    known = stored.objects.get(name, [])
-                    if changed == "keep" or digests_of[0] in known:
-                        content["objects"][name] = list(dict.fromkeys([*digests_of, *known]))
-            text = json.dumps(content, indent=1) + "\n"
-            if not path.exists() or path.read_text(encoding="utf-8") != text:
-                files.replace_bytes(path, [text.encode()])
-            (out / TRIALS).mkdir(exist_ok=True)
+                _refuse_other(out, read(out), parse(content, path))
+            run_folder.write_json(path, content)
 
 
 def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
-    """Raises UsageError if a folder holds trials that a sweep does not have, or other settings of them."""
-    changes = [
-        f"it has {name}, which this sweep has not"
-        for name in stored.trials
-        if name not in new.trials
-    ]
-    for name, trial in new.trials.items():
-        if name in stored.trials:  # data in another folder are compared by their digests
-            changed = run_folder.differences(stored.trials[name].config, trial.config, {"data_dir"})
-            changes += [f"{change} in {name}" for change in changed]
-    if changes:
-        raise UsageError(
-            f"{out} holds another sweep: {changes[0]}; repeat its settings, or name another folder"
-        )
-
-
-def _settle_changed(
-    out: Path, stored: Stored, objects: Mapping[str, Identity], changed: Changed | None
-) -> None:
-    """Refuses, removes or keeps the trials that were computed with other objects than this call has.
-
-    An object of an axis belongs to the trials that have its name; the others belong to all.
-    """
-    for name in dict.fromkeys([*stored.objects, *objects]):
+    """Raises UsageError if a folder has trials that a sweep lacks, or computed some with other settings or objects."""
+    for name, trial in stored.trials.items():
+        changes = [f"no trial {name}"]
+        if name in new.trials:  # data in another folder are compared by their digests
+            differences = run_folder.differences(
+                trial.config, new.trials[name].config, {"data_dir"}
+            )
+            changes = [f"{change} in {name}" for change in differences]
+        if changes:
+            raise UsageError(
+                f"{out} holds another sweep; this one has {changes[0]}; repeat its settings, or name another folder"
+            )
+    for name in {**stored.objects, **new.objects}:
         argument, _, value = name.partition(" ")
-        of_axis = argument != run_folder.METRIC and value
-        if name in objects and objects[name].digest in stored.objects.get(name, []):
+        if stored.objects.get(name) == new.objects.get(name):
             continue
-        begun = [
-            folder
-            for trial, its in stored.trials.items()
-            if not of_axis or its.values.get(argument) == value
-            if has_begun(folder := trial_folder(out, trial))
-        ]
-        if begun and changed is None:
-            rename = ", give it another name" if of_axis else ""
-            raise UsageError(
-                f"{name} {_change(name, stored, objects)} {begun[0]} was computed; name another folder{rename}, or give"
-                ' changed="recompute" or changed="keep"'
-            )
-        for folder in begun:
-            if changed == "recompute" or not (folder / "summary.json").exists():
-                _clear_unclaimed(folder)
-
-
-def _change(name: str, stored: Stored, objects: Mapping[str, Identity]) -> str:
-    """Returns in words how an object differs from that of computed trials."""
-    if name not in objects:
-        return "is not given, and was when"
-    if name not in stored.objects:
-        return "was not given when"
-    if objects[name].unseen:
-        return f"holds a {objects[name].unseen[0]}, which cannot be compared with the one in the call in which"
-    return "has changed since"
-
-
-def has_begun(folder: Path) -> bool:
-    """Returns whether a trial has results, or a part of them."""
-    return (folder / stored.HISTORY).exists() or read_failure(folder) is not None
-
-
-def _clear_unclaimed(folder: Path) -> None:
-    """Removes the results of a trial.
-
-    Raises:
-        UsageError: a process computes it.
-    """
-    with files.claimed(folder / CLAIM) as is_mine:
-        if not is_mine:
-            raise UsageError(
-                f"{folder} is being computed with another object; stop that process first"
-            )
-        clear(folder)
+        for trial, its in stored.trials.items():
+            # an object of an axis belongs to the trials that have its name; the others belong to all
+            is_used = its.values.get(argument, value) == value
+            if is_used and (trial_folder(out, trial) / records.HISTORY).exists():
+                raise UsageError(
+                    f"{name} is not the one that {trial} was computed with, or cannot be compared;"
+                    " name another folder, or remove the trials that were computed with it"
+                )
 
 
 def check_sources(trials: Sequence[Trial]) -> None:
@@ -354,12 +229,10 @@ def check_sources(trials: Sequence[Trial]) -> None:
                 config.dataset, config.data_dir, cache_dir, size=size, splits=config.splits
             )
         kind, file = choice(config, "partition")
-        paths = {"init": config.init, "validation.data_dir": config.validation.data_dir}
-        for name, path in (
-            paths | {"partition file": files.user_path(file) if kind == "file" else None}
-        ).items():
+        partition = files.user_path(file) if kind == "file" else None
+        for path in (config.init, config.validation.data_dir, partition):
             if path and not path.exists():
-                raise UsageError(f"{name} {path}: no such file or folder")
+                raise UsageError(f"{path}: no such file or folder")
 
 
 def read_failure(folder: Path) -> Failure | None:
@@ -367,10 +240,7 @@ def read_failure(folder: Path) -> Failure | None:
     try:
         stored = files.read_object(folder / FAILURE)
         return Failure(
-            str(stored["kind"]),
-            int(stored["round"]),
-            str(stored["reason"]),
-            stored.get("traceback", ""),
+            stored["kind"], int(stored["round"]), stored["reason"], stored.get("traceback", "")
         )
     except (UsageError, KeyError, TypeError, ValueError):
         return None
@@ -383,15 +253,19 @@ def write_failure(folder: Path, config: Config, failure: Failure) -> None:
     run_folder.write_json(folder / FAILURE, failure._asdict())
 
 
-def is_done(out: Path, trial: Trial) -> bool:
-    """Returns whether nothing is left to compute: the trial is finished, or it diverged."""
-    folder = trial_folder(out, trial.name)
+def is_done(folder: Path, config: Config) -> bool:
+    """Returns whether nothing is left to compute: the trial in a folder is finished, or it diverged."""
     failure = read_failure(folder)
-    return (
-        run_folder.is_finished(folder, trial.config)
-        if failure is None
-        else failure.kind == "diverged"
-    )
+    if failure is None:
+        return run_folder.is_finished(folder, config)
+    return failure.kind == "diverged"
+
+
+def pending(out: Path | None, trials: Sequence[Trial]) -> list[Trial]:
+    """Returns the trials that are left to compute; all without a folder."""
+    if out is None:
+        return list(trials)
+    return [trial for trial in trials if not is_done(trial_folder(out, trial.name), trial.config)]
 
 
 def refuse_unfinished(out: Path, trials: Sequence[Trial], noun: str = "trial") -> None:
@@ -402,17 +276,14 @@ def refuse_unfinished(out: Path, trials: Sequence[Trial], noun: str = "trial") -
         trials: which were computed, unless they failed or the process that held them was lost.
         noun: what a trial is called.
     """
-    pending = [trial for trial in trials if not is_done(out, trial)]
-    failures = {
-        p.name: failure for p in pending if (failure := read_failure(trial_folder(out, p.name)))
-    }
-    if failures:
-        name, failure = next(iter(failures.items()))
-        failed = f"{count(len(failures), noun)} failed, such as {name}: {failure.reason}"
-        raise UsageError(f"{failed}; the same command tries again")
-    if pending:
-        names = f"{count(len(pending), noun)} not finished, such as {pending[0].name}"
-        raise UsageError(f"{names}; the same command continues them")
+    left = [trial.name for trial in pending(out, trials)]
+    if left:
+        failures = {name: read_failure(trial_folder(out, name)) for name in left}
+        name, failure = next((item for item in failures.items() if item[1]), (left[0], None))
+        reason = f": {failure.reason}" if failure else ""
+        raise UsageError(
+            f"{count(len(left), noun)} not finished, such as {name}{reason}; the same command tries again"
+        )
 
 
 def count(number: int, noun: str = "trial") -> str:
@@ -424,23 +295,8 @@ def count(number: int, noun: str = "trial") -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def clear_failures(out: Path, trials: Sequence[Trial]) -> None:
-    """Removes the records of trials that failed, so that they are computed again; trials that diverged stay.
-
-    A command does this once, at its start: what its processes find later is a failure of this command.
-
-    Raises:
-        UsageError: the folder cannot be written.
-    """
-    with files.writing(f"the folder of the sweep {out}", "--out"):
-        for folder in (trial_folder(out, trial.name) for trial in trials):
-            failure = read_failure(folder)
-            if failure is not None and failure.kind != "diverged":
-                (folder / FAILURE).unlink(missing_ok=True)
-
-
 def clear(folder: Path) -> None:
     """Removes the files of a trial that was interrupted before its first checkpoint."""
     for name in (*run_folder.FILES, FAILURE):
         (folder / name).unlink(missing_ok=True)
-    stored.remove_checkpoints(folder)
+    records.remove_checkpoints(folder)

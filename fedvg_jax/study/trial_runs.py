@@ -12,7 +12,7 @@ import hashlib
 import pickle
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,9 +29,9 @@ from fedvg_jax.resolve import data as populations, experiment as experiments
 from fedvg_jax.resolve.custom import FUNCTIONS, Custom, traced_anew
 from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.record import checkpoint, folder as run_folder, stored
-from fedvg_jax.runs.record.history import DivergedError, History, Record
+from fedvg_jax.runs.record.history import DivergedError, History
 from fedvg_jax.study import named, sweep_folder
-from fedvg_jax.study.named import AXES, Bundle
+from fedvg_jax.study.named import AXES, Method
 from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_trials import HYPER, Trial
 from fedvg_jax.views import tracking
@@ -42,7 +42,7 @@ class Recipe(NamedTuple):
 
     custom: Custom = Custom()
     """what takes the place of settings, the same for all trials"""
-    bundles: Mapping[str, Mapping[str, Bundle]] = {}
+    named: Mapping[str, Mapping[str, Method]] = {}
     """axis -> name on it -> what that stands for"""
     metrics: Mapping[str, Metric] = {}
     """see `fedvg_jax.run`"""
@@ -51,7 +51,7 @@ class Recipe(NamedTuple):
 
     def custom_of(self, trial: Trial) -> Custom:
         """Returns what is given for a trial, with the objects and hyperparameters of its axes, which win."""
-        objects = named.objects_of(self.bundles, trial.values)
+        objects = named.objects_of(self.named, trial.values)
         hyper = {**(self.custom.hyper or {}), **objects.pop("hyper", {})}
         for name, value in trial.values.items():
             if name.startswith(HYPER):
@@ -60,24 +60,22 @@ class Recipe(NamedTuple):
 
     def names(self, trial: Trial) -> dict[str, str]:
         """Returns the names that a caller gave to values of a trial, by axis."""
-        return {axis: trial.values[axis] for axis in self.bundles if axis in trial.values}
+        return {axis: trial.values[axis] for axis in self.named if axis in trial.values}
 
     def replaced(self, trial: Trial) -> dict[str, str]:
         """Returns what takes the place of a trial's settings -> its name; "" for one without."""
-        return self.custom_of(trial).names | named.names_of(self.bundles, trial.values)
+        return self.custom_of(trial).names | named.names_of(self.named, trial.values)
 
     def code(self, trial: Trial) -> dict[str, str]:
         """Returns the digests of a trial's objects by argument, and of the metrics."""
         code = {}
         for name, digest in self.digests.items():
             axis, _, value = name.partition(" ")
-            if axis == run_folder.METRIC:
+            if axis == run_folder.METRIC or name in FUNCTIONS:
                 code[name] = digest
             elif value and trial.values.get(axis) == value:
-                objects = self.bundles[axis][value].objects
+                objects = named.objects_in(self.named[axis][value])
                 code |= {argument: digest for argument in objects if argument in FUNCTIONS}
-            elif axis in FUNCTIONS and not value:
-                code[axis] = digest
         return code
 
 
@@ -95,40 +93,29 @@ class Prepared(NamedTuple):
 class Computed(NamedTuple):
     """What became of a trial."""
 
-    status: str
-    """"finished", which a failure is, too; "skipped" where nothing was left to do; "held" where another process
-    computes the trial; or "stopped" by a signal"""
     result: History | Failure | None = None
-    """of a finished trial; without records and models where these are in its folder"""
-    lines: tuple[str, ...] = ()
+    """without records and models where these are in its folder; None for a trial that did not end here"""
+    lines: Sequence[str] = ()
     """about the trial, for the user"""
     signal: str = ""
     """that arrived during the trial"""
-
-
-class Listeners(NamedTuple):
-    """What a trial in this process reports to."""
-
-    on_records: Callable[[list[Record]], None] = lambda records: None
-    """gets the records of every chunk of rounds; those of earlier processes come first"""
-    log: Callable[[str], None] | None = None
-    """gets lines about the trial; None to collect them in `Computed.lines`"""
+    is_held: bool = False
+    """whether another process computes the trial"""
 
 
 def prepare(recipe: Recipe) -> Prepared:
     """Returns a recipe for a process that has computed nothing of it."""
-    bundles = {
-        axis: {name: _traced_anew(bundle) for name, bundle in of_axis.items()}
-        for axis, of_axis in recipe.bundles.items()
-    }
-    recipe = recipe._replace(custom=traced_anew(recipe.custom), bundles=bundles)
-    return Prepared(recipe, {}, {})
+    anew = {}
+    for axis, methods in recipe.named.items():
+        anew[axis] = {name: _traced_anew(method) for name, method in methods.items()}
+    return Prepared(recipe._replace(custom=traced_anew(recipe.custom), named=anew), {}, {})
 
 
-def _traced_anew(bundle: Bundle) -> Bundle:
-    """Returns a bundle with new functions."""
-    made = traced_anew(Custom(**bundle.objects))
-    return bundle._replace(objects={name: getattr(made, name) for name in bundle.objects})
+def _traced_anew(method: Method) -> Method:
+    """Returns a method with new functions."""
+    objects = named.objects_in(method)
+    new = traced_anew(Custom(**objects))
+    return method._replace(**{name: getattr(new, name) for name in objects})
 
 
 def data_key(config: Config) -> tuple:
@@ -180,51 +167,52 @@ def _config_in(folder: Path | None, config: Config) -> Config:
 
 
 def compute(
-    prepared: Prepared, trial: Trial, folder: Path | None, listeners: Listeners
+    prepared: Prepared,
+    trial: Trial,
+    folder: Path | None,
+    log: Callable[[str], None] | None = None,
 ) -> Computed:
-    """Computes a trial, unless it is finished or has failed since the command started, or another process holds it."""
+    """Computes a trial, unless it is finished or has diverged, or another process holds it.
+
+    Args:
+        prepared: what the trial is computed with.
+        trial: what is computed.
+        folder: of the trial; None to keep it in memory.
+        log: gets lines about the trial; None to collect them in the result.
+    """
     try:
-        with contextlib.ExitStack() as stack:
-            if folder:
-                folder.mkdir(parents=True, exist_ok=True)
-                if not stack.enter_context(files.claimed(folder / sweep_folder.CLAIM)):
-                    return Computed("held")
-                if sweep_folder.read_failure(folder) or run_folder.is_finished(
-                    folder, trial.config
-                ):
-                    return Computed("skipped")
-            return _run(prepared, trial, folder, listeners)
+        if folder is None:
+            return _run(prepared, trial, folder, log)
+        folder.mkdir(parents=True, exist_ok=True)
+        with files.claimed(folder / sweep_folder.CLAIM) as is_mine:
+            if not is_mine or sweep_folder.is_done(folder, trial.config):
+                return Computed(is_held=not is_mine)
+            return _run(prepared, trial, folder, log)
     except OSError as error:  # the folder cannot be made
-        return Computed("finished", Failure("failed", 0, one_line(str(error))))
+        return Computed(Failure("failed", 0, one_line(str(error))))
 
 
-def _run(prepared: Prepared, trial: Trial, folder: Path | None, listeners: Listeners) -> Computed:
+def _run(
+    prepared: Prepared, trial: Trial, folder: Path | None, log: Callable[[str], None] | None
+) -> Computed:
     """Runs a trial to its end, or until a signal stops it. Records an error as a `Failure`."""
-    num_done, lines, signals = 0, [], []
-
-    def count(records: list[Record]) -> None:
-        nonlocal num_done
-        num_done = records[-1]["round"]
-        listeners.on_records(records)
-
+    rounds, lines, signals = [0], [], []
     try:
         history = tracking.run_simulation(
             simulation_of(prepared, trial, folder),
-            log=listeners.log or lines.append,
+            log=log or lines.append,
             on_stop=signals.append,
-            on_records=count,
+            on_records=lambda records: rounds.append(records[-1]["round"]),
         )
     except Exception as error:  # one trial's error, of whatever kind, must not end the others
-        result = failure_of(error, num_done)
+        result = failure_of(error, rounds[-1])
         record_failure(folder, trial.config, result)
-    else:
-        if history.summary["interrupted"]:
-            return Computed("stopped", None, tuple(lines), signals[0])
-        # in memory, a history's model must not occupy the device
-        result = (
-            history if folder else history._replace(variables=checkpoint.to_host(history.variables))
-        )
-    return Computed("finished", result, tuple(lines), signals[0] if signals else "")
+        return Computed(result, lines, *signals[:1])
+    if history.summary["interrupted"]:
+        return Computed(None, lines, signals[0])
+    # in memory, a history's model must not occupy the device
+    variables = history.variables if folder else checkpoint.to_host(history.variables)
+    return Computed(history._replace(variables=variables), lines, *signals[:1])
 
 
 def failure_of(error: BaseException, num_done: int = 0) -> Failure:
@@ -263,32 +251,17 @@ def pack(recipe: Recipe) -> Sent:
     """Returns a recipe to send.
 
     Raises:
-        UsageError: some object cannot be sent; the message names it.
+        UsageError: some object cannot be sent; the message has the reason.
     """
     jax_settings = {name: getattr(jax.config, name) for name in TRACED}
     try:
         content = cloudpickle.dumps((recipe, jax_settings))
     except Exception as error:  # whatever an object's own `__reduce__` raises
-        name, reason = _culprit(recipe), one_line(str(error))[:200]
         raise UsageError(
-            f"{name} cannot be sent to other processes ({reason}); make it of functions, numbers and arrays, or leave"
-            " out jobs and executor"
+            f"an object cannot be sent to other processes ({one_line(str(error))[:200]}); make it of functions,"
+            " numbers and arrays, or leave out jobs and executor"
         ) from None
     return Sent(content, hashlib.sha256(content).hexdigest())
-
-
-def _culprit(recipe: Recipe) -> str:
-    """Returns the name of the first object of a recipe that cannot be sent."""
-    parts = {name: value for name, value in recipe.custom._asdict().items() if value is not None}
-    for axis, bundles in recipe.bundles.items():
-        parts |= {f"{axis} {name}": bundle for name, bundle in bundles.items()}
-    parts |= {f"{run_folder.METRIC} {name}": value for name, value in recipe.metrics.items()}
-    for name, value in parts.items():
-        try:
-            cloudpickle.dumps(value)
-        except Exception:
-            return name
-    return "an object"
 
 
 _prepared: dict[str, Prepared] = {}
@@ -314,7 +287,7 @@ def compute_sent(sent: Sent, trial: Trial, folder: Path | None) -> bytes:
                     jax.config.update(name, value)
             _prepared.clear()
             _prepared[sent.digest] = prepare(recipe)
-        computed = compute(_prepared[sent.digest], trial, folder, Listeners())
+        computed = compute(_prepared[sent.digest], trial, folder)
     if folder and isinstance(computed.result, History):  # the folder has the rest
         result = computed.result._replace(records=[], variables=None, best_variables=None)
         computed = computed._replace(result=result)

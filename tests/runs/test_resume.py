@@ -27,7 +27,6 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.runs import loop
 from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.record import checkpoint, folder as run_folder, history, recorder, stored
-from fedvg_jax.study import sweep_trials
 
 SMALL = Config(
     clients=7,
@@ -424,14 +423,12 @@ def test_auto_resumes_the_newest_run_of_equal_settings_or_starts_one(unfinished)
         ("partition_seed", (None, SMALL.seed)),
     ],
 )
-def test_settings_that_are_spelt_otherwise_are_the_same_run_and_trial(name, texts):
+def test_settings_that_are_spelt_otherwise_are_the_same_run(name, texts):
     configs = [
         config.check(replace(SMALL, **{name: text}, weighting="uniform", join_ratio=1.0))
         for text in texts
     ]
     assert not [d for other in configs for d in run_folder.differences(configs[0], other)]
-    axes = sweep_trials.parse_axes({name: texts})
-    assert len(sweep_trials.make_trials(sweep_trials.Sweep(axes, start=configs[0]))) == 1
 
 
 def test_changed_setting_that_affects_results_is_refused_by_name(unfinished):

@@ -128,7 +128,7 @@ def test_settings_that_were_tuned_are_in_no_name_and_others_than_those_of_the_sw
     edit(sweep / "sweep.json", tuning={"settings": {"lr": [0.03, 0.1, 0.3]}, "chosen": chosen})
     study = collect([sweep])
     assert study.conditions == ((),) and "lr" not in study.settings
-    at_end = "lr 0.3 (the largest of its grid)"
+    at_end = "lr 0.3 (at an end of its grid)"
     assert {row["condition"]: row["values"] for row in study.tuned} == {
         "method=fedavg": at_end,
         "method=fedvg": "lr 0.1",

@@ -323,7 +323,7 @@ def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_h
     folders = [tmp_path / "s", tmp_path / "half"]
     found = fv.compare(folders, metric="min:size", baseline="fedvg")
     chosen = {row["condition"]: row["values"] for row in collect(folders).tuned}
-    assert chosen["weighting=root"] == "lr 0.1 (the largest of its grid)"
+    assert chosen["weighting=root"] == "lr 0.1 (at an end of its grid)"
     own = {
         m: [r.result.records[-1]["size"] for r in results[2 * i :][:2]]
         for i, m in enumerate((*weightings, "half"))

@@ -9,11 +9,16 @@ from fedvg_jax.config import Config, to_json
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import folder as run_folder, history
 from fedvg_jax.study import sweep_folder, sweep_trials, tuning
+from fedvg_jax.study.sweep_trials import Layer, Sweep
 
 TUNING = tuning.make_tuning({"lr": [0.1, 0.2, 0.3]}, "5:7")
-SWEEP = sweep_trials.Sweep(
-    sweep_trials.parse_axes({"alpha": [0.5, 5.0], "seed": "0:4"}), start=Config(rounds=1)
-)
+
+
+def swept(**axes):
+    return Sweep((Layer(sweep_trials.parse_axes(axes)),), Config(rounds=1))
+
+
+SWEEP = swept(alpha=[0.5, 5.0], seed="0:4")
 
 
 def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
@@ -39,25 +44,13 @@ def tuned(out, accuracies, failures=(), sweep=SWEEP, grid=TUNING):
 
 def test_the_best_value_is_chosen_for_every_condition(tmp_path):
     """The best mean over the seeds, the first of equal ones, and none of which a run diverged."""
-    table = {
-        (0.1, 5): 0.9,
-        (0.1, 6): 0.1,
-        (0.2, 5): 0.6,
-        (0.2, 6): 0.6,
-        (0.3, 5): 0.9,
-        (0.3, 6): 0.9,
-    }
-    equal = {
-        (0.1, 5): 0.15,
-        (0.1, 6): 0.15,
-        (0.2, 5): 0.1,
-        (0.2, 6): 0.2,
-        (0.3, 5): 0.9,
-        (0.3, 6): 0.9,
-    }
-    assert (0.15 + 0.15) / 2 < (0.1 + 0.2) / 2, "in floating trial"
+    table = {0.1: (0.9, 0.1), 0.2: (0.6, 0.6), 0.3: (0.9, 0.9)}
+    equal = {0.1: (0.15, 0.15), 0.2: (0.1, 0.2), 0.3: (0.9, 0.9)}
+    assert (0.15 + 0.15) / 2 < (0.1 + 0.2) / 2, "in floating point"
     by_alpha = {0.5: table, 5.0: equal}
-    choices = tuned(tmp_path, lambda v: by_alpha[v["alpha"]][v["lr"], v["seed"]], failures=[0.3])
+    choices = tuned(
+        tmp_path, lambda v: by_alpha[v["alpha"]][v["lr"]][v["seed"] - 5], failures=[0.3]
+    )
     assert {condition: choice.values["lr"] for condition, choice in choices.items()} == {
         "alpha=0.5": 0.2,
         "alpha=5": 0.1,
@@ -65,35 +58,17 @@ def test_the_best_value_is_chosen_for_every_condition(tmp_path):
     assert choices["alpha=0.5"].score == pytest.approx(0.6) and choices["alpha=0.5"].num_runs == 6
 
 
-@pytest.mark.parametrize(
-    ("is_failed", "message"),
-    [
-        (
-            True,
-            r"2 tuning runs failed, such as alpha=0.5,lr=0.3,seed=5: disk full; the same command tries again",
-        ),
-        (
-            False,
-            r"2 tuning runs not finished, such as alpha=0.5,lr=0.3,seed=5; the same command continues them",
-        ),
-    ],
-    ids=["failed", "unfinished"],
-)
-def test_nothing_is_chosen_before_every_tuning_run_has_finished_or_diverged(
-    tmp_path, is_failed, message
-):
+def test_nothing_is_chosen_before_every_tuning_run_has_finished_or_diverged(tmp_path):
     tuned(tmp_path, lambda v: v["lr"], failures=[0.2])
     trials = tuning.make_plan(SWEEP, None, TUNING).tuning_trials
-    for trial in [
-        trial for trial in trials if trial.values["lr"] == 0.3 and trial.values["seed"] == 5
-    ]:
-        folder = sweep_folder.trial_folder(tmp_path, trial.name)
-        (folder / "summary.json").unlink()
-        if is_failed:
-            sweep_folder.write_failure(
-                folder, trial.config, sweep_folder.Failure("failed", 0, "disk full")
-            )
-    with one_line(message):
+    name = "alpha=5,lr=0.3,seed=5"
+    folder = sweep_folder.trial_folder(tmp_path, name)
+    (folder / "summary.json").unlink()
+    with one_line(f"1 tuning run not finished, such as {name}"):
+        tuning.choose(tmp_path, trials, TUNING)
+    failure = sweep_folder.Failure("failed", 0, "disk full")
+    sweep_folder.write_failure(folder, trials[0].config, failure)
+    with one_line("disk full"):
         tuning.choose(tmp_path, trials, TUNING)
 
 
@@ -105,21 +80,15 @@ def test_condition_of_which_every_value_diverged_is_refused(tmp_path):
         tuned(tmp_path, lambda v: v["lr"], failures=[0.1, 0.2, 0.3])
 
 
-def test_chosen_values_are_the_settings_of_all_seeds_of_their_condition():
-    trials = sweep_trials.make_trials(SWEEP)
-    choices = {
-        condition: tuning.Choice({"lr": lr}, "accuracy", 0.5, 2)
-        for condition, lr in (("alpha=0.5", 0.1), ("alpha=5", 0.3))
-    }
-    chosen = tuning.chosen_trials(trials, choices)
-    assert [(p.config.alpha, p.config.lr) for p in chosen] == [(0.5, 0.1)] * 4 + [(5.0, 0.3)] * 4
-    assert [p.name for p in chosen] == [p.name for p in trials]
-
-
-def test_the_chosen_weighting_is_the_one_that_native_stood_for(tmp_path):
-    axes = sweep_trials.parse_axes({"method": ["fedvg"], "seed": "0:2"})
-    sweep = sweep_trials.Sweep(axes, start=Config(rounds=1))
+def test_chosen_values_are_the_settings_of_all_seeds_of_their_condition(tmp_path):
+    """The weighting is the one that native stood for."""
+    sweep = swept(method=["fedvg", "fedavg"], seed="0:2")
     grid = tuning.make_tuning({"weighting": ["native", "uniform"]}, "5:7")
-    choices = tuned(tmp_path, lambda v: float(v["weighting"] == "native"), sweep=sweep, grid=grid)
-    chosen = tuning.chosen_trials(sweep_trials.make_trials(sweep), choices)
-    assert [trial.config.weighting for trial in chosen] == ["fedvg", "fedvg"]
+    liked = {"fedvg": "native", "fedavg": "uniform"}
+    choices = tuned(
+        tmp_path, lambda v: float(v["weighting"] == liked[v["method"]]), sweep=sweep, grid=grid
+    )
+    trials = sweep_trials.make_trials(sweep)
+    chosen = tuning.chosen_trials(trials, choices)
+    assert [trial.config.weighting for trial in chosen] == ["fedvg", "fedvg", "uniform", "uniform"]
+    assert [trial.name for trial in chosen] == [trial.name for trial in trials]

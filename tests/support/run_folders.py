@@ -142,7 +142,7 @@ def write_document(folder: Path, axes: list[dict], trials: dict, title="") -> No
     parsed = [
         sweep_trials.Axis(tuple(axis), tuple(zip(*axis.values(), strict=True))) for axis in axes
     ]
-    swept = sweep_trials.Sweep(tuple(parsed), title=title)
+    swept = sweep_trials.Sweep((sweep_trials.Layer(tuple(parsed)),), title=title)
     listed = [sweep_trials.Trial(name, *trial) for name, trial in trials.items()]
     write_json(folder / "sweep.json", sweep_folder.document(swept, listed))
 

@@ -162,12 +162,17 @@ def _show_plan(config: Config, console: Console, unused: str) -> int:
         raise UsageError("dry_run plans a new run; leave out --resume")
     commands.start_jax()
     from fedvg_jax.resolve.custom import Custom
-    from fedvg_jax.views import display
+    from fedvg_jax.views import display, virtual_plan
 
     sim = display.prepare(console, config, Custom(), unused)
     with console.status("compiling, and timing two rounds"):
         prediction = display.predict(sim)
-    console.print(display.plan_table(prediction))
+    table = display.plan_table(prediction)
+    for row in virtual_plan.rows(sim):
+        table.add_row(*row)
+    console.print(table)
+    if sim.timeline:
+        output.say(console, virtual_plan.picture(sim.timeline, config.buffered.max_staleness))
     return 0
 
 

@@ -165,7 +165,9 @@ def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree
     num_dummies = num_chunks * size - len(schedule.clients)
 
     def chunks(field: Array, value: int | bool) -> Array:
-        return jnp.pad(field, (0, num_dummies), constant_values=value).reshape(num_chunks, size)
+        widths = [(0, num_dummies), *[(0, 0)] * (field.ndim - 1)]
+        padded = jnp.pad(field, widths, constant_values=value)
+        return padded.reshape(num_chunks, size, *field.shape[1:])
 
     dummy = {
         "clients": num_clients,
@@ -174,13 +176,15 @@ def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree
         "start": 0,
         "probe_steps": 0,
         "participating": False,
+        "state_rows": num_clients,
+        "received": 0,
+        "staleness": 0,
+        "keys": 0,
     }
-    if schedule.state_rows is not None:
-        dummy["state_rows"] = num_clients
-    if schedule.received is not None:
-        dummy |= {"received": 0, "staleness": 0}
     fields: dict[str, Tree] = {
-        name: chunks(getattr(schedule, name), value) for name, value in dummy.items()
+        name: chunks(getattr(schedule, name), value)
+        for name, value in dummy.items()
+        if getattr(schedule, name) is not None
     }
     positions = jnp.arange(num_chunks * size, dtype=jnp.int32).reshape(num_chunks, size)
     return fields | {"plan": schedule.plan}, positions

@@ -11,6 +11,7 @@ The timeline depends on durations alone, never on what is trained. NumPy only.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ class Timeline(NamedTuple):
     """float64 [R], the time of each update since the start"""
     clients: np.ndarray
     """int32 [R, B], the clients of each update in the order of their arrival; one may stand twice"""
+    arrived: np.ndarray
+    """float64 [R, B], the time at which each client arrived"""
     staleness: np.ndarray
     """int32 [R, B], updates between the model that a client received and the update that it is part of"""
     training: np.ndarray
@@ -69,14 +72,17 @@ def timeline(
     >>> few.virtual_seconds.tolist(), few.clients.tolist(), few.staleness.tolist()
     ([2.0, 3.0], [[0, 0], [1, 0]], [[0, 0], [1, 0]])
     """
-    known = [] if callable(durations) else np.asarray(durations, np.float64).tolist()
+    known = [] if callable(durations) else _of_clients(durations)
     num_clients = len(known) or num_clients
     if num_clients is None:
         raise UsageError("num_clients must be given where durations is a function")
-    if not 1 <= concurrency <= num_clients:
-        raise UsageError(f"concurrency must be from 1 to {num_clients} clients; got {concurrency}")
-    if buffer < 1 or updates < 1:
-        raise UsageError(f"buffer and updates must be at least 1; got {buffer} and {updates}")
+    for name, number, most in (
+        ("concurrency", concurrency, num_clients),
+        ("buffer", buffer, math.inf),
+        ("updates", updates, math.inf),
+    ):
+        if not (isinstance(number, int | np.integer) and 1 <= number <= most):
+            raise UsageError(f"{name} must be a whole number from 1 to {most}; got {number!r}")
 
     rng = np.random.default_rng([_START, seed])
     idle = rng.permutation(num_clients).tolist()  # its end is taken at the start
@@ -95,18 +101,20 @@ def timeline(
 
     for _ in range(concurrency):
         start(idle.pop())
-    arrived: list[tuple[int, int, int]] = []
-    seconds = np.zeros(updates)
+    arrived: list[tuple[int, float, int, int]] = []
+    seconds, times = np.zeros(updates), np.zeros((updates, buffer))
     clients, staleness, training = np.zeros((3, updates, buffer), np.int32)
+    fields = clients, times, staleness, training
     while version < updates:
         now, count = in_training[0][0], 0
         while version < updates and in_training and in_training[0][0] == now:
             _, _, client, received, number = heapq.heappop(in_training)
-            arrived.append((client, version - received, number))
+            arrived.append((client, now, version - received, number))
             idle.append(client)
             count += 1
             if len(arrived) == buffer:
-                clients[version], staleness[version], training[version] = zip(*arrived, strict=True)
+                for field, column in zip(fields, zip(*arrived, strict=True), strict=True):
+                    field[version] = column
                 seconds[version] = now
                 version, arrived = version + 1, []
         if version < updates:
@@ -115,4 +123,15 @@ def timeline(
                 idle[chosen], idle[-1] = idle[-1], idle[chosen]
                 start(idle.pop())
     pending = np.array([received for _, _, _, received, _ in in_training], np.int32)
-    return Timeline(seconds, clients, staleness, training, pending)
+    return Timeline(seconds, *fields, pending)
+
+
+def _of_clients(durations: Sequence[float] | np.ndarray) -> list[float]:
+    try:
+        array = np.asarray(durations, np.float64)
+    except (TypeError, ValueError):
+        array = np.zeros(())
+    if array.ndim != 1 or not array.size:
+        expected = "one number for each client, or a function of (client, training)"
+        raise UsageError(f"durations must be {expected}; got {str(durations):.60}")
+    return array.tolist()

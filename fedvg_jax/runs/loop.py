@@ -146,7 +146,7 @@ def _run_rounds(
     num_rounds, cohorts = experiment.records.rounds, experiment.cohorts
     if cohorts.size == 1 < cohorts.num_clients:
         observers.log(
-            "one client a round: every weighting gives it the weight 1; use a larger join_ratio"
+            "one client a round: every weighting gives it the weight 1; use a larger join_ratio or buffered.size"
         )
     if experiment.privacy:
         observers.log(privacy.COVERS if sim.account else privacy.UNKNOWN)

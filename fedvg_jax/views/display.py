@@ -30,6 +30,7 @@ from rich.table import Table
 import fedvg_jax
 from fedvg_jax.config import Config, cohort_size, method_title
 from fedvg_jax.config.methods import algorithm_of
+from fedvg_jax.config.options import concurrency
 from fedvg_jax.config.uses import with_passed
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core import tree
@@ -44,7 +45,7 @@ from fedvg_jax.runs import chunks
 from fedvg_jax.runs.assemble import programs, simulation
 from fedvg_jax.runs.record import stored
 from fedvg_jax.runs.record.history import History, Record, primary_metric
-from fedvg_jax.views.output import partition_label, say
+from fedvg_jax.views.output import duration, partition_label, say
 
 FEW_ROWS = 15
 """Rows of D_val with which half of the variance of FedVG's weights is signal, see docs/results.md."""
@@ -105,6 +106,7 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         + (", kept on the host" if sim.host_rows else ""),
         f"clients {config.clients}, partition {partition}"
         + (", their states kept on the host" if sim.state_placement.is_on_host else "")
+        + (f"; {concurrency(config)} in training" if config.buffered.size else "")
         + f"; {cohort_size(config)} a round,"
         f" {config.local_epochs} local epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {_model_text(sim)}",
@@ -194,16 +196,16 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
     if not console.is_terminal:
         yield lambda records: _print_evaluation(console, records[-1], total)
         return
+    metric = TextColumn("{task.fields[metric]}{task.fields[virtual]}")
     columns = (TextColumn("round {task.completed}/{task.total}"), BarColumn(), TaskProgressColumn())
     left = (TextColumn("left"), TimeRemainingColumn(elapsed_when_finished=False))
     times = (*left, TextColumn("elapsed"), TimeElapsedColumn())
-    with Progress(
-        *columns, TextColumn("{task.fields[metric]}"), *times, console=console
-    ) as progress:
-        bar = progress.add_task("rounds", total=total, metric="test  ...  ")
+    with Progress(*columns, metric, *times, console=console) as progress:
+        bar = progress.add_task("rounds", total=total, metric="test  ...  ", virtual="")
 
         def show(records: list[Record]) -> None:
-            progress.update(bar, completed=records[-1]["round"])
+            virtual = virtual_text(records[-1])
+            progress.update(bar, completed=records[-1]["round"], virtual=virtual)
             if records[-1].get("test_loss") is not None:
                 progress.update(bar, metric=metric_text(records[-1]))
 
@@ -228,6 +230,8 @@ def result_table(history: History) -> Table:
                 label, f"{summary[name]:.4g}" if "loss" in name else f"{summary[name]:.2%}"
             )
     table.add_row("rounds", f"{summary['rounds']} in {summary['run_seconds']:.1f} s")
+    if history.records and "virtual_seconds" in history.records[-1]:
+        table.add_row("virtual time", duration(history.records[-1]["virtual_seconds"]))
     if summary.get("stopped_early"):
         table.add_row("stopped early", summary["stopped_early"])
     if summary.get("epsilon") is not None:
@@ -267,13 +271,20 @@ def metric_text(record: Record) -> str:
     return f"test {name} {value:.1%}" if name == "accuracy" else f"test {name} {value:.3f}"
 
 
+def virtual_text(record: Record) -> str:
+    """Returns the virtual time after a round, to follow other text; empty without a clock."""
+    seconds = record.get("virtual_seconds")
+    return "" if seconds is None else f", virtual time {duration(seconds)}"
+
+
 def _print_evaluation(console: Console, record: Record, total: int) -> None:
     """Prints a line where the record has an evaluation."""
     if "test_loss" in record:
         loss = record["val_loss"]
         validation = f"validation loss {'not finite' if loss is None else f'{loss:.3f}'}"
         left = (record["seconds"] or 0) * (total - record["round"])
-        line = f"round {record['round']}/{total}  {metric_text(record)}, {validation}, about {left:.0f} s left"
+        measured = f"{metric_text(record)}, {validation}{virtual_text(record)}"
+        line = f"round {record['round']}/{total}  {measured}, about {left:.0f} s left"
         console.print(line, highlight=False)
 
 

@@ -6,6 +6,7 @@ Short texts about a run, for the terminal and the titles of pictures.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -80,6 +81,19 @@ def lasting() -> Iterator[None]:
         if stream is not None:
             with closing_on_error(stream):
                 stream.flush()
+
+
+def duration(seconds: float) -> str:
+    """Returns seconds as a text of at most two units.
+
+    >>> duration(4.25), duration(75), duration(4320), duration(200_000)
+    ('4.25 s', '1 min 15 s', '1 h 12 min', '2 d 7 h')
+    """
+    units = ("d", 86400), ("h", 3600), ("min", 60), ("s", 1)
+    for (name, size), (smaller, part) in itertools.pairwise(units):
+        if seconds >= size:
+            return f"{seconds // size:.0f} {name} {seconds % size // part:.0f} {smaller}"
+    return f"{seconds:.3g} s"
 
 
 def partition_label(config: Config) -> str:

@@ -31,6 +31,7 @@ from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.scaling import Columns
 from fedvg_jax.engine import descriptions, evaluate, federated_round, schedule, task_checks
 from fedvg_jax.engine.local_training import Optimiser
+from fedvg_jax.engine.virtual_time import Timeline
 from fedvg_jax.host import extras, processes
 from fedvg_jax.runs.assemble import communication, privacy, programs, tables
 from fedvg_jax.runs.experiment import Experiment
@@ -91,6 +92,8 @@ class Simulation(NamedTuple):
     """bytes that a client of a cohort receives and sends in a round"""
     scaled_by: Columns | None = None
     """what scaled the columns of `data`, or encoded its table; None for rows as they are"""
+    timeline: Timeline | None = None
+    """of a buffered server; None of a synchronous one"""
     account: privacy.Account | None = None
     """what the rounds cost in privacy; None without it, and if the cost of the first model is not known"""
     code: Mapping[str, str] = {}
@@ -203,11 +206,11 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
         cohorts.size, method.server_stats, program, state, rows, hyper, chosen
     )
     sent = traffic.down, traffic.up
-    make_schedule, num_versions = tables.make_schedule(
+    make_schedule, updates = tables.make_schedule(
         cohorts, num_rows, parts, program, sent, select, experiment.records.rounds
     )
-    if num_versions:
-        versions = jax.jit(tree.repeat, static_argnums=1)(state.variables, num_versions)
+    if updates:
+        versions = jax.jit(tree.repeat, static_argnums=1)(state.variables, updates.slots.count)
         state = state._replace(versions=versions)
     is_given = bool(experiment.records.start or experiment.model.has_initial)
     sim = Simulation(
@@ -223,6 +226,7 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
         else jax.tree.map(np.asarray, hyper),  # on no process's device
         custom_hyper=custom_hyper,
         schedule=make_schedule,
+        timeline=updates and updates.timeline,
         host_rows=host,
         state_placement=state_placement._replace(has_custom_model=is_given),
         traffic=traffic,

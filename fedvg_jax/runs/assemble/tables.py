@@ -25,7 +25,7 @@ from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.engine import clock, evaluate, schedule
 from fedvg_jax.models import layers
 from fedvg_jax.runs.assemble import programs
-from fedvg_jax.runs.assemble.updates import make_updates
+from fedvg_jax.runs.assemble.updates import Updates, make_updates
 from fedvg_jax.runs.experiment import Cohorts, Population, Tables
 
 MAX_ROUNDS = 64
@@ -123,8 +123,8 @@ def make_schedule(
     traffic: tuple[int, int] = (0, 0),
     select: Select | None = None,
     rounds: int = 1,
-) -> tuple[Callable[..., Schedule], int]:
-    """Returns the schedules of a run, and the slots for versions of the model that a buffered server needs.
+) -> tuple[Callable[..., Schedule], Updates | None]:
+    """Returns the schedules of a run, and the updates of a buffered server, None of a synchronous one.
 
     Schedules are a function from the number of a round, from 0, and perhaps the state before it.
 
@@ -166,7 +166,7 @@ def make_schedule(
         clients = select(number, state) if select else clients
         waited = trainings = None
         if buffered:
-            clients, trainings = (field[number] for field in buffered.clients_and_trainings)
+            clients, trainings = buffered.clients_and_trainings(number)
         elif arrivals:
             clients, is_averaged, waited = arrivals(number, clients)
         drawn = schedule.make(
@@ -188,7 +188,7 @@ def make_schedule(
             return drawn._replace(participating=is_averaged, waited=waited)
         return drawn
 
-    return schedule_of, buffered.slots.count if buffered else 0
+    return schedule_of, buffered
 
 
 # --- cohorts

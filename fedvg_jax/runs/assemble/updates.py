@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.core.types import Schedule, Waited
+from fedvg_jax.core.types import Schedule, UsageError, Waited
 from fedvg_jax.engine import buffered, schedule, virtual_time
 from fedvg_jax.runs.experiment import Cohorts
 
@@ -20,10 +20,17 @@ class Updates(NamedTuple):
     is_fresh: np.ndarray
     """bool [R, B], whether a client's staleness is within the limit, so that it is averaged"""
 
-    @property
-    def clients_and_trainings(self) -> tuple[np.ndarray, np.ndarray]:
-        """The clients of every update in the order of arrival, and the number of each one's training, int32 [R, B]."""
-        return self.timeline.clients, self.timeline.training
+    def clients_and_trainings(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Returns the clients of an update in the order of arrival, and the number of each one's training, int32 [B].
+
+        Raises:
+            UsageError: the run has fewer updates.
+        """
+        if number >= len(self.is_fresh):
+            raise UsageError(
+                f"round {number} of a buffered server is not planned; use rounds {number + 1} or more"
+            )
+        return self.timeline.clients[number], self.timeline.training[number]
 
     def scheduled(self, number: int, drawn: Schedule) -> Schedule:
         """Returns the schedule of an update, from one of its clients and trainings."""

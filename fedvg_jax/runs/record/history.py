@@ -408,6 +408,10 @@ def parse(text: bytes) -> list[Record]:
 def _mean_train_loss(schedule, metrics) -> float | None:
     """Returns the mean over the clients that took a step and did not diverge; None without any."""
     trained = metrics.finite & (schedule.num_steps > 0)
+    if (
+        schedule.received is not None
+    ):  # of a client over the largest staleness, the version may be gone
+        trained &= schedule.participating
     return number(metrics.train_loss[trained].mean()) if trained.any() else None
 
 

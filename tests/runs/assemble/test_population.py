@@ -182,7 +182,8 @@ def num_steps(task=None, **settings):
     *train, _ = np.split(np.arange(20, dtype=np.int32), np.cumsum(SIZES))
     parts = Partition(train, *[[np.arange(10, 12, dtype=np.int32)] * 3] * 2)
     program = resolved.program(made, task=task)
-    schedule = tables.make_schedule(resolved.cohorts(made), len(DIGITS.y), parts, program)(0)
+    make, _ = tables.make_schedule(resolved.cohorts(made), len(DIGITS.y), parts, program)
+    schedule = make(0)
     return [int(schedule.num_steps[list(schedule.clients).index(client)]) for client in range(3)]
 
 

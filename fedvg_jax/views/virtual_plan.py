@@ -1,0 +1,96 @@
+"""What a dry run shows of virtual time: how long clients wait, and the first arrivals of a buffered server."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import numpy as np
+
+from fedvg_jax.core import tree
+from fedvg_jax.engine.clock import Clock
+from fedvg_jax.engine.virtual_time import Timeline
+from fedvg_jax.runs.assemble.simulation import Simulation
+from fedvg_jax.views.output import duration
+
+ROUNDS = 20
+"""Rounds of a synchronous server that are planned."""
+
+ARRIVALS, IN_A_LINE = 100, 10
+"""Arrivals that a picture shows."""
+
+
+def rows(sim: Simulation) -> list[tuple[str, str]]:
+    """Returns rows of the plan, a name and a text each; none without a clock."""
+    clock = sim.experiment.cohorts.clock
+    if sim.timeline:
+        return _buffered_rows(sim, sim.timeline)
+    return _synchronous_rows(sim, clock) if clock else []
+
+
+def _synchronous_rows(sim: Simulation, clock: Clock) -> list[tuple[str, str]]:
+    cohorts, rounds = sim.experiment.cohorts, sim.experiment.records.rounds
+    planned = [sim.schedule(number) for number in range(min(ROUNDS, rounds))]
+    seconds = np.array([each.waited.seconds for each in planned])
+    trained = present = 0.0
+    for number, each in enumerate(planned):
+        sent = sim.traffic.down, sim.traffic.up
+        of_clients = clock.seconds(each.clients, each.num_steps, *sent, number, cohorts.seed)
+        trained += of_clients[each.participating].sum()
+        present += each.participating.sum() * seconds[number]
+    waiting = 1 - trained / present if present else 0.0
+    late = sum(len(each.waited.late) for each in planned)
+    asked = sum(each.waited.num_asked for each in planned)
+    return [
+        ("virtual time", f"about {duration(rounds * seconds.mean())}"),
+        ("first rounds", ", ".join(map(duration, seconds[:5]))),
+        ("clients wait", f"{waiting:.0%} of their time, for the slowest"),
+        ("late", f"{late / asked:.0%} of the clients asked"),
+    ]
+
+
+def _buffered_rows(sim: Simulation, timeline: Timeline) -> list[tuple[str, str]]:
+    """Returns rows of a buffered server; M clients are in training at any time."""
+    server = sim.experiment.cohorts.buffer
+    assert server is not None, "it has a timeline"
+    ends, staleness, versions = timeline.virtual_seconds, timeline.staleness, sim.state.versions
+    waiting = (ends[:, None] - timeline.arrived).sum()
+    present = waiting + server.concurrency * ends[-1]
+    num_slots = len(jax.tree.leaves(versions)[0])
+    return [
+        ("virtual time", duration(ends[-1])),
+        ("staleness", f"mean {staleness.mean():.3g}, largest {staleness.max()}"),
+        ("in the buffer", f"{waiting / present if present else 0:.0%} of client time"),
+        ("dropped", f"{(staleness > server.max_staleness).mean():.0%} of arrivals"),
+        ("versions", f"{num_slots} slots, {tree.num_bytes(versions) / 2**20:.2f} MiB"),
+    ]
+
+
+def picture(timeline: Timeline, max_staleness: float | None = None) -> str:
+    """Returns the first arrivals as client:staleness, ten a line after the time of the first of them.
+
+    | is an update of the server, and x a client over `max_staleness`, which is dropped.
+
+    >>> from fedvg_jax.engine.virtual_time import timeline
+    >>> print(picture(timeline([1.0, 2.5], concurrency=2, buffer=2, updates=2), 0).splitlines()[1])
+           1 s   0:0   0:0| 1:1x   0:0|
+    """
+    clients, staleness, arrived = (
+        field.ravel()[:ARRIVALS]
+        for field in (timeline.clients, timeline.staleness, timeline.arrived)
+    )
+    size, most = timeline.clients.shape[1], math.inf if max_staleness is None else max_staleness
+    texts = [
+        f"{client}:{late}{'x' if late > most else ''}"
+        for client, late in zip(clients.tolist(), staleness.tolist(), strict=True)
+    ]
+    width = max(map(len, texts)) + 1
+    lines = [f"first {len(texts)} arrivals, client:staleness; | the server updates, x dropped"]
+    for start in range(0, len(texts), IN_A_LINE):
+        places = range(start, min(start + IN_A_LINE, len(texts)))
+        ends = ["|" if (place + 1) % size == 0 else " " for place in places]
+        entries = "".join(
+            f"{texts[place]:>{width}}{end}" for place, end in zip(places, ends, strict=True)
+        )
+        lines.append(f"{duration(arrived[start]):>10}{entries}".rstrip())
+    return "\n".join(lines)

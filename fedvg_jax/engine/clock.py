@@ -86,7 +86,7 @@ def checked(clock: Clock, num_clients: int) -> Clock:
     """Returns a clock of a federation of N clients.
 
     Raises:
-        UsageError: a field is negative or not finite, or has another length than N.
+        UsageError: a field is no number, negative or not finite, or has another length than N.
 
     >>> checked(Clock([0.1, 0.2]), 3)
     Traceback (most recent call last):
@@ -96,7 +96,10 @@ def checked(clock: Clock, num_clients: int) -> Clock:
     if not isinstance(clock, Clock):
         raise UsageError(f"clock must be a fedvg_jax.Clock; got a {type(clock).__name__}")
     for name, field in clock._asdict().items():
-        values = np.asarray(field, np.float64)
+        try:
+            values = np.asarray(field, np.float64)
+        except (TypeError, ValueError):
+            raise UsageError(f"clock: {name} must be numbers; got {field!s:.60}") from None
         is_rate = name in ("upload", "download")
         if values.ndim and values.shape != (num_clients,):
             expected = f"one number, or one for each of {num_clients} clients"

@@ -72,7 +72,7 @@ def timeline(
     >>> few.virtual_seconds.tolist(), few.clients.tolist(), few.staleness.tolist()
     ([2.0, 3.0], [[0, 0], [1, 0]], [[0, 0], [1, 0]])
     """
-    known = [] if callable(durations) else _of_clients(durations)
+    known = [] if callable(durations) else _of_clients(durations).tolist()
     num_clients = len(known) or num_clients
     if num_clients is None:
         raise UsageError("num_clients must be given where durations is a function")
@@ -126,12 +126,12 @@ def timeline(
     return Timeline(seconds, *fields, pending)
 
 
-def _of_clients(durations: Sequence[float] | np.ndarray) -> list[float]:
+def _of_clients(durations: Sequence[float] | np.ndarray) -> np.ndarray:
     try:
         array = np.asarray(durations, np.float64)
     except (TypeError, ValueError):
         array = np.zeros(())
     if array.ndim != 1 or not array.size:
         expected = "one number for each client, or a function of (client, training)"
-        raise UsageError(f"durations must be {expected}; got {str(durations):.60}")
-    return array.tolist()
+        raise UsageError(f"durations must be {expected}; got {durations!s:.60}")
+    return array

@@ -53,13 +53,17 @@ def read(path: Path, num_clients: int) -> Clock:
     """Returns the clock of a table in CSV, with a row for each client.
 
     Raises:
-        UsageError: it cannot be read, a client is missing, or a value is no number.
+        UsageError: it cannot be read, has other columns, a client is missing, or a value is no number.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.DictReader(file))
+            reader = csv.DictReader(file)
+            rows, header = list(reader), reader.fieldnames or ()
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"clock.file {path}: {files.reason(error)}; give a CSV file") from None
+    if not {"client"} < {*header} <= {"client", *COLUMNS}:
+        allowed = f"client and some of {', '.join(COLUMNS)}"
+        raise UsageError(f"clock.file {path} has columns {', '.join(header)}; expected {allowed}")
     unlimited = {"upload": math.inf, "download": math.inf}
     columns = {name: np.full(num_clients, unlimited.get(name, 0.0)) for name in COLUMNS}
     missing = {*range(num_clients)}

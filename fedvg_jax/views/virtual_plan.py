@@ -73,7 +73,7 @@ def picture(timeline: Timeline, max_staleness: float | None = None) -> str:
 
     >>> from fedvg_jax.engine.virtual_time import timeline
     >>> print(picture(timeline([1.0, 2.5], concurrency=2, buffer=2, updates=2), 0).splitlines()[1])
-           1 s   0:0   0:0| 1:1x   0:0|
+           1 s  0:0   0:0| 1:1x   0:0|
     """
     clients, staleness, arrived = (
         field.ravel()[:ARRIVALS]

@@ -337,28 +337,3 @@ def test_a_buffered_round_is_differentiable():
 
     slope = jax.jvp(loss, (jnp.float32(0.5),), (jnp.float32(1.0),))[1]
     assert np.isfinite(slope)
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"clock": {}}, "clock"),
-        ({"buffered": {"size": 11}}, "buffered.size"),
-        ({"buffered": {"size": 3, "concurrency": 11}}, "buffered.concurrency"),
-        ({"algorithm": "scaffold"}, "buffered.size"),
-        ({"algorithm": "ditto"}, "buffered.size"),
-        ({"send": "topk:0.1"}, "buffered.size"),
-        ({"local": "^classifier/"}, "local"),
-        ({"dp": {"clip": 1.0}}, "dp"),
-        ({"dropout": 0.1}, "dropout"),
-        ({"selection": "size"}, "selection"),
-        ({"deadline": 3.0}, "deadline"),
-        ({"overselect": 1.2}, "overselect"),
-        ({"reference": "cohorts"}, "cohorts"),
-    ],
-    ids=str,
-)
-def test_what_has_no_meaning_is_refused_in_one_line(settings, named):
-    with pytest.raises(fv.UsageError, match=named) as refused:
-        fv.run(changed(**settings))
-    assert "\n" not in str(refused.value)

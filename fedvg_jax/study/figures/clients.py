@@ -102,9 +102,9 @@ def _weights_of_runs(names: Sequence[str], shares: Sequence[Frame]) -> Figure:
     figure, axes = base.grid(len(shares))
     image = None
     for panel, name, table in zip(axes, names, shares, strict=True):
-        grid = table.pivot(
-            index=["rows", "client"], columns="round", values="weight_times_cohort"
-        ).sort_index()
+        # a buffered server may have two trainings of a client in one update
+        added = table.groupby(["rows", "client", "round"])["weight_times_cohort"].sum(min_count=1)
+        grid = added.unstack("round")
         ids = grid.index.get_level_values("client")
         image = panel.imshow(
             np.clip(grid.to_numpy(float), 1 / limit, limit),

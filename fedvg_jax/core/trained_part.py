@@ -28,9 +28,7 @@ IsTrained = Callable[[str], bool]
 """path of a tensor, "a/b/kernel" -> whether it is trained"""
 
 
-def trained_part(
-    task: Task, variables: Variables, pattern: str | IsTrained = ""
-) -> tuple[Task, Variables]:
+def trained_part(task: Task, variables: Variables, pattern: str = "") -> tuple[Task, Variables]:
     r"""Returns a task with the trained tensors of a model as its parameters, and their values.
 
     The other values are constants in programs that use the task; in a run they are an argument of its program.
@@ -38,7 +36,7 @@ def trained_part(
     Args:
         task: a model and its loss.
         variables: of the model; their frozen tensors keep these values.
-        pattern: regular expression, found anywhere in the path of a trained tensor; or a function of the path.
+        pattern: regular expression, found anywhere in the path of a trained tensor.
 
     Raises:
         UsageError: the pattern is no regular expression, or matches no parameter.
@@ -55,9 +53,9 @@ def trained_part(
     return bind(task, base), trained
 
 
-def chooser(task: Task, pattern: str | IsTrained = "") -> IsTrained:
+def chooser(task: Task, pattern: str = "") -> IsTrained:
     """Returns which tensors are trained: those that the pattern chooses, without those that the task never trains."""
-    chosen = compiled(pattern, "train").search if isinstance(pattern, str) else pattern
+    chosen = compiled(pattern, "train").search
     is_frozen = task.is_frozen or (lambda path: False)
 
     def is_trained(path: str) -> bool:
@@ -65,9 +63,10 @@ def chooser(task: Task, pattern: str | IsTrained = "") -> IsTrained:
 
     paths = tree.paths(jax.eval_shape(task.init, jax.random.key(0)).params)
     if not any(map(is_trained, paths)):
-        got = pattern if isinstance(pattern, str) else getattr(pattern, "__name__", "function")
         names = listed([path for path in paths if not is_frozen(path)])
-        raise UsageError(f"train {got} matches no tensor that can be trained; there are {names}")
+        raise UsageError(
+            f"train {pattern} matches no tensor that can be trained; there are {names}"
+        )
     return is_trained
 
 
@@ -217,11 +216,11 @@ NOTHING = LocalPart()
 """Everything is shared."""
 
 
-def local_part(pattern: str | Callable[[str], bool], first: float = 0.0) -> LocalPart:
-    r"""Returns the local part: the tensors with a path that a regular expression or a function matches.
+def local_part(pattern: str, first: float = 0.0) -> LocalPart:
+    r"""Returns the local part: the tensors with a path that a regular expression matches.
 
     Args:
-        pattern: found anywhere in a path "a/b/kernel"; or a function of the path.
+        pattern: found anywhere in a path "a/b/kernel".
         first: share of a client's local steps, the first ones, that train only the local part; 0 for no such steps.
 
     Raises:
@@ -236,8 +235,7 @@ def local_part(pattern: str | Callable[[str], bool], first: float = 0.0) -> Loca
     """
     if not 0 <= first < 1:
         raise UsageError(f"first must be in [0, 1), the share of local steps; got {first}")
-    chosen = compiled(pattern, "local").search if isinstance(pattern, str) else pattern
-    return LocalPart(chosen, first)  # pyright: ignore[reportArgumentType]
+    return LocalPart(compiled(pattern, "local").search, first)  # pyright: ignore[reportArgumentType]
 
 
 def check(part: LocalPart, variables: Variables, name: str) -> None:

@@ -26,7 +26,7 @@ from jax import Array
 
 from fedvg_jax.core import checks, groups, tree
 from fedvg_jax.core.types import Batch, Metric, Outputs, Task, Tree, UsageError, Variables
-from fedvg_jax.models.task import recorded_features
+from fedvg_jax.models.task import mean_over_rows, recorded_features
 
 PerExample = Callable[[Tree, Array], Array]
 """(the module's output for one example, its y) -> scalar."""
@@ -217,9 +217,8 @@ def _task(
     ) -> tuple[Outputs, Tree]:
         with recorded_features() as features:
             outputs, stats = network.outputs(params, stats, batch.x, mask, train, key)
-        total = jnp.where(mask, _per_example("loss", loss, outputs, batch.y), 0).sum()
-        mean = total / jnp.maximum(mask.sum(), 1).astype(total.dtype)
-        return Outputs(mean, outputs, features.value), stats
+        losses = _per_example("loss", loss, outputs, batch.y)
+        return Outputs(mean_over_rows(losses, mask), outputs, features.value), stats
 
     def mean_loss(
         params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool, key: Array | None = None

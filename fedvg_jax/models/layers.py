@@ -213,11 +213,10 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
     def note(call, args, kwargs, context):
         layer = context.module
         if isinstance(layer, (BatchNorm, nn.BatchNorm)) and context.method_name == "__call__":
-            shape, channels = args[0].shape, layer.axis if isinstance(layer, nn.BatchNorm) else -1
-            needs_none = isinstance(layer, BatchNorm) and layer.is_frozen
-            count = math.inf if needs_none else math.prod(shape) // (shape[0] * shape[channels])
-            earlier = values.get(layer.path)
-            values[layer.path] = count if earlier is None else min(count, earlier)
+            shape, channels = args[0].shape, getattr(layer, "axis", -1)
+            count = math.prod(shape) // (shape[0] * shape[channels])
+            count = math.inf if getattr(layer, "is_frozen", False) else count
+            values[layer.path] = min(count, values.get(layer.path, math.inf))
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):

@@ -66,16 +66,10 @@ COLUMNS = "fedvg_jax.columns"
 HEAD = "classifier"
 """Name of the last layer in every model."""
 
-_COUNTER = re.compile(r".*\.num_batches_tracked$")
-"""BatchNorm's counters, which are not used."""
-
 _STATISTICS = re.compile(r".*\.(num_batches_tracked|running_mean|running_var)$")
-"""What a model without running statistics, as with GroupNorm, leaves in a file of one with BatchNorm."""
+"""What a file may have beyond a model: BatchNorm's counters, and statistics of which GroupNorm has none."""
 
-_MAKE = (
-    "use timm's model.safetensors, or export torchvision's .pth by one line:"
-    " docs/how_to/pretrained_weights.md, or fedvg_jax/models/pretrained.py"
-)
+_REMEDY = "use timm's model.safetensors, or export a .pth: docs/how_to/pretrained_weights.md"
 
 _FILE_HEAD = re.compile(r"(_?fc|head|heads)\.")
 
@@ -97,28 +91,24 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     Raises:
         UsageError: a tensor is missing, has another shape, or is not part of this model; the first one is named.
     """
-    tensors = read(path)
-    if _renames(architecture, ()):  # published names, which torch's wrappers may stand before
-        tensors = _without_wrappers(tensors)
+    tensors = {_current(name): tensor for name, tensor in read(path).items()}
     renames = _renames(architecture, tensors)
     leaves = dict(zip(_paths(variables), jax.tree.leaves(variables), strict=True))
     names = {
         ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(f"{HEAD}/")
     }
-    for ours, name in names.items():
-        shape = _torch_shape(ours, leaves[ours].shape)
-        got = f"has {name} {list(tensors[name].shape)}" if name in tensors else f"has no {name}"
-        if name not in tensors or tensors[name].shape != shape:
+    expected = {name: _torch_shape(ours, leaves[ours].shape) for ours, name in names.items()}
+    is_head = _FILE_HEAD.match if renames else re.compile(f"{HEAD}[.]").match
+    got = {
+        name: tensor.shape
+        for name, tensor in tensors.items()
+        if name in expected or not (_STATISTICS.match(name) or (is_head(name) and not head))
+    }
+    for name in expected | got:
+        if got.get(name) != expected.get(name):
             raise UsageError(
-                f"{path} {got}, {architecture} needs {name} {list(shape)}; give a file of this model"
-            )
-    ignored = _COUNTER if variables.stats else _STATISTICS
-    for name, tensor in tensors.items():
-        is_head = _FILE_HEAD.match(name) if renames else name.startswith(f"{HEAD}.")
-        if name not in names.values() and not (ignored.match(name) or (is_head and not head)):
-            got = f"{name} {list(tensor.shape)}"
-            raise UsageError(
-                f"{path} has a tensor {got}, which {architecture} lacks; give a file of this model"
+                f"{path}: tensor {name} has shape {got.get(name)}, and {architecture} takes {expected.get(name)};"
+                " give a file of this model"
             )
     filled = [
         _from_torch(ours, tensors[names[ours]], leaf) if ours in names else leaf
@@ -154,12 +144,9 @@ def save(
     renames = _renames(architecture, {"class_token"} if architecture == "vit_b16" else ())
     leaves = zip(_paths(variables), jax.device_get(jax.tree.leaves(variables)), strict=True)
     tensors = {_name(ours, renames): _to_torch(ours, leaf) for ours, leaf in leaves}
-    counters = [
-        name.replace("running_mean", "num_batches_tracked")
-        for name in tensors
-        if "running_mean" in name
-    ]
-    write(path, tensors | dict.fromkeys(counters, np.zeros((), np.int64)), metadata)
+    for name in [name for name in tensors if name.endswith("running_mean")]:
+        tensors[name.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
+    write(path, tensors, metadata)
 
 
 def write(path: Path, tensors: dict[str, np.ndarray], metadata: Mapping[str, str] = {}) -> None:
@@ -207,29 +194,15 @@ def _opened(path: Path) -> Iterator[Any]:
             f"{path}: no such file or run; name a .safetensors file, or the folder of a run"
         )
     with (
-        reading(path, "a complete safetensors file", _MAKE),
+        reading(path, "a complete safetensors file", _REMEDY),
         safetensors.safe_open(path, framework="np") as file,
     ):
         yield file
 
 
-def _without_wrappers(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns the tensors without what wrappers put before every name: DataParallel, Lightning, torch.compile.
-
-    Dense layers of torchvision's published ViTs get their current names.
-
-    >>> list(_without_wrappers({"module.model.fc.bias": np.ones(1), "module.model.fc.weight": np.ones(1)}))
-    ['fc.bias', 'fc.weight']
-    """
-    (prefixes,) = re.findall(r"^(?:(?:module|model|_orig_mod)\.)*", next(iter(tensors), ""))
-    for prefix in prefixes.split(".")[:-1]:
-        if all(name.startswith(f"{prefix}.") for name in tensors):
-            tensors = {name.removeprefix(f"{prefix}."): tensor for name, tensor in tensors.items()}
-    current = {".mlp.linear_1.": ".mlp.0.", ".mlp.linear_2.": ".mlp.3."}
-    return {
-        re.sub(r"\.mlp\.linear_\d\.", lambda old: current[old[0]], name): t
-        for name, t in tensors.items()
-    }
+def _current(name: str) -> str:
+    """Returns the current name of a dense layer of torchvision's published ViTs, and any other name unchanged."""
+    return name.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3.")
 
 
 def _renames(architecture: str, names: Container[str]) -> list[tuple[str, str]]:

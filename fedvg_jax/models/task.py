@@ -115,11 +115,8 @@ def _labelling(
             )
         with recorded_features() as features:
             logits, stats = apply(params, stats, batch.x, mask, train)
-        losses = _cross_entropies(logits, batch, mask.reshape(-1))
-        num_labels = jnp.maximum(mask.sum(), 1) * (losses.size // mask.size)
-        return Outputs(
-            losses.sum() / num_labels.astype(logits.dtype), logits, features.value
-        ), stats
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
+        return Outputs(mean_over_rows(losses, mask), logits, features.value), stats
 
     def predict(params: Tree, stats: Tree, batch: Batch) -> Array:
         return apply(params, stats, batch.x, jnp.ones(len(batch.x), bool), False)[0]
@@ -131,7 +128,9 @@ def _labelling(
         # in int32: a product of uint8 labels wraps from 256 on
         cells = jnp.zeros(num_classes**2, jnp.int32)
         confusion = cells.at[true * num_classes + predicted].add(is_real)
-        return {"loss": _cross_entropies(logits, batch, mask).sum(), "confusion": confusion}
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
+        total = tree.where(mask, losses, jnp.zeros_like(losses)).sum()
+        return {"loss": total, "confusion": confusion}
 
     block_of = block_of or head_and_base
     return Task(
@@ -158,10 +157,11 @@ def loss_of(forward: Callable[..., tuple[Outputs, Tree]]) -> Callable[..., tuple
     return loss
 
 
-def _cross_entropies(logits: Array, batch: Batch, mask: Array) -> Array:
-    """Returns the loss [B, ...] of every label, 0 for padding."""
-    losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
-    return tree.where(mask, losses, jnp.zeros_like(losses))
+def mean_over_rows(losses: Array, mask: Array) -> Array:
+    """Returns the mean of losses [B, ...] over the real rows, of mask [B] or [G, B / G]; 0 without any."""
+    losses = tree.where(mask.reshape(-1), losses, jnp.zeros_like(losses))
+    count = jnp.maximum(mask.sum(), 1) * (losses.size // mask.size)
+    return losses.sum() / count.astype(losses.dtype)
 
 
 def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:

@@ -107,43 +107,32 @@ def compute_in(task: Task, name: str) -> Task:
     """
     if name == "default":
         return task
-    is_narrow, is_highest = name == "bfloat16", name == "highest"
-    matmul_precision = (
-        partial(jax.default_matmul_precision, "highest") if is_highest else contextlib.nullcontext
-    )
 
-    def convert(floats: Tree) -> Tree:
-        return jax.tree.map(lambda x: x.astype(jnp.bfloat16), floats) if is_narrow else floats
-
-    def converted(batch: Batch) -> Batch:
-        return (
-            batch._replace(x=convert(batch.x))
-            if jnp.issubdtype(batch.x.dtype, jnp.floating)
-            else batch
-        )
-
-    def forward(params: Tree, stats: Tree, batch: Batch, *args, **key) -> tuple[Outputs, Tree]:
-        assert task.forward is not None  # every named model has one
-        with matmul_precision():
-            outputs, new = task.forward(convert(params), stats, converted(batch), *args, **key)
-        dtype = tree.dtype(params)
-        wide = jax.tree.map(lambda x: x.astype(dtype), outputs)
-        return wide, jax.tree.map(lambda new, old: new.astype(old.dtype), new, stats)
-
-    def loss(params: Tree, stats: Tree, batch: Batch, mask, train: bool) -> tuple[jax.Array, Tree]:
-        outputs, new = forward(params, stats, batch, mask, train)
-        return outputs.loss, new
+    def narrow(x: Array) -> Array:
+        is_narrowed = name == "bfloat16" and jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(jnp.bfloat16) if is_narrowed else x
 
     def in_format(f: Callable) -> Callable:
-        def run(params: Tree, stats: Tree, batch: Batch, *mask):
-            with matmul_precision():
-                return f(convert(params), stats, converted(batch), *mask)
+        def run(params: Tree, stats: Tree, batch: Batch, *args, **key):
+            precision = "highest" if name == "highest" else None
+            with jax.default_matmul_precision(precision) if precision else contextlib.nullcontext():
+                converted = batch._replace(x=narrow(batch.x))
+                return f(jax.tree.map(narrow, params), stats, converted, *args, **key)
 
         return run
 
-    return task._replace(
-        loss=loss, forward=forward, predict=in_format(task.predict), measure=in_format(task.measure)
-    )
+    def forward(params: Tree, stats: Tree, *args, **key) -> tuple[Outputs, Tree]:
+        assert task.forward is not None  # every named model has one
+        outputs, new = in_format(task.forward)(params, stats, *args, **key)
+        wide = jax.tree.map(lambda x: x.astype(tree.dtype(params)), outputs)
+        return wide, tree.like(new, stats)
+
+    def loss(params: Tree, stats: Tree, batch: Batch, mask, train: bool) -> tuple[Array, Tree]:
+        outputs, new = forward(params, stats, batch, mask, train)
+        return outputs.loss, new
+
+    predict, measure = in_format(task.predict), in_format(task.measure)
+    return task._replace(loss=loss, forward=forward, predict=predict, measure=measure)
 
 
 STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]] | None] = {

@@ -125,12 +125,8 @@ def make_variables(
             raise UsageError(
                 "initial gives the initial model, and so does init of the config; use one"
             )
-        if not isinstance(initial, tuple) or len(initial) != 2:
-            raise UsageError(
-                f"initial must be Variables(params, stats); got a {type(initial).__name__}"
-            )
-        checks.expect(Variables(*initial), jax.eval_shape(init, key), "initial")
-        return jax.tree.map(jnp.array, Variables(*initial))
+        checks.expect(initial, jax.eval_shape(init, key), "initial")
+        return jax.tree.map(jnp.array, initial)
     if config.init is None:
         return draw(init, key)
     shapes = jax.eval_shape(init, key)

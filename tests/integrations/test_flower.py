@@ -215,8 +215,7 @@ def test_failed_and_diverged_clients_are_left_out():
     np.testing.assert_allclose(arrays["layer.weight"].numpy(), [scale, -scale], rtol=1e-6)
 
 
-@pytest.mark.parametrize("strategy", ["fedvg", "fedavg"])
-def test_the_clients_of_the_example_learn_the_digits(strategy, tmp_path, monkeypatch):
+def test_the_clients_of_the_example_learn_the_digits(tmp_path, monkeypatch):
     """Its two apps with the settings of its pyproject.toml, in this process."""
     pytest.importorskip("torch", reason="the clients of the example are those of PyTorch")
     folder = Path(__file__).parents[2] / "examples" / "flower_digits"
@@ -224,7 +223,6 @@ def test_the_clients_of_the_example_learn_the_digits(strategy, tmp_path, monkeyp
     described = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
     app, path = described["tool"]["flwr"]["app"], tmp_path / "results.json"
     settings = app["config"] | {
-        "strategy": strategy,
         "num-server-rounds": 5,
         "results": str(path),
     }
@@ -243,6 +241,5 @@ def test_the_clients_of_the_example_learn_the_digits(strategy, tmp_path, monkeyp
     result = json.loads(path.read_text())
     accuracy, weights = result["accuracy"], np.array(result["weights"])
     assert len(accuracy) == 6 and accuracy[0] < 0.2 and accuracy[-1] > 0.6
-    if strategy == "fedvg":
-        np.testing.assert_allclose(weights.sum(1), np.ones(5), atol=1e-5)
-        assert weights.shape == (5, 10) and weights.std() > 0.001
+    np.testing.assert_allclose(weights.sum(1), np.ones(5), atol=1e-5)
+    assert weights.shape == (5, 10) and weights.std() > 0.001

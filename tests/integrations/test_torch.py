@@ -114,17 +114,6 @@ def test_frozen_parameters_have_no_gradient_and_unused_ones_have_0(minibatches):
     assert "fc1.weight" not in gradients and not gradients["unused.weight"].any()
 
 
-def test_a_tied_tensor_has_one_weight_under_each_of_its_names():
-    net = torch.nn.Sequential(torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 4, bias=False))
-    net[1].weight = net[0].weight
-    rows = [(torch.ones(2, 4), torch.tensor([0, 1]))]
-    gradient = fedvg_torch.validation_gradients(net, torch.nn.CrossEntropyLoss(), rows)
-    assert gradient.keys() == net.state_dict().keys()
-    clients = [gradient, {name: 3 * tensor for name, tensor in gradient.items()}]
-    for tensor in fedvg_torch.inverse_norm_weights(clients, net.state_dict(), "layerwise").values():
-        torch.testing.assert_close(tensor, torch.tensor([0.75, 0.25]))
-
-
 def test_layers_with_dropout_of_their_own_are_scored_without_it():
     class Sequence(nn.Module):
         def __init__(self):

@@ -4,7 +4,6 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 from flax import nnx
 from support import worlds
@@ -12,7 +11,6 @@ from support import worlds
 import fedvg_jax
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, ClientReturn, Data, Variables
-from fedvg_jax.data import user_data
 from fedvg_jax.weightings import signals
 
 RNG = np.random.default_rng(0)
@@ -160,23 +158,6 @@ def test_module_gets_the_mode_under_the_argument_names_it_has(train, expected):
     task = fedvg_jax.linen_task(Modes(), lambda modes, y: jnp.float32((modes == y).all()), X[:1])
     batch = Batch(BATCH.x, jnp.broadcast_to(jnp.array(expected, bool), (6, 4)))
     assert task.loss({"unused": jnp.zeros(1)}, {}, batch, MASK, train)[0] == 1
-
-
-def test_tokens_and_labels_stay_integers():
-    tokens, labels = np.array([[0, 2, 1]] * 4), np.array([1, 0, 1, 1])
-    module = nn.Sequential([nn.Embed(3, 5), lambda x: x.mean(1), nn.Dense(2)])
-    losses = {"accuracy": lambda logits, y: logits.argmax() == y}
-    task = fedvg_jax.linen_task(
-        module, optax.softmax_cross_entropy_with_integer_labels, tokens[:1], metrics=losses
-    )
-    arrays = user_data.as_arrays((tokens, labels))
-    fedvg_jax.check_task(task, Batch(arrays.x, arrays.y))
-    batch = Batch(jnp.asarray(tokens), jnp.asarray(labels))
-    sums = worlds.jit(lambda key: task.measure(*task.init(key), batch, jnp.ones(4, bool)))(
-        jax.random.key(0)
-    )
-    accuracy = task.metrics(sums)["accuracy"]
-    assert accuracy in (0.25, 0.75), "four equal rows with labels 1, 0, 1, 1"
 
 
 # --- modules that draw random numbers

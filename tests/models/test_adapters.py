@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import nnx
 from support import programs, worlds
 
 import fedvg_jax as fv
@@ -76,21 +75,6 @@ def test_adapters_compute_what_their_merged_kernels_do_and_at_first_nothing(x64)
     assert names == {"mix", "pointwise"}
 
 
-def test_a_merged_kernel_of_half_precision_is_rounded_once():
-    rng = np.random.default_rng(0)
-    kernel, a, b = (
-        jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
-        for shape in ((64, 64), (64, 16), (16, 64))
-    )
-    layer = {"kernel": kernel, "lora_a": a, "lora_b": b}
-    merged = adapters.merged(fv.Variables({"layer": layer}, {})).params["layer"]["kernel"]
-    exact = (
-        np.asarray(kernel, float)
-        + np.asarray(a, float) @ np.asarray(b, float) * adapters.SCALE / 16
-    )
-    np.testing.assert_allclose(np.asarray(merged, float), exact, rtol=2**-8, atol=1e-4)
-
-
 def test_no_client_has_a_kernel_or_its_gradient(x64):
     _, adapted, start, _ = make()
     trained, base = trained_part.split(start, trained_part.chooser(adapted))
@@ -152,22 +136,3 @@ def test_named_models_have_adapters_beside_a_pretrained_base(tmp_path):
     )
     with pytest.raises(fv.UsageError, match="lora 2 has no effect beside task="):
         fv.run(dataclasses.replace(config, lora=2), data=worlds.random_images(), task=worlds.TASK)
-
-
-class WithLora(nnx.Module):
-    def __init__(self, rngs):
-        self.hidden, self.out = (
-            nnx.LoRALinear(4, 6, lora_rank=2, rngs=rngs),
-            nnx.Linear(6, 1, rngs=rngs),
-        )
-
-    def __call__(self, x):
-        return self.out(nnx.tanh(self.hidden(x)))
-
-
-def test_adapters_of_nnx_are_parameters():
-    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
-    task = fv.nnx_task(WithLora, lambda output, y: (output[0] - y) ** 2, x[:1])
-    config = fv.Config(clients=2, rounds=1, partition="iid", lr=0.01, train="lora|^out/")
-    sim = fv.simulation(config, task=task, data=(x, x.sum(1)))
-    assert tree.paths(sim.base.params) == ["hidden/bias", "hidden/kernel"]

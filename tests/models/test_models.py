@@ -12,7 +12,7 @@ from support import worlds
 
 import fedvg_jax as fv
 from fedvg_jax import resolve
-from fedvg_jax.config import MODELS, MODELS as NETWORKS, Config
+from fedvg_jax.config import MODELS, Config
 from fedvg_jax.models import pretrained, resnet, task as tasks, vit
 from fedvg_jax.models.conv import rewrite
 from fedvg_jax.models.plain import MLP
@@ -45,9 +45,7 @@ def task_of(name, image, conv="gemm"):
 @functools.cache
 def with_small_images(name):
     """The task on small images, of a named model the smallest it takes, and a batch of six with two rows of padding."""
-    image = (
-        NARROW[name][1] if name in NARROW else (NETWORKS[name].smallest, NETWORKS[name].smallest, 2)
-    )
+    image = NARROW[name][1] if name in NARROW else (MODELS[name].smallest, MODELS[name].smallest, 2)
     x = jnp.asarray(np.random.default_rng(0).integers(0, 256, (6, *image), np.uint8))
     return (
         task_of(name, image),
@@ -100,22 +98,15 @@ def test_dense_and_convolution_have_torch_s_initialisation():
             assert abs(values.mean()) <= 6 * bound / np.sqrt(3 * n)
 
 
-def test_padded_rows_change_neither_loss_nor_gradients(trained):
-    batch, mask, run, _ = trained
-    other = fv.Batch(batch.x.at[4:].set(255), batch.y.at[4:].set(2))
-    chex.assert_trees_all_equal(run(other, mask), run(batch, mask))
-
-
-def test_batch_without_real_rows_has_loss_zero_and_gradient_zero(trained):
+def test_padded_rows_change_nothing_and_every_tensor_has_a_gradient(trained):
+    """A batch without real rows has loss 0 and gradient 0, and leaves the statistics."""
     batch, mask, run, stats = trained
+    other, result = fv.Batch(batch.x.at[4:].set(255), batch.y.at[4:].set(2)), run(batch, mask)
+    chex.assert_trees_all_equal(run(other, mask), result)
+    assert all(leaf.any() for leaf in jax.tree.leaves(result[1]))
     (loss, new), grads = run(batch, np.zeros_like(mask))
     assert loss == 0 and not any(leaf.any() for leaf in jax.tree.leaves(grads))
     chex.assert_trees_all_equal(new, stats)
-
-
-def test_every_tensor_has_a_gradient(trained):
-    batch, mask, run, _ = trained
-    assert all(leaf.any() for leaf in jax.tree.leaves(run(batch, mask)[1]))
 
 
 @pytest.mark.parametrize(("name", "conv"), [("lenet5", "planes"), ("tinycnn", "gemm")])
@@ -170,9 +161,6 @@ def test_labels_of_a_small_dtype_are_counted_as_those_of_int32():
 # --- the options of a model, from its flags to its arrays
 
 
-GREY = fv.Arrays(
-    "grey", np.zeros((6, 28, 28, 1), np.uint8), np.arange(6, dtype=np.int32) % 3, ("a", "b", "c"), 6
-)
 COUNTS = {
     ("resnet18", 10): 11_181_642, ("resnet34", 10): 21_289_802, ("resnet50", 4): 23_516_228,
     ("vit_b16", 7): 85_804_039, ("vit_s16", 4): 21_667_204, ("lenet5", 10): 62_050, ("cnn", 10): 878_538,
@@ -182,45 +170,33 @@ COUNTS = {
 of its head, plus 5,130 of this one. gru: 64 x 32 + 32 x 192 + 192 + 64 x 192 + 64 + 64 x 64 + 64."""
 
 
-def abstract(settings, arrays=GREY):
-    return jax.eval_shape(resolve.model.make_task(settings, arrays).init, jax.random.key(0))
-
-
-@functools.cache
-def abstract_in_double_precision(model):
-    """The arrays of a named model, for images and classes of `COUNTS`."""
-    names = tuple(map(str, range(next((classes for name, classes in COUNTS if name == model), 10))))
-    arrays = fv.Arrays("rgb", np.zeros((1, 32, 32, 3), np.uint8), np.zeros(1, np.int32), names, 1)
-    if MODELS[model].is_sequence:
-        arrays = arrays._replace(x=np.zeros((1, 8), np.int32), y=np.zeros((1, 8), np.int32))
-    return abstract(Config(model=model), arrays)
+def params_of(classes=10, **settings):
+    config = Config(**settings)
+    is_sequence = MODELS[config.model].is_sequence
+    task = resolve.model.named_task(config, (8,) if is_sequence else CIFAR, classes)
+    return jax.eval_shape(task.init, jax.random.key(0)).params
 
 
 @pytest.mark.parametrize(("model", "classes"), COUNTS)
-def test_named_model_has_the_published_number_of_parameters(x64, model, classes):
-    params = abstract_in_double_precision(model).params
+def test_named_model_has_the_published_number_of_parameters(model, classes):
+    params = params_of(classes, model=model)
     assert sum(leaf.size for leaf in jax.tree.leaves(params)) == COUNTS[model, classes]
 
 
 def test_stem_and_norm_follow_the_settings():
-    published, other = (
-        abstract(Config(model="resnet18")),
-        abstract(Config(model="resnet18_cifar", norm_layers="group")),
-    )
-    assert published.params["conv1"]["kernel"].shape == (7, 7, 3, 64) and published.stats
-    assert other.params["conv1"]["kernel"].shape == (3, 3, 3, 64) and not other.stats
+    other = params_of(model="resnet18_cifar", norm_layers="group")
+    assert params_of(model="resnet18")["conv1"]["kernel"].shape == (7, 7, 3, 64)
+    assert other["conv1"]["kernel"].shape == (3, 3, 3, 64)
 
 
 def test_run_starts_from_pretrained_weights_with_a_new_head(tmp_path):
     config = Config(model="resnet18", clients=2, join_ratio=1.0, seed=3)
-    path, saved = (
-        tmp_path / "weights.safetensors",
-        worlds.random_variables(resolve.model.make_task(config, GREY)),
-    )
+    task = resolve.model.named_task(config, (28, 28, 1), 3)
+    path, saved = tmp_path / "weights.safetensors", worlds.random_variables(task)
     pretrained.save(path, saved, "resnet18")
-    settings = dataclasses.replace(config, init=path)
+    x, y = np.zeros((6, 28, 28, 1), np.uint8), np.arange(6) % 3
     parts = ([[0], [1]], [[2], []], [[], [3]])
-    run = resolve.experiment.simulation(settings, data=GREY, partition=parts)
+    run = fv.simulation(dataclasses.replace(config, init=path), data=(x, y), partition=parts)
     params, stats = run.state.variables
     head = jax.jit(lambda key: run.task.init(key).params["classifier"])(jax.random.key(3))
     worlds.assert_close(params["classifier"], head, 1e-6)

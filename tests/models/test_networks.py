@@ -41,23 +41,6 @@ def test_scores_are_finite_beside_empty_groups_and_rows_that_differ_from_their_p
 # --- the published architectures
 
 
-def test_resnet18_has_six_stages_and_ten_blocks():
-    """The reference code's six, and the paper's eight residual blocks with stem and head."""
-    task = tasks.classification(resnet.resnet18(10), 10, (32, 32, 3))
-    variables = jax.eval_shape(task.init, jax.random.key(0))
-    names_of_blocks = resnet.blocks_stage, resnet.blocks_residual
-    stages, blocks = (
-        {name(path) for path in tree.paths(variables.params)} for name in names_of_blocks
-    )
-    assert stages == {"base", "layer1", "layer2", "layer3", "layer4", "classifier"}
-    assert blocks == {"stem", "classifier"} | {
-        f"layer{s}_{i}" for s in (1, 2, 3, 4) for i in (0, 1)
-    }
-    assert {resnet.blocks_residual(path) for path in tree.paths(variables.stats)} == blocks - {
-        "classifier"
-    }
-
-
 def test_initialisation_is_torchvision_s():
     """Convolutions N(0, 2 / fan_out): the mean square of n weights is 2 / fan_out up to a factor 1 +- 6 sqrt(2 / n).
     Normalisation has scale 1 and bias 0, also at the end of a block."""
@@ -175,38 +158,35 @@ def test_outputs_equal_those_recorded_from_pytorch(tmp_path):
 # --- vision transformers
 
 
-@pytest.mark.parametrize(
-    ("scheme", "deviations", "zero"),
-    [  # torch's U(+-b) has deviation b / sqrt 3; xavier's sqrt(2 / (fan_in + fan_out))
-        ("timm", {"qkv": 0.02, "proj": 0.02, "fc1": 0.02, "fc2": 0.02, "patch_embed": (3 * 192) ** -0.5},
-         {"qkv/bias", "proj/bias", "fc1/bias", "fc2/bias"}),
-        ("torchvision", {"qkv": (2 / 256) ** 0.5, "proj": (3 * 64) ** -0.5, "fc1": (2 / 320) ** 0.5,
-                         "fc2": (2 / 320) ** 0.5, "patch_embed": 192**-0.5},
-         {"qkv/bias", "proj/bias", "patch_embed/bias", "cls_token"}),
-    ],
-)  # fmt: skip
-def test_initialisation_is_that_of_its_library(scheme, deviations, zero):
+DEVIATIONS = {  # torch's U(+-b) has deviation b / sqrt 3; xavier's sqrt(2 / (fan_in + fan_out))
+    "timm": {"qkv": 0.02, "proj": 0.02, "fc1": 0.02, "fc2": 0.02, "patch_embed": (3 * 192) ** -0.5},
+    "torchvision": {
+        "qkv": (2 / 256) ** 0.5,
+        "proj": (3 * 64) ** -0.5,
+        "fc1": (2 / 320) ** 0.5,
+        "fc2": (2 / 320) ** 0.5,
+        "patch_embed": 192**-0.5,
+    },
+}
+ZERO = {
+    "timm": {"qkv/bias", "proj/bias", "fc1/bias", "fc2/bias"},
+    "torchvision": {"qkv/bias", "proj/bias", "patch_embed/bias", "cls_token"},
+}
+
+
+@pytest.mark.parametrize("scheme", DEVIATIONS)
+def test_initialisation_is_that_of_its_library(scheme):
     """The standard deviation of n draws has a relative error of at most 6 / sqrt(2 n)."""
     module = vit.ViT(3, patch=8, width=64, depth=1, heads=2, image_size=8, scheme=scheme)
     init = worlds.jit(tasks.classification(module, 3, (8, 8, 3)).init)
-    params = jax.device_get(init(jax.random.key(0, impl="rbg")).params)
-    leaves = dict(zip(tree.paths(params), jax.tree.leaves(params), strict=True))
-    for layer, deviation in deviations.items():
-        kernel = params[layer] if layer == "patch_embed" else params["block_0"][layer]
-        assert kernel["kernel"].std() == pytest.approx(
-            deviation, rel=6 / (2 * kernel["kernel"].size) ** 0.5
-        ), layer
-    assert params["pos_embed"].std() == pytest.approx(
-        0.02, rel=6 / (2 * params["pos_embed"].size) ** 0.5
-    )
+    leaves = tree.by_path(jax.device_get(init(jax.random.key(0, impl="rbg")).params))
+    leaves = {path.removeprefix("block_0/"): leaf for path, leaf in leaves.items()}
+    drawn = {f"{layer}/kernel": deviation for layer, deviation in DEVIATIONS[scheme].items()}
+    for path, deviation in (drawn | {"pos_embed": 0.02}).items():
+        leaf = leaves[path]
+        assert leaf.std() == pytest.approx(deviation, rel=6 / (2 * leaf.size) ** 0.5), path
     norms = {path for path in leaves if "norm" in path and path.endswith("bias")}
-    assert {path for path, leaf in leaves.items() if not leaf.any()} == norms | {
-        path for path in leaves if any(path.endswith(name) for name in zero)
-    }
+    assert {path for path, leaf in leaves.items() if not leaf.any()} == norms | ZERO[scheme]
     assert all((leaf == 1).all() for path, leaf in leaves.items() if path.endswith("scale"))
-    assert all(
-        np.abs(leaf).max() < 1e-5
-        for path, leaf in leaves.items()
-        if path.endswith(("fc1/bias", "cls_token"))
-    )
+    assert max(np.abs(leaves[path]).max() for path in ("fc1/bias", "cls_token")) < 1e-5
     assert 0.8 / 8 < np.abs(leaves["classifier/kernel"]).max() <= 1 / 8

@@ -20,11 +20,11 @@ from fedvg_jax.models.conv import rewrite
 
 
 def drawn_convolution(seed):
-    """Returns a drawn convolution of rows or images, of any groups and layouts, and its operands."""
+    """Returns a drawn convolution of rows or images, plain or depthwise, of any layout, and its operands."""
     draw, rng = random.Random(seed), np.random.default_rng(seed)
-    space, groups = draw.choice(["W", "HW", "HW"]), draw.choice([1, 1, 2, 3])
+    space, groups = draw.choice(["W", "HW", "HW"]), draw.choice([1, 1, 3])
     strides, padding = [draw.randint(1, 2) for _ in space], draw.choice(["SAME", "VALID"])
-    inputs, outputs = draw.choice([1, 2, 3]), draw.choice([1, 2])
+    inputs, outputs = (draw.choice([1, 2, 3]), 2) if groups == 1 else (1, 1)
     layouts = ["".join(draw.sample(axes + space, len(axes + space))) for axes in ("NC", "IO", "NC")]
     sizes = {axis: draw.randint(3, 7) for axis in space} | {"N": 2, "C": groups * inputs}
     taps = {axis: draw.randint(1, 3) for axis in space} | {"I": inputs, "O": groups * outputs}

@@ -47,9 +47,9 @@ def fast_task(task: Task, conv: str = "auto") -> Task:
 def fast_convolutions(function: F, conv: str = "auto") -> F:
     """Returns a function of equal results, up to rounding, whose convolutions are fast in loops and under `vmap`.
 
-    These are convolutions of rows and images, of any layout, strides and groups, without dilation. Where no rule is
-    faster, or on hardware that computes XLA's own convolution well (`host.hardware`), the original operation remains.
-    So do operations inside of loops and conditionals, and of functions with a derivative of their own.
+    These are plain and depthwise convolutions of rows and images, of any layout and strides, without dilation. Where
+    no rule is faster, or on hardware that computes XLA's own convolution well (`host.hardware`), the original operation
+    remains. So do operations inside of loops and conditionals, and of functions with a derivative of their own.
 
     Args:
         function: of pytrees of arrays, and of Python bools, which are static.
@@ -153,9 +153,9 @@ def _convolve(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     params = operation.params
     lhs, rhs, out = params["dimension_numbers"]
     x, w = operands[0], layout_tagged.array(operands[1])
-    size, window = [x.shape[axis] for axis in lhs[2:]], [w.shape[axis] for axis in rhs[2:]]
+    size = [x.shape[axis] for axis in lhs[2:]]
     name = hw.auto_conv(math.prod(size)) if operation.conv == "auto" else operation.conv
-    if name == "lax" or not _is_supported(x, w, size, window, params):
+    if name == "lax" or not _is_supported(x, w, params):
         return operation.original(operands)
     w = w.transpose(*rhs[2:], rhs[1], rhs[0])
     strides, pads, precision = params["window_strides"], params["padding"], params["precision"]
@@ -169,7 +169,7 @@ def _convolve(operation: Operation, operands: Sequence[Value]) -> list[Value]:
     if not is_image:
         x, w, strides, pads = x[:, None], w[None], (1, *strides), ((0, 0), *pads)
     if not is_plain:
-        convolve = _convolve_groups
+        convolve = _convolve_depthwise
     else:
         convolve = _fewest_products if name == "winograd" else patches.convolve
     y = convolve(x, w, strides, pads, precision)
@@ -248,10 +248,10 @@ _RULES: dict[str, Rule] = {
 
 
 # --- convolutions -----------------------------------------------------------------------------------------------------
-def _is_supported(
-    x: Value, w: Array, size: Sequence[int], window: Sequence[int], params: dict[str, Any]
-) -> bool:
-    """Returns whether the functions of this package compute a convolution of rows or images."""
+def _is_supported(x: Value, w: Array, params: dict[str, Any]) -> bool:
+    """Returns whether the functions of this package compute a convolution: of rows or images, plain or depthwise."""
+    lhs, rhs, _ = params["dimension_numbers"]
+    size, window = [x.shape[axis] for axis in lhs[2:]], [w.shape[axis] for axis in rhs[2:]]
     is_real = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype == w.dtype
     is_in_dtype = params["preferred_element_type"] in (None, x.dtype)
     is_small = bool(all(x.shape) and w.size) and math.prod(window) <= MAX_TAPS
@@ -259,7 +259,9 @@ def _is_supported(
     windows = zip(params["padding"], window, size, strict=True)
     # every window begins before the image ends
     fits = all(0 <= low < k <= n + low + high and high >= 0 for (low, high), k, n in windows)
-    is_usual = params["batch_group_count"] == 1 and len(size) in (1, 2) and not is_dilated
+    groups = params["feature_group_count"], params["batch_group_count"]
+    is_depthwise = groups == (x.shape[lhs[1]], 1) and w.shape[rhs[0]] == groups[0]
+    is_usual = len(size) in (1, 2) and not is_dilated and (groups == (1, 1) or is_depthwise)
     return is_real and is_in_dtype and is_small and is_usual and fits
 
 
@@ -283,24 +285,17 @@ def _has_images_innermost(conv: str, channels: int) -> bool:
     return conv == "planes" or (is_chosen and channels <= _MAX_SMALL)
 
 
-def _convolve_groups(
+def _convolve_depthwise(
     x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]], precision=None
 ) -> Array:
-    """Convolves x [N, H, W, C] with w [r, s, C / G, O]."""
-    groups, features = x.shape[-1] // w.shape[2], w.shape[3] * w.shape[2] // x.shape[-1]
+    """Convolves x [N, H, W, C] with w [r, s, 1, C]; precision is of matmuls, of which there is none.
+
+    With an axis for the features of a channel, XLA's gradient of w takes 7 times as long.
+    """
     slices, w = patches.slices_and_kernel(x, w, strides, pads)
-    w = w.reshape(-1, *w.shape[2:])
-    # depthwise; with an axis for the features, XLA's gradient of w takes 7 times as long
-    if w.shape[1] == 1:
-        kernels = jnp.expand_dims(w, range(1, x.ndim - 1))
-        products = [
-            jnp.repeat(part, features, -1) * kernels[tap] for tap, part in enumerate(slices)
-        ]
-        return functools.reduce(jnp.add, products)
-    parts = jnp.stack([part.reshape(*part.shape[:-1], groups, -1) for part in slices], -3)
-    kernel = w.reshape(len(slices), w.shape[1], groups, features)
-    y = jnp.einsum("...tgc,tcgo->...go", parts, kernel, precision=precision)
-    return y.reshape(*y.shape[:-2], groups * features)
+    kernels = jnp.expand_dims(w.reshape(-1, w.shape[3]), (1, 2, 3))
+    products = [part * kernels[tap] for tap, part in enumerate(slices)]
+    return functools.reduce(jnp.add, products)
 
 
 # --- pooling ----------------------------------------------------------------------------------------------------------

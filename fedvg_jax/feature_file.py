@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +12,7 @@ import numpy as np
 
 from fedvg_jax.config import MODELS, Config
 from fedvg_jax.core.types import Batch, Task, UsageError, Variables
-from fedvg_jax.data import cache, user_data
+from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Size
 from fedvg_jax.host import files
@@ -22,17 +20,6 @@ from fedvg_jax.resolve import data as populations, model as models
 
 ROWS = 64
 """Rows of a pass through the network."""
-
-SETTINGS = (
-    "dataset",
-    "model",
-    "init",
-    "norm_layers",
-    "normalise",
-    "precision",
-    "seed",
-)
-"""Settings in the manifest of a file."""
 
 
 def write(
@@ -42,7 +29,7 @@ def write(
     size: Size | None = None,
     dtype: type[np.floating] = np.float16,
 ) -> None:
-    """Writes the features of every row, its label, the class names and a manifest.
+    """Writes the features of every row, its label and the class names.
 
     The features are the input of the model's last layer, with running statistics of BatchNorm. The file appears when it
     is complete; an interrupted call leaves none.
@@ -60,14 +47,10 @@ def write(
     if os.path.lexists(path):
         raise UsageError(f"out {path}: the file exists; name another, or remove it")
     target = files.export_target(path, "out")
-    manifest: dict[str, Any] = {name: str(getattr(config, name)) for name in SETTINGS}
-    manifest["source"] = cache.digest(arrays.x, arrays.y)
     if scaled_by := populations.make_columns(config, arrays):
         arrays = populations.encoded(arrays, scaled_by)
     task, row_shape = _task(config, arrays, size)
     variables = models.make_variables(config, task.init)
-    manifest["shape"] = row_shape
-    manifest["weights"] = cache.digest(*jax.device_get(jax.tree.leaves(variables)))
     extract = _extractor(task, variables, row_shape)
     passes = []
     for first in range(0, len(arrays.y), ROWS):
@@ -81,7 +64,6 @@ def write(
     x, y, split = np.concatenate(passes), arrays.y, arrays.num_train
     members = {"x_train": x[:split], "y_train": y[:split]}
     members["class_names"] = np.array(arrays.class_names)
-    members["manifest"] = np.array(json.dumps(manifest))
     if len(y) > split:
         members |= {"x_test": x[split:], "y_test": y[split:]}
     if arrays.groups is not None:

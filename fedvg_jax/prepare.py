@@ -1,6 +1,6 @@
 """`python -m fedvg_jax.prepare NAME --data-dir DIR`, or `fedvg prepare`: reads, checks, caches and shows a data set.
 
-Prints the rows of every class, and rows and classes of the clients.
+Prints the rows of every class and the sizes of the clients.
 
 NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. A run's options of data and partition may follow:
 --alpha, --clients, --partition, --image-size, --config FILE, ... Others, such as --lr or --corrupt.kind, are refused.
@@ -9,7 +9,7 @@ NAME is a data set as in `--dataset` of `python -m fedvg_jax.sim`. A run's optio
 or a set hf:OWNER/NAME of the Hugging Face hub. They go to --data-dir, or to the cache, where runs look, too.
 
 `python -m fedvg_jax.prepare features --dataset NAME --model M --out FILE.npz` writes the features of every row, the
-input of the model's last layer, with labels, class names and a manifest: digests of weights and rows, and the settings.
+input of the model's last layer, with labels and class names.
 `--dataset npz --data-dir FILE.npz --model linear` trains on them. Its options:
 
   --init FILE          weights of the model, or the folder of a run; without it they are random
@@ -139,8 +139,6 @@ def counts(arrays: Arrays, partition: Partition) -> list[str]:
     ]
     if names:
         of_class = np.bincount(arrays.y.ravel(), minlength=len(names))
-        num_classes = [len(np.unique(arrays.y[rows])) for rows in partition.train]
-        lines[0] += f" in {min(num_classes)} to {max(num_classes)} classes"
         lines.insert(0, ", ".join(map("{} {:,}".format, names, of_class)))
     return lines
 

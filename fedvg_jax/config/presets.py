@@ -65,7 +65,6 @@ DATASETS: dict[str, dict] = {
     "npz": _OWN,
     "folder": _OWN,
     "csv": {"clients": 10, "min_samples_rule": "top_up", "rounds": 50, "lr": 0.1},
-    "text": _TEXT,
 }
 """Data set -> its preset. Those of the paper's data sets are its table of hyperparameters. The paper does not train on
 CIFAR-100 and STL-10, which have the settings of CIFAR-10."""

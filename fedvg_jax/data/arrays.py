@@ -198,14 +198,12 @@ def pool(
     """
     names = tuple(class_names or numbers(max(int(np.max(y, initial=0)) for _, y in splits)))
     parts = [check(Arrays(name, x, y, names, 0), source) for x, y in splits]
-    sizes = sorted({part.x.shape[1:] for part in parts})
-    if len(sizes) > 1:
-        raise UsageError(
-            f"{source}: images must have one size in all splits, got {' and '.join(map(str, sizes))}"
-        )
-    if len(parts) == 1:  # which may be a memory map
-        return parts[0]._replace(num_train=len(parts[0].x))
-    x, y = (np.concatenate([getattr(part, field) for part in parts]) for field in ("x", "y"))
+    x, y = parts[0].x, parts[0].y
+    if len(parts) > 1:  # one may be a memory map
+        with reading(source, "rows of one size in all splits", "resize them"):
+            x, y = (
+                np.concatenate(arrays) for arrays in zip(*((p.x, p.y) for p in parts), strict=True)
+            )
     return Arrays(name, x, y, names, len(parts[0].x))
 
 

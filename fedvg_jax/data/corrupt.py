@@ -27,7 +27,7 @@ def apply(
     """Returns the pool (x, y) with corrupt training rows of the clients `ids`; a changed array is a copy.
 
     Args:
-        kind: one of `LABELS` or `IMAGES`; otherwise nothing changes.
+        kind: one of `LABELS`, or feature_noise.
         x: [T, ...] images.
         y: [T] labels, or [T, L] of sequences.
         clients: training rows of every client.
@@ -36,17 +36,15 @@ def apply(
         num_classes: C.
         seed: with the client's id, determines its random stream.
     """
-    pool = x if kind in IMAGES else y
-    if kind not in LABELS | IMAGES or not len(ids):
-        return x, y
-    copy = np.array(pool)
+    is_of_labels = kind in LABELS
+    copy = np.array(y if is_of_labels else x)
     for i, client in enumerate(ids):
         rows, stream = clients[client], np.random.default_rng([_DOMAIN, seed, int(client)])
-        if kind in LABELS:
-            copy[rows] = LABELS[kind](pool[rows], strength, num_classes, stream)
-        elif len(rows):
-            copy[rows] = IMAGES[kind](pool[rows], strength, stream, (i + 1) / len(ids))
-    return (x, copy) if kind in LABELS else (copy, y)
+        if is_of_labels:
+            copy[rows] = LABELS[kind](copy[rows], strength, num_classes, stream)
+        else:
+            copy[rows] = feature_noise(copy[rows], strength * (i + 1) / len(ids), stream)
+    return (x, copy) if is_of_labels else (copy, y)
 
 
 def rewritten(array: np.ndarray, rows: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -84,19 +82,14 @@ def label_noise(
     )
 
 
-def feature_noise(
-    x: np.ndarray, strength: float, stream: np.random.Generator, level: float
-) -> np.ndarray:
-    """Adds noise of deviation strength x level to pixels in units of 0 to 1, and clips; the level differs by client.
+def feature_noise(x: np.ndarray, deviation: float, stream: np.random.Generator) -> np.ndarray:
+    """Adds noise of this deviation to pixels in units of 0 to 1, and clips.
 
     Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
     noise = stream.standard_normal(x.shape, np.float32)
-    return np.rint(np.clip(x + np.float32(255 * strength * level) * noise, 0, 255)).astype(np.uint8)
+    return np.rint(np.clip(x + np.float32(255 * deviation) * noise, 0, 255)).astype(np.uint8)
 
 
 LABELS: dict[str, Callable] = {"label_flip": label_flip, "label_noise": label_noise}
 """Kind -> (labels, strength, number of classes, stream) -> labels."""
-
-IMAGES: dict[str, Callable] = {"feature_noise": feature_noise}
-"""Kind -> (images, strength, stream, level) -> images."""

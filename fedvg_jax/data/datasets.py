@@ -48,7 +48,6 @@ SOURCES = {
     "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}"),
     "folder": Source(folders.load, folders.LAYOUT, ("size", "group_pattern")),
     "csv": Source(table.load, table.LAYOUT, ("columns",)),
-    "text": Source(text.load, text.LAYOUT),
 }
 
 BUILT_IN: dict[str, Callable[[], Arrays]] = {

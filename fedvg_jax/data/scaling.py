@@ -1,20 +1,20 @@
 """Transformers of scikit-learn, fitted to the training rows of all clients, encode tables and scale columns.
 
 The same mechanism serves `normalise columns`, for arrays of numbers [T, ..., D], and tables of numbers and categories.
-A fitted transformer is stored as JSON, so that reading a run folder or a model runs no code.
+Reading a fitted transformer of a run folder or a model runs no code of the file.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
+import base64
+import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import table
+from fedvg_jax.data import plain_pickles, table
 from fedvg_jax.data.arrays import Arrays, reading
 
 FILE = "columns.json"
@@ -62,12 +62,17 @@ class Columns(NamedTuple):
         return self.scaled(inputs), y
 
     def as_json(self) -> dict[str, Any]:
-        """Returns the values as JSON has them, which is exact.
+        """Returns the values as JSON has them; the transformer is a pickle in base 64.
 
         Raises:
             UsageError: the transformer holds an object that is not of scikit-learn, such as a function of its user.
         """
-        return json.loads(json.dumps(self._asdict(), default=_to_json))
+        remedy = "use classes of scikit-learn and functions of NumPy, such as np.log1p"
+        with reading("transformer", "something that a run folder can store", remedy):
+            stored = pickle.dumps(self.transformer, protocol=4)
+            plain_pickles.loads(stored)
+        text = base64.b64encode(stored).decode()
+        return {"transformer": text, "label": self.label, "class_names": list(self.class_names)}
 
 
 def default_transformer(inputs: Any) -> Any:
@@ -148,9 +153,6 @@ def _transformed(transformer: Any, rows: Any) -> np.ndarray:
     return values
 
 
-# --- JSON
-
-
 def from_json(stored: Mapping[str, Any], source: object) -> Columns:
     """Returns what `Columns.as_json` wrote.
 
@@ -158,65 +160,6 @@ def from_json(stored: Mapping[str, Any], source: object) -> Columns:
         UsageError: it is something else, or needs another version of scikit-learn.
     """
     with reading(source, "a transformer of columns", "give another model"):
-        fields = json.loads(json.dumps(stored), object_hook=_from_json)
-        fields["transformer"].transform  # noqa: B018  every transformer has it
-        return Columns(**fields | {"class_names": tuple(fields["class_names"])})
-
-
-def _to_json(value: Any) -> Any:
-    """Returns a fitted estimator, or a value that it holds, as a dict or a number for JSON."""
-    from sklearn.base import BaseEstimator
-
-    kind = type(value)
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, np.ndarray):
-        return {"array": value.tolist(), "dtype": value.dtype.str}
-    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
-        return {"dtype": np.dtype(value).str}
-    if isinstance(value, slice):
-        return {"slice": [value.start, value.stop, value.step]}
-    if isinstance(value, np.ufunc):
-        return {"ufunc": value.__name__}
-    if isinstance(value, BaseEstimator) and kind.__module__.startswith("sklearn."):
-        state = dict(vars(value))
-        # which are fitted; the others may hold functions that choose columns
-        if "transformers_" in state:
-            state["transformers"] = []
-        return {"class": [kind.__module__, kind.__name__], "state": state}
-    raise UsageError(
-        f"transformer holds a {kind.__name__}, which no run folder can store; use classes of scikit-learn"
-        " and functions of NumPy, such as np.log1p"
-    )
-
-
-def _from_json(value: dict[str, Any]) -> Any:
-    """Returns what `_to_json` made a dict of. Nothing but classes and functions of these kinds is made or called."""
-    from sklearn.base import BaseEstimator
-
-    if "array" in value:
-        return np.array(value["array"], value["dtype"])
-    if value.keys() == {"dtype"}:
-        return np.dtype(value["dtype"])
-    if "slice" in value:
-        return slice(*value["slice"])
-    if "ufunc" in value:
-        return _member("numpy", value["ufunc"], np.ufunc)
-    if "class" not in value:
-        return value
-    module, name = value["class"]
-    estimator = object.__new__(_member(module, name, type(BaseEstimator)))
-    if not isinstance(estimator, BaseEstimator):
-        raise TypeError(f"{name} is no estimator")
-    vars(estimator).update(value["state"])
-    return estimator
-
-
-def _member(module: str, name: str, kind: type) -> Any:
-    """Returns a member of scikit-learn or numpy; a TypeError if it is of another kind."""
-    if module.partition(".")[0] not in ("sklearn", "numpy"):
-        raise TypeError(f"{module} is not of scikit-learn")
-    found = getattr(importlib.import_module(module), name)
-    if not isinstance(found, kind):
-        raise TypeError(f"{name} is no {kind.__name__}")
-    return found
+        transformer = plain_pickles.loads(base64.b64decode(stored["transformer"]))
+        transformer.transform  # noqa: B018  every transformer has it
+        return Columns(transformer, stored["label"], tuple(stored["class_names"]))

@@ -162,8 +162,6 @@ def noisy(shared: Shared, label_noise: float, num_classes: int, seed: int) -> Sh
         num_classes: C.
         seed: the partition's.
     """
-    if not label_noise:
-        return shared
     rows = np.unique(shared.rows)
     labels = corrupt.label_noise(shared.y[rows], label_noise, num_classes, _stream(seed, _NOISE))
     return shared._replace(y=corrupt.rewritten(shared.y, rows, labels))

@@ -223,49 +223,28 @@ def make_shared(
     if options.rho:
         batch_size = config.batch_size if as_reference(config, "imbalance") else 0
         shared = validation.imbalanced(shared, options.rho, classes, seed, batch_size)
-    clean = shared.y
-    shared = validation.noisy(shared, options.label_noise, classes, seed)
-    if options.label_noise and np.array_equal(shared.y, clean):
-        raise UsageError(
-            f"validation.label_noise {options.label_noise:g} changes no label; use a larger share, or 0"
-        )
+    if options.label_noise:
+        shared = validation.noisy(shared, options.label_noise, classes, seed)
     kind, strength = choice(config, "corrupt.kind")
-    x, y = corrupt.apply(
-        kind,
-        shared.x,
-        shared.y,
-        parts.train,
-        ids=corrupt_clients(config),
-        strength=strength or 0.0,
-        num_classes=classes,
-        seed=config.seed,
-    )
-    if kind in corrupt.LABELS and np.array_equal(y, shared.y):
-        raise UsageError(f"corrupt.kind {kind}:{strength:g} changes no label; use a larger share")
+    if kind == "none":
+        return shared
+    of_clients = {"ids": corrupt_clients(config), "num_classes": classes, "seed": config.seed}
+    x, y = corrupt.apply(kind, shared.x, shared.y, parts.train, strength=strength, **of_clients)
     return shared._replace(x=x, y=y)
 
 
 def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
     """Raises UsageError for a validation set or corrupt rows that need images, or a label for each row."""
-    options, (kind, _) = config.validation, choice(config, "corrupt.kind")
-    if arrays.table is not None and options.source.partition(":")[0] != "clients":
-        raise UsageError(
-            f"validation.source {options.source} is not encoded as a table; use clients"
-        )
-    if choice(config, "validation.source")[0] != "clients" and not is_features(arrays.x):
-        user_data.check_rows_are_images(
-            arrays, f"validation.source {options.source}", "use --validation.source clients"
-        )
-    if options.rho:
-        user_data.class_labels(arrays, f"validation.rho {options.rho:g}", "use 0")
-    if options.label_noise:
-        user_data.class_labels(
-            arrays, f"validation.label_noise {options.label_noise:g}", "use 0", of_rows=False
-        )
-    if kind in corrupt.IMAGES:
-        user_data.check_rows_are_images(
-            arrays, f"corrupt.kind {kind}", f"use {', '.join(corrupt.LABELS)}"
-        )
+    (source, _), (kind, _) = choice(config, "validation.source"), choice(config, "corrupt.kind")
+    has_features = is_features(arrays.x) and arrays.table is None
+    if source != "clients" and not has_features:
+        user_data.check_rows_are_images(arrays, f"validation.source {source}", "use clients")
+    if kind == "feature_noise":
+        user_data.check_rows_are_images(arrays, "corrupt.kind feature_noise", "use label_noise")
+    if config.validation.rho:
+        user_data.class_labels(arrays, "validation.rho", "use 0")
+    if config.validation.label_noise:
+        user_data.class_labels(arrays, "validation.label_noise", "use 0", of_rows=False)
     if kind in corrupt.LABELS:
         user_data.class_labels(arrays, f"corrupt.kind {kind}", "use none", of_rows=False)
 

@@ -15,7 +15,7 @@ def test_prepare_prints_counts_of_classes_and_clients(tmp_path, capsys):
     for part in (
         "made: 120 images 6 x 6 x 3, 4 classes",
         "0 30, 1 30, 2 30, 3 30",
-        "3 clients with 26 to 26 training images in 4 to 4 classes",
+        "3 clients with 26 to 26 training images",
         "78 to train, 12 to validate, 30 to test",
     ):
         assert part in output

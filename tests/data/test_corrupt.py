@@ -9,7 +9,7 @@ RNG = np.random.default_rng(0)
 X, Y = RNG.integers(0, 256, (60, 5, 5, 1), np.uint8), RNG.integers(0, 4, 60).astype(np.int32)
 CLIENTS = [np.arange(k, 60, 6) for k in range(5)]  # the last sixth of the rows belongs to no client
 IDS = np.array([1, 3])
-KINDS = (*corrupt.LABELS, *corrupt.IMAGES)
+KINDS = (*corrupt.LABELS, "feature_noise")
 
 
 def apply(kind, strength=1.0, seed=0, x=X, y=Y, clients=CLIENTS, ids=IDS):
@@ -26,7 +26,7 @@ def test_corruption_changes_only_rows_of_corrupt_clients_and_copies_them(kind):
     np.testing.assert_array_equal(y[others], Y[others])
     changed = (y != Y) if kind in corrupt.LABELS else (x != X).any((1, 2, 3))
     assert changed[corrupt_rows].mean() > 0.9
-    assert (x is X) == (kind in corrupt.LABELS) and (y is Y) == (kind in corrupt.IMAGES)
+    assert (x is X) == (kind in corrupt.LABELS) and (y is Y) == (kind not in corrupt.LABELS)
     assert x.dtype == np.uint8 and y.dtype == np.int32 and x.shape == X.shape
     np.testing.assert_array_equal(X, before[0])
     np.testing.assert_array_equal(Y, before[1])

@@ -9,8 +9,6 @@ from support.files import load_twice, png, usage_error
 from fedvg_jax import data
 
 library = pytest.importorskip("datasets", reason="needs the hf extra")
-pyarrow = pytest.importorskip("pyarrow", reason="needs the hf extra")
-pytest.importorskip("pyarrow.parquet")
 
 RNG = np.random.default_rng(4)
 X = RNG.integers(0, 256, (9, 8, 10, 3), np.uint8)
@@ -99,16 +97,6 @@ def test_single_split_with_grey_images_and_text_labels_is_read(tmp_path):
     )
     mixed = load(tmp_path / "mixed").x  # grey images beside one in colour are repeated
     np.testing.assert_array_equal(mixed[[1, 2]], [np.broadcast_to(grey[1], (8, 10, 3)), X[2]])
-
-
-def test_parquet_files_of_other_libraries_are_read(tmp_path):
-    content = {"img": [{"bytes": png(x), "path": "a.png"} for x in X], "fine": list(range(9))}
-    content["label"] = [i % 2 for i in range(9)]
-    pyarrow.parquet.write_table(pyarrow.table(content), tmp_path / "train.parquet")
-    arrays = load(tmp_path)
-    np.testing.assert_array_equal(arrays.x, X)
-    assert arrays.y.tolist() == [i % 2 for i in range(9)]
-    assert load(tmp_path, label="fine").y.tolist() == list(range(9))
 
 
 @pytest.mark.parametrize("kind", ["two labels", "missing label", "truncated"])

@@ -1,9 +1,13 @@
 """Columns of arrays are scaled by the training rows of their run, and a stored model takes columns scaled so."""
 
+import base64
 import dataclasses
+import json
+import pickle
 
 import numpy as np
 import pytest
+from sklearn import show_versions
 from support.files import usage_error
 
 import fedvg_jax as fv
@@ -83,22 +87,34 @@ def test_features_of_scaled_columns_need_a_model_that_has_them(finished, tmp_pat
         np.testing.assert_array_equal(file["x_train"], expected)
 
 
+def _calls(function, *arguments):
+    """Returns an object whose pickle calls a function."""
+    return type("Call", (), {"__reduce__": lambda self: (function, arguments)})()
+
+
 DAMAGED = {
-    "nothing": "{}",
-    "another module": '{"transformer": {"class": ["os", "system"], "state": {}}}',
-    "a function": '{"transformer": {"class": ["sklearn", "show_versions"], "state": {}}}',
-    "no state": '{"transformer": {"class": ["sklearn.preprocessing._data", "StandardScaler"]}}',
-    "an array": '{"transformer": {"array": [1], "dtype": "O"}}',
+    "no pickle": b"{}",
+    "a function": pickle.dumps(_calls(print, "ran!")),
+    "a function of NumPy": pickle.dumps(_calls(np.save, "x.npy", 1)),
+    "a file of NumPy": pickle.dumps(_calls(np.memmap, "x.npy", "uint8", "w+", 0, (1,))),
+    "a function of scikit-learn": pickle.dumps(_calls(show_versions)),
+    "a member": b"\x80\x04\x8c\x0csklearn.base\x8c\x0fwarnings.sys.exit\x93.",
+    "an array": pickle.dumps(np.ones(1), 4),
 }
 
 
 @pytest.mark.parametrize("kind", DAMAGED)
-def test_damaged_columns_are_refused_and_nothing_of_them_is_called(tmp_path, kind):
-    (tmp_path / "columns.json").write_text(DAMAGED[kind])
-    if kind != "nothing":  # an empty object is no file
-        with usage_error("columns.json"):
-            folder.read_columns(tmp_path)
+def test_damaged_columns_are_refused_and_nothing_of_them_is_called(
+    tmp_path, monkeypatch, capsys, kind
+):
+    monkeypatch.chdir(tmp_path)
+    text = base64.b64encode(DAMAGED[kind]).decode()
+    written = json.dumps({"transformer": text, "label": None, "class_names": []})
+    (tmp_path / "columns.json").write_text(written)
+    with usage_error("columns.json"):
+        folder.read_columns(tmp_path)
     path = tmp_path / "m.safetensors"
-    pretrained.write(path, {"w": np.ones(1)}, {pretrained.COLUMNS: DAMAGED[kind]})
+    pretrained.write(path, {"w": np.ones(1)}, {pretrained.COLUMNS: written})
     with usage_error("m.safetensors"):
         pretrained.read_columns(path)
+    assert not capsys.readouterr().out and len(list(tmp_path.iterdir())) == 2

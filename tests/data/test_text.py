@@ -6,8 +6,6 @@ import pytest
 from fedvg_jax import data
 from fedvg_jax.data.readers import text
 
-ENGLISH = "the quick brown fox jumps over the lazy dog, and the dog sleeps on. "
-
 
 def test_shipped_texts_are_ascii_and_each_is_a_group():
     arrays = data.load("literature")
@@ -27,20 +25,6 @@ def test_labels_are_the_next_characters():
     np.testing.assert_array_equal(arrays.y[:, :-1], arrays.x[:, 1:])
     same_text = arrays.groups[1:] == arrays.groups[:-1]
     np.testing.assert_array_equal(arrays.y[:-1, -1][same_text], arrays.x[1:, 0][same_text])
-
-
-def test_folder_of_texts_is_read_in_the_order_of_its_files(tmp_path):
-    (tmp_path / "b.txt").write_text(ENGLISH * 4, encoding="utf-8")
-    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + ("café\r\n" * 20).encode())
-    (tmp_path / "notes.md").write_text("not a text")
-    (tmp_path / "._a.txt").write_bytes(b"\xff of another system")
-    arrays = data.load("text", tmp_path)
-    assert arrays.name == tmp_path.name and np.bincount(arrays.groups).tolist() == [
-        99 // 64,
-        271 // 64,
-    ]
-    characters = [arrays.class_names[c] for c in arrays.x[0, :6]]
-    assert characters == ["c", "a", "f", "é", "\\n", "c"]
 
 
 @pytest.mark.parametrize("name", text.FILES)

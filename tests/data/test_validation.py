@@ -206,4 +206,4 @@ def test_label_noise_changes_validation_rows_only():
     assert (
         changed.sum() == int(0.4 * len(whole.rows)) and result.y.max() < 10 and result.y.min() >= 0
     )
-    assert validation.noisy(whole, 0.0, 10, 0) is whole and result.x is whole.x
+    assert result.x is whole.x

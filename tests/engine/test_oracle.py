@@ -15,6 +15,7 @@ import fedvg_jax as fv
 from fedvg_jax import config
 from fedvg_jax.core import groups, norms
 from fedvg_jax.core.types import Batch
+from fedvg_jax.data.readers import text
 from fedvg_jax.engine import evaluate, executors
 from fedvg_jax.models import plain as gru, task as tasks
 from fedvg_jax.models.layers import dense
@@ -278,26 +279,18 @@ def test_gru_equals_its_equations_in_numpy(x64):
     np.testing.assert_allclose(predicted, np.stack(outputs, 1), rtol=1e-12, atol=1e-12)
 
 
-def test_a_run_on_texts_records_accuracy_per_character(tmp_path):
+def test_a_run_on_texts_records_accuracy_per_character():
     """Of two short texts with 21 rows each, of which 5 are for test."""
     rng = np.random.default_rng(0)
-    for author in ("first", "second"):
-        (tmp_path / f"{author}.txt").write_text(
-            "".join(rng.choice(list("abc \n"), 1400)), encoding="utf-8"
-        )
-    settings = {
-        "dataset": "text",
-        "data_dir": tmp_path,
-        "model": "gru",
-        "partition": "group",
-        "rounds": 1,
-    }
+    texts = {author: "".join(rng.choice(list("abc \n"), 1400)) for author in ("first", "second")}
+    settings = {"model": "gru", "partition": "group", "rounds": 1}
     settings |= {"clients": 2, "join_ratio": 1.0, "local_epochs": 1, "weighting": "val_accuracy"}
     settings |= {
         "corrupt": {"kind": "label_noise", "clients": 0.5},
         "validation": {"label_noise": 0.5},
     }
-    record = fv.run(fv.Config(**settings, record="client_accuracy, confusion")).records[-1]
+    config = fv.Config(**settings, record="client_accuracy, confusion")
+    record = fv.run(config, data=text.cut(texts, "two", "two")).records[-1]
     confusion = np.array(record["test_confusion"])
     assert confusion.shape == (5, 5) and confusion.sum() == 2 * 5 * 64
     assert record["test_accuracy"] == pytest.approx(np.trace(confusion) / confusion.sum())

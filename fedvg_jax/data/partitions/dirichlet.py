@@ -115,16 +115,13 @@ def top_up(
         stream: consumed.
     """
     piles = [list(stream.permutation(client_rows)) for client_rows in rows]
-    donors = [(-len(pile), client) for client, pile in enumerate(piles) if len(pile) > min_samples]
+    donors = [(-len(pile), client) for client, pile in enumerate(piles)]
     heapq.heapify(donors)  # the largest first; among equal ones the smallest id
     for pile in piles:
         while len(pile) < min_samples:
-            size, donor = donors[0]
+            size, donor = donors[0]  # which has more than the minimum
             pile.append(piles[donor].pop())
-            if -size - 1 > min_samples:
-                heapq.heapreplace(donors, (size + 1, donor))
-            else:
-                heapq.heappop(donors)
+            heapq.heapreplace(donors, (size + 1, donor))
     return [np.array(pile, np.int64) for pile in piles]
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import codecs
-import io
-import pickle
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from fedvg_jax.data import plain_pickles
 from fedvg_jax.data.arrays import Arrays, find, pool, reading
 from fedvg_jax.data.cache import Reading
 from fedvg_jax.data.readers import npz
@@ -100,30 +98,10 @@ def load(data_dir: Path, *, name: str = "cifar10") -> Reading:
 def _split(file: Path, published: Published) -> Split:
     """Decodes a Python file: a dict with `data` uint8 [n, 3072] and a list of labels."""
     with reading(file, f"a dict with 'data' and {published.key.decode()!r}", "fetch it again"):
-        held = _Unpickler(io.BytesIO(file.read_bytes()), encoding="bytes").load()
+        held = plain_pickles.loads(file.read_bytes(), encoding="bytes")
         return held[b"data"].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), np.array(
             held[published.key]
         )
-
-
-_NAMES = {
-    "numpy.core.multiarray._reconstruct": np._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
-    "numpy._core.multiarray._reconstruct": np._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
-    "numpy.ndarray": np.ndarray,
-    "numpy.dtype": np.dtype,
-    "_codecs.encode": codecs.encode,
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    """Reads arrays and plain containers of Python 2 or 3, and runs no code of the file."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if f"{module}.{name}" not in _NAMES:
-            raise pickle.UnpicklingError(
-                f"it asks for {module}.{name}, and only plain arrays are read"
-            )
-        return _NAMES[f"{module}.{name}"]
 
 
 # --- STL-10

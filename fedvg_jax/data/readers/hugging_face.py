@@ -31,6 +31,9 @@ HASHES = 1024
 
 _TEXTS_PER_PASS = 4096
 
+_TEXTS = ("string", "large_string")
+"""Types of a column of texts."""
+
 Columns = Mapping[str, str]
 """Role, one of input, label and group -> name of its column. Without one, inputs and labels are found."""
 
@@ -107,29 +110,13 @@ def _inputs(
     library: Any, rows: Any, columns: Columns, folder: Path, size: images.Size | None
 ) -> np.ndarray:
     """Returns the rows of the column of images, or else of texts."""
-    others = {columns.get("label"), columns.get("group")}
-    kinds = {
-        name: _kind(library, feature)
-        for name, feature in rows.features.items()
-        if name not in others
-    }
-    chosen = kinds.get(columns.get("input", ""))
-    kind = chosen or ("image" if "image" in kinds.values() else "text")
-    candidates = [name for name in kinds if kinds[name] == kind]
-    column = _column(rows, kind, columns.get("input"), candidates, folder)
-    if kind == "text":
-        return _texts(rows, column)
-    return _images(rows.cast_column(column, library.Image(decode=False)), column, folder, size)
-
-
-def _kind(library: Any, feature: Any) -> str:
-    """Returns image, text or "" for a column. Images may be bytes of files, which other libraries write."""
-    is_struct = isinstance(feature, dict) and "bytes" in feature
-    dtype = getattr(feature, "dtype", "")
-    if is_struct or isinstance(feature, library.Image) or dtype in ("binary", "large_binary"):
-        return "image"
-    is_text = isinstance(feature, library.Value) and dtype in ("string", "large_string")
-    return "text" if is_text else ""
+    others, chosen = {columns.get("label"), columns.get("group")}, columns.get("input")
+    features = {name: feature for name, feature in rows.features.items() if name not in others}
+    of_images = [name for name in features if isinstance(features[name], library.Image)]
+    of_texts = [name for name in features if getattr(features[name], "dtype", "") in _TEXTS]
+    if chosen in of_texts or not of_images:
+        return _counts(rows, _column(rows, "text", chosen, of_texts, folder))
+    return _images(rows, _column(rows, "image", chosen, of_images, folder), folder, size)
 
 
 def _column(rows: Any, role: str, name: str | None, candidates: Sequence[str], folder: Path) -> str:
@@ -177,7 +164,7 @@ def _values(rows: Any, column: str, folder: Path) -> np.ndarray:
     return values if values.dtype.kind == "U" else values.astype(np.int64)
 
 
-def _texts(rows: Any, column: str) -> np.ndarray:
+def _counts(rows: Any, column: str) -> np.ndarray:
     """Returns float16 [T, `HASHES`], the hashed counts of the words of each text, of Euclidean length 1."""
     from sklearn.feature_extraction.text import HashingVectorizer
 

@@ -1,7 +1,5 @@
 """Reads tables and digits that come with scikit-learn, and texts for the prediction of the next character.
 
-Of texts, one file is for each author.
-
 A text is cut into rows of `LENGTH` characters. The labels of a row are the same characters one place later:
 
     x_i = text[L i : L i + L],   y_i = text[L i + 1 : L i + L + 1]
@@ -20,14 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax.data.arrays import Arrays, check, reading
-from fedvg_jax.data.cache import Reading
+from fedvg_jax.data.arrays import Arrays, check
 from fedvg_jax.host.errors import UsageError, one_line
 
 LENGTH = 64
 """L, characters of a row."""
-
-LAYOUT = "one .txt file in UTF-8 for each author"
 
 
 def literature() -> Arrays:
@@ -43,24 +38,6 @@ def literature() -> Arrays:
     return cut(
         {path.name: path.read_text(encoding="utf-8") for path in paths}, "literature", "literature"
     )
-
-
-def load(folder: Path) -> Reading:
-    """Reads the .txt files of `folder` in the order of their names; each is a group.
-
-    Raises:
-        UsageError: no file, another encoding, or a text shorter than a row.
-    """
-    paths = sorted(folder.glob("[!.]*.txt"))
-    if not paths:
-        raise UsageError(f"{folder}: holds no .txt file; --data-dir must be a folder with {LAYOUT}")
-
-    def decode() -> Arrays:
-        with reading(folder, "a folder of texts in UTF-8", "convert them"):
-            texts = {path.name: path.read_text(encoding="utf-8-sig") for path in paths}
-        return cut(texts, folder.resolve().name or "text", folder)
-
-    return Reading(paths, decode)
 
 
 def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:
@@ -82,24 +59,22 @@ def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:
     >>> arrays.x[:, :3].tolist(), arrays.y[:, :3].tolist(), arrays.groups.tolist()
     ([[0, 1, 0], [1, 1, 1]], [[1, 0, 1], [1, 1, 1]], [0, 1])
     """
-    characters = sorted(set().union(*texts.values()))
-    numbers = {character: number for number, character in enumerate(characters)}
+    every, last = "".join(texts.values()), 0
+    characters, codes = np.unique(np.array([*every]), return_inverse=True)
     rows, labels, groups = [], [], []
     for group, (author, text) in enumerate(texts.items()):
         count = (len(text) - 1) // LENGTH
         if count < 1:
             raise UsageError(
-                f"{source}: {author} has {len(text)} characters, fewer than {LENGTH + 1}; remove its file"
+                f"{source}: {author} has {len(text)} characters, fewer than {LENGTH + 1}; leave it out"
             )
-        codes = np.array([numbers[character] for character in text], np.int32)
-        rows.append(codes[: count * LENGTH].reshape(count, LENGTH))
-        labels.append(codes[1 : count * LENGTH + 1].reshape(count, LENGTH))
-        groups.append(np.full(count, group, np.int32))
+        of_text, last = codes[last : last + len(text)].astype(np.int32), last + len(text)
+        rows.append(of_text[: count * LENGTH].reshape(count, LENGTH))
+        labels.append(of_text[1 : count * LENGTH + 1].reshape(count, LENGTH))
+        groups += [group] * count
     x, y = np.concatenate(rows), np.concatenate(labels)
-    class_names = tuple(
-        "space" if character == " " else one_line(character) for character in characters
-    )
-    return Arrays(name, x, y, class_names, len(x), np.concatenate(groups))
+    names = tuple("space" if character == " " else one_line(character) for character in characters)
+    return Arrays(name, x, y, names, len(x), np.array(groups, np.int32))
 
 
 FILES = {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +45,14 @@ def _decode(library: Any, builder: Any, name: str, size: images.Size | None) -> 
         splits = pooled_splits({split: split for split in info.splits}, files)
         decoders = {image: library.decode.SkipDecoding()}
         sources = [builder.as_data_source(split=split, decoders=decoders) for split in splits]
-        rows = [(source, i) for source in sources for i in range(len(source))]
-        y, lock = np.empty(len(rows), np.int64), threading.Lock()
+        rows = [source[i] for source in sources for i in range(len(source))]  # encoded images
 
         def read(row: int) -> tuple[bytes, object]:
-            source, i = rows[row]
-            with lock:  # readers are not documented as thread-safe
-                example = source[i]
-            y[row] = example[label]
-            return example[image], f"{files} (row {row})"
+            return rows[row][image], f"{files} (row {row})"
 
         channels = 1 if info.features[image].shape[-1] == 1 else 3
         x = images.stack(len(rows), read, size, channels)
-        names = tuple(info.features[label].names)
+        y, names = np.array([row[label] for row in rows]), tuple(info.features[label].names)
         return check(Arrays(name, x, y, names, len(sources[0])), files)
 
 

@@ -306,14 +306,16 @@ def _check_statistics(network: _Network) -> None:
 
 def _per_example(name: str, f: PerExample, outputs: Tree, y: Array) -> Array:
     """Returns f of every example, [B]; raises UsageError if f does not return a scalar."""
-    shapes = ", ".join(str(list(leaf.shape[1:])) for leaf in jax.tree.leaves(outputs))
-    what = f"{name} of one example, with output {shapes} and y {list(y.shape[1:])},"
-    with checks.calling(what):
+    shapes = [list(leaf.shape[1:]) for leaf in (*jax.tree.leaves(outputs), y)]
+    with checks.calling(f"{name} of one example, of output and y {shapes},"):
         values = jax.vmap(f)(outputs, y)
-    is_number = isinstance(values, jax.Array) and values.ndim == 1
-    if not is_number or (name == "loss" and not jnp.issubdtype(values.dtype, jnp.floating)):
-        got = f"{checks.described(values)} for {len(y)} examples"
-        raise UsageError(f"{what} must be one number, of a loss a float; got {got}")
+    dtype = jnp.floating if name == "loss" else jnp.generic
+    if jnp.shape(values) != (len(y),) or not jnp.issubdtype(values.dtype, dtype):
+        got = checks.described(values)
+        raise UsageError(
+            f"{name} of one example, of output and y {shapes}, must be one number, of a loss a float; got {got} for"
+            f" {len(y)} examples"
+        )
     return values
 
 

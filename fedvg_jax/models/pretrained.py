@@ -97,7 +97,8 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     names = {
         ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(f"{HEAD}/")
     }
-    expected = {name: _torch_shape(ours, leaves[ours].shape) for ours, name in names.items()}
+    blank = {ours: np.broadcast_to(0, leaves[ours].shape) for ours in names}
+    expected = {name: _to_torch(ours, blank[ours]).shape for ours, name in names.items()}
     is_head = _FILE_HEAD.match if renames else re.compile(f"{HEAD}[.]").match
     got = {
         name: tensor.shape
@@ -226,11 +227,6 @@ def _name(path: str, renames: list[tuple[str, str]]) -> str:
 
 def _paths(variables: Variables) -> list[str]:
     return tree.paths(variables.params) + tree.paths(variables.stats)
-
-
-def _torch_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    shape = _spatial(path, shape)
-    return tuple(shape[i] for i in _axes(path, len(shape)))
 
 
 def _to_torch(path: str, leaf: np.ndarray) -> np.ndarray:

@@ -92,13 +92,10 @@ def channel_products(function, arguments, num_channels):
 
 @pytest.mark.parametrize(
     ("changes", "products"),
-    [({}, 36), ({"size": (7, 8)}, 4 * 36), ({"size": (6, 6)}, 9 * 16), ({"size": (4, 5)}, 6 * 16),
-     ({"size": (1, 1)}, 1), ({"size": (1, 4)}, 4 * 3), ({"channels": 15}, 16 * 9), ({"features": 15}, 16 * 9),
+    [({}, 36), ({"size": (6, 6)}, 9 * 16), ({"size": (1, 1)}, 1), ({"channels": 15}, 16 * 9),
      ({"kernel": 7, "size": (12, 12)}, 144 * 49), ({"stride": 2, "size": (8, 8)}, 16 * 9),
-     ({"padding": "VALID"}, 4 * 9), ({"dtype": jnp.bfloat16, "size": (6, 6)}, 36 * 9),
-     ({"size": (2, 2)}, 16), ({"size": (3, 3)}, 49), ({"size": (3, 5)}, 91),
-     ({"size": (2, 2), "dtype": jnp.bfloat16}, 16), ({"stride": 2}, 25),
-     ({"kernel": 5, "size": (2, 2)}, 16), ({"size": (2, 2), "channels": 15}, 4 * 9)],
+     ({"padding": "VALID"}, 4 * 9), ({"dtype": jnp.bfloat16, "size": (6, 6)}, 36 * 9), ({"size": (2, 2)}, 16),
+     ({"size": (3, 5)}, 91), ({"stride": 2}, 25)],
 )  # fmt: skip
 def test_winograd_and_taps_are_chosen_where_they_pay_and_gemm_elsewhere(changes, products):
     """Of an image, for each channel in and out: 36 for 4 x 4 outputs or 16 for 2 x 2; or, tap by tap, the pixels it

@@ -63,18 +63,10 @@ def test_initialisation_is_torchvision_s():
 # --- laws
 
 
-@pytest.mark.parametrize(
-    ("module", "shape"),
-    [
-        (resnet.ResNet(3, (1,), width=4), (9, 12, 1)),
-        (vit.ViT(3, patch=4, width=8, depth=1, heads=2, image_size=8), (6, 9, 1)),
-    ],
-    ids=["resnet", "vit"],
-)
-def test_grayscale_equals_three_equal_channels(module, shape):
+def test_grayscale_equals_three_equal_channels():
     """The compiler may round the two programs differently: by 2e-7 of the largest output with AVX2."""
-    task = tasks.classification(module, 3, shape)
-    x = np.random.default_rng(0).integers(0, 256, (6, *shape), np.uint8)
+    task = tasks.classification(resnet.ResNet(3, (1,), width=4), 3, (9, 12, 1))
+    x = np.random.default_rng(0).integers(0, 256, (6, 9, 12, 1), np.uint8)
     variables, labels = worlds.random_variables(task), jnp.zeros(6, jnp.int32)
     both = [Batch(jnp.asarray(images), labels) for images in (x, x.repeat(3, -1))]
     actual, expected = worlds.jit(lambda: [task.predict(*variables, rows) for rows in both])()

@@ -99,12 +99,14 @@ def convolve(
 
 
 def max_pool(
-    x: LayoutTagged,
+    x: Any,
     window: Sequence[int],
     strides: Sequence[int],
     padding: Sequence[tuple[int, int]],
 ) -> LayoutTagged | None:
-    """Returns the layout-tagged 2 x 2 maxima, stride 2; None for other windows."""
+    """Returns the layout-tagged 2 x 2 maxima, stride 2; None for other windows, and for arrays."""
+    if not isinstance(x, LayoutTagged):
+        return None
     space = {x.memory.ndim - 3, x.memory.ndim - 2}
     expected = [1 if space.isdisjoint(group) else 2 for group in x.groups]
     if list(window) != expected or list(strides) != expected or any(map(any, padding)):

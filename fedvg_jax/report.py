@@ -53,6 +53,12 @@ CHOICE = (
 )
 
 
+TARGET = (
+    "accuracy in (0, 1], or loss, that runs are to reach, for the metrics rounds_to_target and time_to_target; the"
+    " latter are virtual seconds of a clock"
+)
+
+
 def make_parser() -> command_line.Parser:
     """Returns the parser of the command line."""
     parser = command_line.Parser(f"{PROG} DIR [DIR ...]", description=__doc__)
@@ -76,15 +82,9 @@ def make_parser() -> command_line.Parser:
         help="method to compare with, or all: every pair; default: fedavg",
     )
     add("--metric", metavar="NAME", help=METRIC)
-    add(
-        "--target",
-        type=float,
-        metavar="ACCURACY",
-        help="accuracy in (0, 1]; default: the baseline's final mean",
-    )
+    add("--target", type=float, metavar="ACCURACY", help=TARGET)
     add("--choice", metavar="final|at_best_val|max", help=CHOICE)
     add("--partial", action="store_true", help="report what is finished, and mark the conditions")
-    add("--figures", nargs="*", metavar="NAME", help="figures to draw; default: all; no NAME: none")
     add("-h", "--help", action="help", help="show this help")
     return parser
 

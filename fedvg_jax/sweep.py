@@ -159,7 +159,7 @@ def _show_results(command: CommandLine, trials: Sequence[Trial], console: Consol
 
 def _report(out: Path, console: Console) -> None:
     """Prints the table of a sweep, and writes its report."""
-    from fedvg_jax.study import markup, report, tables
+    from fedvg_jax.study import report, tables
     from fedvg_jax.study.collect import collect
 
     if missing := report.missing_packages():
@@ -167,10 +167,10 @@ def _report(out: Path, console: Console) -> None:
         say(console, f"no report: reports need {packages}; pip install 'fedvg_jax[report]'")
         return
     study = collect([out], partial=True)
-    table = markup.terminal(tables.accuracy(study, tables.options(study)))
-    console.print(table, highlight=False)
+    table = tables.accuracy(study, tables.options(study))
     written = report.write([out], out / "report")
-    for line in (*written.findings, f"report: {written.paths[-1]}"):
+    shown = (table.title, table.shown.to_string(index=False), *table.notes)
+    for line in (*shown, *written.findings, f"report: {written.paths[-1]}"):
         say(console, line)
 
 

@@ -204,7 +204,7 @@ def test_the_readme_s_comparison_ends_with_the_answer_that_it_shows(monkeypatch,
     (shown,) = re.findall(r"^```text\n(.*?)\n```", text, re.S | re.M)
     monkeypatch.chdir(tmp_path)
     exec(re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)[0], {})
-    assert report.main(["runs/mine", "--figures"]) == 0
+    assert report.main(["runs/mine"]) == 0
     assert_says(capsys.readouterr().out, shown)
 
 

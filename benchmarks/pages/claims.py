@@ -35,9 +35,8 @@ def claims() -> str:
 
 def claims_by_data_set() -> str:
     """Returns the paper's claims with the verdict of every data set, and the commands that computed them."""
-    rows = claims_of_paper.table(results_of_claims()).rows
-    shown = [[escape(entry.text) for entry in row.values()][:-1] for row in rows]
-    return f"{table([*rows[0]][:-1], shown)}\n{source_of_folder('claims')}\n"
+    shown = claims_of_paper.table(results_of_claims()).drop(columns="verdict").map(escape)
+    return f"{table([*shown], shown.to_numpy().tolist())}\n{source_of_folder('claims')}\n"
 
 
 def claims_in_detail() -> str:

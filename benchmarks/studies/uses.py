@@ -25,7 +25,7 @@ import pandas as pd
 from benchmarks import machine
 from fedvg_jax.study import statistics, tables
 from fedvg_jax.study.collect import collect as study_of
-from fedvg_jax.study.markup import comma_separated
+from fedvg_jax.study.markup import csv_text
 
 ROOT, RESULTS = machine.ROOT, machine.RESULTS
 
@@ -165,7 +165,7 @@ def against(
 def collect(source: Path, folder: Path, command: str, commit: str) -> None:
     """Writes runs.csv and run.json of the finished runs in a sweep's folder."""
     study = study_of([source], partial=True)
-    table = pd.read_csv(io.StringIO(comma_separated(tables.runs(study))), dtype=str)
+    table = pd.read_csv(io.StringIO(csv_text(tables.runs(study))), dtype=str)
     runs = []  # in the order of the table
     for condition, method in itertools.product(study.conditions, study.methods):
         runs += [run for _, run in sorted(study.group(method, condition).runs.items())]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import history
@@ -17,30 +17,26 @@ Choice = Literal["final", "at_best_val", "max"]
 CHOICES: dict[Choice, str] = {
     "final": "final round",
     "at_best_val": "round best on validation",
-    "max": "maximum over evaluations, chosen on test",
+    "max": "best evaluation, chosen on test",
 }
 """Evaluation -> its name in tables."""
 
 SHARES = tuple(name for name in history.BETTER if name != "loss")
 """Metrics of the package between 0 and 1, which are shown in percent."""
 
-TITLES = {"accuracy": "test accuracy", "loss": "test loss"}
-"""Metric -> its name in tables; any other one is shown as it is recorded."""
-
-MODELS = ("global model", "own models")
-STATISTICS = ("mean accuracy", "worst decile of accuracy", "spread of accuracy")
-for _model, _names in zip(MODELS, history.CLIENT_ACCURACIES.values(), strict=True):
-    for _statistic, _name in zip(STATISTICS, _names, strict=True):
-        TITLES[_name] = f"{_statistic} over clients, {_model}"
+TO_TARGET = {"rounds_to_target": "round", "time_to_target": "virtual_seconds"}
+"""Metric of a run with a target -> the entry of the first record that reaches it."""
 
 
 class Outcome(NamedTuple):
     """The metric that a study compares."""
 
     metric: str
-    """A name of `measured`."""
+    """A name of `measured`, or of `TO_TARGET`."""
     better: str
     """Which values are better: "higher" or "lower"."""
+    goal: tuple[str, float] | None = None
+    """The metric that is to reach a target, and the target; shares in percent."""
 
     @property
     def sign(self) -> int:
@@ -59,57 +55,54 @@ class Outcome(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The metric in words."""
-        return TITLES.get(self.metric, self.metric)
-
-    @property
-    def direction(self) -> str:
-        """A remark for tables where lower values are better; "" otherwise."""
-        return " (lower is better)" if self.better == "lower" else ""
-
-    @property
-    def heading(self) -> str:
-        """The metric with its unit and its direction."""
+        """The metric in words, with its unit and the direction of better values."""
+        name = f"test {self.metric}" if self.metric in ("accuracy", "loss") else self.metric
         unit = ", %" if self.is_share else ""
-        return f"{self.title}{unit}{self.direction}"
+        direction = " (lower is better)" if self.better == "lower" else ""
+        return f"{name}{unit}{direction}"
 
     @property
-    def difference_unit(self) -> str:
-        """The unit of differences, in words."""
-        points = "points of " if self.is_share else ""
-        return f"{points}{self.title}{self.direction}"
-
-    def choice_name(self, choice: Choice) -> str:
-        """Returns the name of an evaluation; the best one may be a minimum."""
-        name = CHOICES[choice]
-        return name if self.better == "higher" else name.replace("max", "min")
-
-    def value(self, record: Record, part: str = "test") -> float:
-        """Returns the metric on rows of a part, shares in percent; nan where it is not finite or not measured."""
-        value = measured(record, part).get(self.metric)
-        return math.nan if value is None else value
+    def of_rounds(self) -> Outcome:
+        """The metric that every evaluation has: this one, or the one that is to reach the target."""
+        if self.metric not in TO_TARGET or self.goal is None:
+            return self
+        return Outcome(self.goal[0], history.BETTER[self.goal[0]])
 
     def evaluations(self, records: Sequence[Record], part: str = "test") -> dict[int, float]:
-        """Returns round -> metric on rows of a part, of the rounds in which it is finite."""
-        values = {record["round"]: self.value(record, part) for record in records}
-        return {number: value for number, value in values.items() if math.isfinite(value)}
+        """Returns round -> metric on rows of a part, shares in percent, of the rounds in which it is finite."""
+        values = {record["round"]: measured(record, part).get(self.metric) for record in records}
+        return {number: value for number, value in values.items() if value is not None}
 
     def of_run(self, run: History, choice: Choice) -> float:
         """Returns the metric in the evaluation that stands for a run; nan where it is not finite."""
-        return self.value(self._chosen(run, choice))
+        if self.metric in TO_TARGET:
+            return self.to_target(run.records)[self.metric]
+        values = self.evaluations(run.records)
+        if choice == "max":
+            return self.sign * max(
+                (self.sign * value for value in values.values()), default=math.nan
+            )
+        last = evaluations(run.records)[-1]["round"]
+        return values.get(last if choice == "final" else run.summary["best_val_round"], math.nan)
 
-    def _chosen(self, run: History, choice: Choice) -> Record:
-        evaluated = evaluations(run.records)
-        if choice == "final":
-            return evaluated[-1]
-        if choice == "at_best_val":
-            best = run.summary["best_val_round"]
-            return next(record for record in evaluated if record["round"] == best)
-        return max(evaluated, key=self._quality)
+    def to_target(self, records: Sequence[Record]) -> dict[str, float]:
+        """Returns the round and the virtual seconds in which the goal is first reached; nan where it never is.
 
-    def _quality(self, record: Record) -> float:
-        value = self.value(record)
-        return -math.inf if math.isnan(value) else self.sign * value
+        >>> records = [{"round": i, "test_accuracy": i / 10, "virtual_seconds": 5.0 * i} for i in (1, 2, 3)]
+        >>> Outcome("accuracy", "higher", ("accuracy", 15.0)).to_target(records)
+        {'rounds_to_target': 2.0, 'time_to_target': 10.0}
+        """
+        assert self.goal is not None
+        metric, target = self.goal
+        better = Outcome(metric, history.BETTER[metric])
+        values = better.evaluations(records)
+        for record in records:
+            value = values.get(record["round"])
+            if value is not None and better.sign * value >= better.sign * target:
+                return {
+                    name: float(record.get(entry, math.nan)) for name, entry in TO_TARGET.items()
+                }
+        return dict.fromkeys(TO_TARGET, math.nan)
 
 
 def evaluations(records: Sequence[Record]) -> list[Record]:
@@ -117,40 +110,39 @@ def evaluations(records: Sequence[Record]) -> list[Record]:
     return [record for record in records if "test_loss" in record]
 
 
-def measured(record: Record, part: str = "test") -> dict[str, float | None]:
-    """Returns name -> value of all that a record has measured on rows of a part, shares in percent.
+def _metric_of(key: str, part: str) -> str:
+    """Returns the metric on rows of a part that an entry of a record is; "" where it is none."""
+    name = key.removeprefix(f"{part}_")
+    if name != key:
+        return "" if name == "majority_accuracy" else name
+    is_metric = part == "test" and (key in SHARES or not history.is_reserved(key))
+    return key if is_metric else ""
+
+
+def measured(record: Record, part: str = "test") -> dict[str, float]:
+    """Returns name -> value of all finite numbers that a record has measured on rows of a part, shares in percent.
 
     The part test includes the caller's own metrics and the accuracies over clients.
 
     >>> measured({"round": 1, "val_loss": 1.0, "test_loss": 2.0, "test_accuracy": 0.5, "mae": 3.0, "weights": [1.0]})
     {'loss': 2.0, 'accuracy': 50.0, 'mae': 3.0}
     """
-    found: dict[str, Any] = {}
-    for name, value in record.items():
-        if name.startswith(f"{part}_"):
-            found[name.removeprefix(f"{part}_")] = value
-        elif part == "test" and (name in TITLES or not history.is_reserved(name)):
-            found[name] = value
-    found.pop("majority_accuracy", None)
-    numbers = {
-        name: value
-        for name, value in found.items()
-        if value is None or isinstance(value, (int, float))
-    }
-    return {name: _shown(name, value) for name, value in numbers.items()}
+    values = {}
+    for key, value in record.items():
+        name = _metric_of(key, part)
+        if name and isinstance(value, (int, float)) and math.isfinite(value):
+            values[name] = 100 * value if name in SHARES else value
+    return values
 
 
-def _shown(name: str, value: float | None) -> float | None:
-    """Returns a value as tables have it: a share in percent."""
-    return 100 * value if value and name in SHARES else value
-
-
-def of_last(records: Sequence[Record]) -> dict[str, float | None]:
+def of_last(records: Sequence[Record]) -> dict[str, float]:
     """Returns what the last evaluation has measured; see `measured`."""
     return measured(evaluations(records)[-1])
 
 
-def choose_outcome(runs: Sequence[Run], are_personal: bool, text: str | None) -> Outcome:
+def choose_outcome(
+    runs: Sequence[Run], are_personal: bool, text: str | None, target: float | None = None
+) -> Outcome:
     """Returns the outcome that all runs are compared by.
 
     Args:
@@ -158,51 +150,56 @@ def choose_outcome(runs: Sequence[Run], are_personal: bool, text: str | None) ->
         are_personal: whether some method has models of the clients' own.
         text: the caller's choice, a name that may begin with "min:" or "max:"; None for the default: the accuracy of
             the clients' own models if `are_personal` and all runs record it, else the global model's, or loss.
+        target: accuracy from 0 to 1, or loss; for the metrics of `TO_TARGET`.
 
     Raises:
         UsageError: some run has not recorded the metric, or nothing says which values are better.
     """
-    recorded = [of_last(run.records) for run in runs]
-    shared = set.intersection(*map(set, recorded))
-    common = [name for name in recorded[0] if name in shared]
+    recorded = [_names(run) for run in runs]
     personal, *_ = history.CLIENT_ACCURACIES["personal_accuracy"]
-    if text is None:
-        candidates = [personal] if are_personal else []
-        name = next((name for name in (*candidates, "accuracy") if name in common), "loss")
-        return Outcome(name, history.BETTER[name])
-    declared = {"min:": "lower", "max:": "higher"}.get(text[:4])
-    name = (text[4:] if declared else text).removeprefix("test_")
-    if name not in common:
-        without = next(
-            run for run, values in zip(runs, recorded, strict=True) if name not in values
-        )
-        raise UsageError(
-            f"--metric {text[:100]}: {without.folder} has none; all runs have {', '.join(common)}"
-        )
+    candidates = [personal, "accuracy"] if are_personal else ["accuracy"]
+    shared = set.intersection(*map(set, recorded))
+    default = next((name for name in candidates if name in shared), "loss")
+    goal = None
+    if target is not None:
+        if default != "loss" and not 0 < target <= 1:
+            raise UsageError(f"--target must be an accuracy in (0, 1]; got {target:g}")
+        goal = default, target if default == "loss" else 100 * target
+    declared = {"min:": "lower", "max:": "higher"}.get((text or "")[:4])
+    name = text[4:] if text and declared else text or default
+    name = name.removeprefix("test_")
+    if name in TO_TARGET:
+        if goal is None:
+            raise UsageError(f"--metric {name} needs a target; give --target, such as 0.8")
+        if name == "time_to_target" and not all(map(has_clock, runs)):
+            raise UsageError(f"--metric {name}: some run has no clock; give all --clock.step")
+        return Outcome(name, "lower", goal)
+    if name not in shared:
+        without = next(run for run, names in zip(runs, recorded, strict=True) if name not in names)
+        common = ", ".join(each for each in recorded[0] if each in shared)
+        raise UsageError(f"--metric {name:.100}: {without.folder} has none; all runs have {common}")
     better = declared or history.BETTER.get(name) or _recorded_direction(runs, name)
     if better is None:
         raise UsageError(
             f"--metric {name}: nothing says whether lower or higher values are better; give min:{name} or max:{name},"
             f' or record it with fv.Metric(function, better="lower")'
         )
-    return Outcome(name, better)
+    return Outcome(name, better, goal)
+
+
+def _names(run: Run) -> list[str]:
+    """Returns the metrics that some evaluation of a run has, finite or not."""
+    entries = {key: value for record in evaluations(run.records) for key, value in record.items()}
+    numbers = [key for key, value in entries.items() if not isinstance(value, (list, dict))]
+    return [name for key in numbers if (name := _metric_of(key, "test"))]
+
+
+def has_clock(run: Run) -> bool:
+    """Returns whether the records of a run have virtual seconds."""
+    return all("virtual_seconds" in record for record in run.records)
 
 
 def _recorded_direction(runs: Sequence[Run], metric: str) -> str | None:
     """Returns which values of a metric are better by `fv.Metric`; None where the runs do not say so, or disagree."""
     recorded = {run.history.summary.get("better", {}).get(metric) for run in runs} - {None}
     return recorded.pop() if len(recorded) == 1 else None
-
-
-ROUNDING = 1e-9
-"""Relative difference to a target that is rounding: results have nine digits, and the mean of equal ones may be above
-them."""
-
-
-def rounds_to(outcome: Outcome, records: Sequence[Record], target: float) -> float:
-    """Returns the first evaluated round that reaches a target, up to rounding; infinity where none does."""
-    reached = outcome.sign * target - ROUNDING * abs(target)
-    values = outcome.evaluations(records).items()
-    return next(
-        (float(number) for number, value in values if outcome.sign * value >= reached), math.inf
-    )

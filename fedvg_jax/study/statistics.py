@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fedvg_jax.config import method_title
-from fedvg_jax.study.groups import NOT_FINITE, Frame, Group, Study, span
-from fedvg_jax.study.outcomes import Choice, Outcome
-from fedvg_jax.study.places import Seeds, condition_text
+from fedvg_jax.study.groups import Frame, Study
+from fedvg_jax.study.outcomes import CHOICES, TO_TARGET, Choice, Outcome
+from fedvg_jax.study.places import Seeds, condition_text, value_text
+from fedvg_jax.study.sweep_folder import count
 
 LEVEL = 0.05
 """Significance level."""
 
-EXACT_UP_TO = 14
-"""Most differences for which all sign patterns are enumerated, where ties rule out SciPy's exact table."""
-
 ROUNDING = 1e-8
 """Differences that vary by less than this part of the largest result are equal: results have nine digits."""
-
-Alternative = Literal["two-sided", "greater"]
 
 
 class Comparison(NamedTuple):
@@ -42,8 +37,6 @@ class Comparison(NamedTuple):
     """
     t_p: float
     """Two-sided p of the paired t test."""
-    wilcoxon_p: float
-    """Two-sided p of the signed-rank test."""
 
 
 def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
@@ -61,73 +54,30 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 def compare(ours: Mapping[Seeds, float], theirs: Mapping[Seeds, float]) -> Comparison:
     """Returns the comparison of two methods over the seeds that both have.
 
+    Differences that are equal up to rounding have no deviation: their interval is a point, and p is nan unless they are
+    0.
+
     >>> comparison = compare({(s, 42): s + 2.0 for s in range(3)}, {(s, 42): 2.0 * s for s in range(3)})
     >>> comparison.n, comparison.mean  # differences 2, 1, 0; t(0.975, 2 degrees of freedom) = 4.303
     (3, 1.0)
     >>> [round(limit, 3) for limit in comparison.t_interval]
     [-1.484, 3.484]
     """
+    from scipy import stats
+
     shared = sorted(ours.keys() & theirs.keys())
-    first = np.array([ours[seeds] for seeds in shared])
-    second = np.array([theirs[seeds] for seeds in shared])
+    first, second = (np.array([values[seeds] for seeds in shared]) for values in (ours, theirs))
     differences = first - second
-    tolerance = ROUNDING * np.abs([first, second]).max(initial=0)
     mean = float(differences.mean()) if shared else math.nan
-    interval, t_p = _t_test(differences, tolerance)
-    return Comparison(len(shared), mean, interval, t_p, wilcoxon(differences))
-
-
-def _t_test(differences: np.ndarray, tolerance: float) -> tuple[tuple[float, float], float]:
-    """Returns the 95 % limits and the two-sided p of the paired t test.
-
-    Differences that are equal up to the tolerance have no deviation: their interval is a point, and p is nan unless
-    they are 0.
-    """
-    from scipy import stats
-
-    if len(differences) < 2:
-        return (math.nan, math.nan), math.nan
+    if len(shared) < 2:
+        return Comparison(len(shared), mean, (math.nan, math.nan), math.nan)
+    tolerance = ROUNDING * np.abs([first, second]).max()
     if np.ptp(differences) <= tolerance:
-        value = float(differences.mean())
-        return (value, value), 1.0 if abs(value) <= tolerance else math.nan
+        p = 1.0 if abs(mean) <= tolerance else math.nan
+        return Comparison(len(shared), mean, (mean, mean), p)
     result: Any = stats.ttest_1samp(differences, 0.0)
-    interval = result.confidence_interval(1 - LEVEL)
-    return (float(interval.low), float(interval.high)), float(result.pvalue)
-
-
-def wilcoxon(differences: np.ndarray, alternative: Alternative = "two-sided") -> float:
-    """Returns the p value of the signed-rank test, exact for up to 50 differences without ties.
-
-    Differences of 0 are dropped. With ties, all sign patterns are enumerated for up to `EXACT_UP_TO` differences; above
-    that, SciPy's normal approximation is used.
-
-    Args:
-        differences: [n] float.
-        alternative: "greater" tests whether the differences tend to be positive.
-
-    Returns:
-        The p value; 1 if all differences are 0, nan for none.
-
-    >>> wilcoxon(np.array([1.0, 2.0, 3.0, 4.0, 5.0])), wilcoxon(np.array([1.0, 2.0, 3.0, 4.0, 5.0]), "greater")
-    (0.0625, 0.03125)
-    """
-    from scipy import stats
-
-    if not len(differences):
-        return math.nan
-    nonzero = differences[differences != 0]
-    if not len(nonzero):
-        return 1.0
-    has_ties = len(np.unique(np.abs(nonzero))) < len(nonzero)
-    if has_ties and len(nonzero) <= EXACT_UP_TO:
-        # of ranks, because stats.wilcoxon's own permutations made `benchmarks.table` take 400 s in place of 11
-        ranks = (np.sign(nonzero) * stats.rankdata(np.abs(nonzero)),)
-        signs = {"permutation_type": "samples", "n_resamples": 2**EXACT_UP_TO}
-        result: Any = stats.permutation_test(ranks, np.sum, alternative=alternative, **signs)
-    else:
-        method = "asymptotic" if has_ties or len(nonzero) > 50 else "exact"
-        result = stats.wilcoxon(nonzero, alternative=alternative, method=method)
-    return float(result.pvalue)
+    low, high = result.confidence_interval(1 - LEVEL)
+    return Comparison(len(shared), mean, (float(low), float(high)), float(result.pvalue))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -136,13 +86,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.01, float("nan"), 0.04])
     [0.02, nan, 0.04]
     """
-    tested = sorted((p, i) for i, p in enumerate(p_values) if not math.isnan(p))
-    corrected = [math.nan] * len(p_values)
-    least = 0.0
-    for rank, (p, i) in enumerate(tested):
-        least = min(1.0, max(least, p * (len(tested) - rank)))
-        corrected[i] = least
-    return corrected
+    p = np.asarray(p_values, float)
+    order = np.argsort(p)  # nan last
+    counts = np.arange(np.isfinite(p).sum(), np.isfinite(p).sum() - len(p), -1)
+    corrected = np.empty_like(p)
+    corrected[order] = np.maximum.accumulate(p[order] * counts).clip(max=1.0)
+    return corrected.tolist()
 
 
 # --- the methods of a study
@@ -150,41 +99,33 @@ def holm(p_values: Sequence[float]) -> list[float]:
 Pair = tuple[str, str]
 """(method, the method that it is compared with)"""
 
-
-COLUMNS = [
-    "condition",
-    "method",
-    "other",
-    "n",
-    "difference",
-    "t_low",
-    "t_high",
-    "t_p",
-    "wilcoxon_p",
-]
-COLUMNS += ["rounds", "is_whole"]
-"""Columns of comparisons: position of the condition, the two methods, and fields of `Comparison`; their numbers of
-rounds, "" where they are equal; and whether both have all their runs."""
+COLUMNS = ["condition", "method", "against", "n", "difference", "t_low", "t_high", "t_p"]
+"""Columns of comparisons: position of the condition, the two methods, and fields of `Comparison`."""
 
 
 @functools.lru_cache(4)
 def compare_pairs(study: Study, pairs: tuple[Pair, ...], choice: Choice) -> Frame:
     """Returns a row for every pair of methods in every condition: one family, over which Holm corrects.
 
-    Tables, findings and figures are made from it. A comparison has no p value where runs of one of the two methods have
-    no result: the others are chosen by their success.
+    Tables, findings and figures are made from it. A comparison has no p value where runs of one of the two methods
+    failed or have no finite outcome: the others are chosen by their success.
 
     Returns:
-        A frame with `COLUMNS`, `t_p_holm`, `wilcoxon_p_holm`, and `outcome`: "ahead" or "behind" where
-        the corrected t test is significant, otherwise "undecided".
+        A frame with `COLUMNS`, `t_p_holm`, and `outcome`: "ahead" or "behind" where the corrected t test is
+        significant, otherwise "undecided".
     """
     import pandas
 
-    places = itertools.product(range(len(study.conditions)), pairs)
-    rows = [_compared(study, position, pair, choice) for position, pair in places]
+    lost = study.frame[study.frame[choice].isna() & (study.frame["kind"] != "missing")]
+    untested = {*zip(lost["condition"], lost["method"], strict=True)}
+    rows = []
+    for position, pair in itertools.product(range(len(study.conditions)), pairs):
+        groups = [study.group(method, study.conditions[position]) for method in pair]
+        n, mean, limits, p = compare(*(group.results(choice) for group in groups))
+        is_tested = untested.isdisjoint((position, method) for method in pair)
+        rows.append((position, *pair, n, mean, *limits, p if is_tested else math.nan))
     frame: Frame = pandas.DataFrame(rows, columns=COLUMNS)
-    for name in ("t_p", "wilcoxon_p"):
-        frame[f"{name}_holm"] = holm(frame[name])
+    frame["t_p_holm"] = holm(frame["t_p"])
     is_significant = frame["t_p_holm"] < LEVEL
     is_better = study.outcome.sign * frame["difference"] > 0
     frame["outcome"] = np.select(
@@ -193,35 +134,19 @@ def compare_pairs(study: Study, pairs: tuple[Pair, ...], choice: Choice) -> Fram
     return frame
 
 
-def _compared(study: Study, position: int, pair: Pair, choice: Choice) -> tuple:
-    """Returns a method in comparison with another one in a condition, without correction."""
-    ours, theirs = (study.group(method, study.conditions[position]) for method in pair)
-    comparison = compare(ours.results(choice), theirs.results(choice))
-    if ours.losses(choice) or theirs.losses(choice):
-        comparison = comparison._replace(t_p=math.nan, wilcoxon_p=math.nan)
-    is_whole = all(group.is_whole(choice) for group in (ours, theirs))
-    rounds = "" if ours.rounds == theirs.rounds else f"{ours.rounds} against {theirs.rounds}"
-    n, mean, limits, *p_values = comparison
-    return position, *pair, n, mean, *limits, *p_values, rounds, is_whole
-
-
-def is_ahead(compared: Frame, method: str, position: int) -> bool:
-    """Returns whether a method is ahead in every comparison in a condition in which both methods have all their runs.
-
-    A method that lacks runs is not, and neither is one without comparisons.
-    """
-    known = compared[compared["is_whole"] & (compared["condition"] == position)]
-    is_ours, is_theirs = known["method"] == method, known["other"] == method
-    wins = (is_ours & (known["outcome"] == "ahead")) | (is_theirs & (known["outcome"] == "behind"))
-    return bool(wins.any() and wins.sum() == (is_ours | is_theirs).sum())
+def leaders(compared: Frame) -> set[tuple[int, str]]:
+    """Returns (condition, method) of the methods that are ahead in every comparison in a condition."""
+    wins: dict[tuple[int, str], list[bool]] = {}
+    for row in compared.itertuples():
+        wins.setdefault((row.condition, row.method), []).append(row.outcome == "ahead")
+        wins.setdefault((row.condition, row.against), []).append(row.outcome == "behind")
+    return {place for place, won in wins.items() if all(won)}
 
 
 def family(compared: Frame) -> str:
-    """Returns a sentence on the comparisons that Holm's correction is over."""
-    tested = compared["t_p"].count()
-    if not tested:
-        return "No comparison has a p value"
-    return f"Holm corrects over {'one comparison' if tested == 1 else f'the {tested} comparisons'} of this study"
+    """Returns a sentence on the tests."""
+    tested = count(compared["t_p"].count(), "comparison")
+    return f"Ahead or behind: p < {LEVEL:g} in paired t tests, corrected by Holm over {tested} with a p value."
 
 
 # --- sentences
@@ -230,86 +155,70 @@ def family(compared: Frame) -> str:
 def findings(study: Study, compared: Frame, choice: Choice) -> list[str]:
     """Returns what comparisons say, a line for every condition, and how the methods are compared; [] without any.
 
-    A line names the methods with runs that have no result or stopped early, then the pairs in which one method is
-    ahead of the other, the largest differences first, and then the pairs that are undecided.
+    A line names the methods with runs that have no result, then the pairs in which one method is ahead of the other,
+    the largest differences first, and then the pairs that are undecided.
     """
-    known = compared[compared["n"] > 0]
-    if known.empty:
+    if compared.empty:
         return []
-    ordered = known.assign(lead=study.outcome.sign * known["difference"]).sort_values(
-        "lead", ascending=False
-    )
+    lead = study.outcome.sign * compared["difference"]
+    ordered = compared.assign(lead=lead).sort_values("lead", ascending=False)
     lines = []
-    for position, rows in ordered.groupby("condition"):
-        condition = study.conditions[position]
-        methods = {*rows["method"], *rows["other"]}
-        sentences = [
-            _remark(study, study.group(name, condition), choice)
-            for name in study.methods
-            if name in methods
-        ]
-        sentences += [
-            _sentence(study, row) for row in rows.itertuples() if row.outcome != "undecided"
-        ]
-        undecided = [
-            _pair_in_words(study, row) for row in rows.itertuples() if row.outcome == "undecided"
-        ]
+    for position in range(len(study.conditions)):
+        rows = ordered[(ordered["condition"] == position) & (ordered["n"] > 0)]
+        is_decided = rows["outcome"] != "undecided"
+        sentences = _lost(study, position, choice)
+        sentences += [_sentence(study.outcome, row) for row in rows[is_decided].itertuples()]
+        undecided = [_undecided(study.outcome, row) for row in rows[~is_decided].itertuples()]
         sentences += [f"Undecided: {'; '.join(undecided)}."] if undecided else []
-        where = condition_text(condition)
-        lines.append(": ".join(filter(None, (where, " ".join(filter(None, sentences))))))
-    what = (
-        f"Mean differences in {study.outcome.difference_unit}, {study.outcome.choice_name(choice)}"
-    )
-    test = f"Ahead or behind: p < {LEVEL:g} in paired t tests. {family(compared)}"
-    return [*lines, f"{what}, paired by seed (n = {span(known['n'])}). {test}."]
+        where = condition_text(study.conditions[position])
+        line = ": ".join(filter(None, (where, " ".join(sentences))))
+        lines += [line] if sentences else []
+    n = " to ".join(map(str, sorted({compared["n"].min(), compared["n"].max()})))
+    what = f"Mean differences in {study.outcome.title}, {stands_for(study, choice)}"
+    return [*lines, f"{what}, paired by seed (n = {n}). {family(compared)}{_clock(study)}"]
 
 
-def _remark(study: Study, group: Group, choice: Choice) -> str:
-    """Returns a sentence on the runs of a method that have no result or stopped early; "" where there are none."""
-    title = method_title(group.method)
-    counts = collections.Counter(group.losses(choice))
-    counts["stopped early"] = len(group.lines("stopped"))
-    counts["missing"] = len(group.lines("missing"))
-    verbs = {NOT_FINITE: f"had no finite {study.outcome.title}", "missing": f"{_be(title)} missing"}
-    parts = [
-        f"{verbs.get(kind, kind)} in {count} of {len(group.rows)} runs"
-        for kind, count in counts.items()
-        if count
-    ]
-    return f"{title} {' and '.join(parts)}." if parts else ""
+def _lost(study: Study, position: int, choice: Choice) -> list[str]:
+    """Returns a sentence on each method that has runs without a result in a condition."""
+    rows = study.frame[study.frame["condition"] == position]
+    sentences = []
+    for method, results in rows.groupby("method", sort=False)[choice]:
+        if lost := results.isna().sum():
+            title = method_title(str(method))
+            sentences.append(f"{title} has no result in {lost} of {len(results)} runs.")
+    return sentences
 
 
-def _be(title: str) -> str:
-    """Returns the verb behind the title of a method.
-
-    >>> _be("FedVG"), _be("uniform weights, lr 0.1"), _be("FedProx with FedVG's weights")
-    ('is', 'are', 'is')
-    """
-    name = title.partition(", ")[0]
-    is_plural = name.endswith(" weights") and " with " not in name and not name.startswith("mean ")
-    return "are" if is_plural else "is"
+def stands_for(study: Study, choice: Choice) -> str:
+    """Returns what of a run is compared: an evaluation, or the target that it is to reach."""
+    outcome = study.outcome
+    if outcome.metric not in TO_TARGET or outcome.goal is None:
+        return CHOICES[choice]
+    metric, target = outcome.goal
+    return f"target {metric} {target:g}{' %' if outcome.of_rounds.is_share else ''}"
 
 
-def _sentence(study: Study, row: Any) -> str:
+def _clock(study: Study) -> str:
+    """Returns a sentence on the clock that all runs share; "" where they share none."""
+    names = [name for name in study.settings if name.partition(".")[0] == "clock"]
+    used = [f"{name} {value_text(study.settings[name])}" for name in names if study.settings[name]]
+    return f" Virtual time: {', '.join(used)}." if used else ""
+
+
+def _sentence(outcome: Outcome, row: Any) -> str:
     """Returns a decided comparison as a sentence."""
-    ours, theirs = method_title(row.method), method_title(row.other)
+    ours, against = method_title(row.method), method_title(row.against)
     verdict = "ahead of" if row.outcome == "ahead" else "behind"
     sign = -1 if row.difference < 0 else 1
-    low, high = sorted((sign * row.t_low, sign * row.t_high))
-    size = amount(study.outcome, sign * row.difference, low, high)
-    return f"{ours} {_be(ours)} {verdict} {theirs} by {size}{_after(row)}."
+    limits = sorted((sign * row.t_low, sign * row.t_high))
+    size = amount(outcome, sign * row.difference, *limits)
+    return f"{ours} is {verdict} {against} by {size}."
 
 
-def _pair_in_words(study: Study, row: Any) -> str:
+def _undecided(outcome: Outcome, row: Any) -> str:
     """Returns an undecided comparison in words."""
-    ours, theirs = method_title(row.method), method_title(row.other)
-    size = amount(study.outcome, row.difference, row.t_low, row.t_high)
-    return f"{ours} against {theirs}, {size}{_after(row)}"
-
-
-def _after(row: Any) -> str:
-    """Returns a remark on methods that have other numbers of rounds; "" otherwise."""
-    return f", after {row.rounds} rounds" if row.rounds else ""
+    size = amount(outcome, row.difference, row.t_low, row.t_high)
+    return f"{method_title(row.method)} against {method_title(row.against)}, {size}"
 
 
 def amount(outcome: Outcome, mean: float, low: float, high: float) -> str:
@@ -323,7 +232,8 @@ def amount(outcome: Outcome, mean: float, low: float, high: float) -> str:
     values = [abs(value) for value in (mean, low, high) if math.isfinite(value)]
     leading = math.floor(math.log10(max(values))) if any(values) else 0
     digits = max(1, 1 - leading)
-    unit = "points" if outcome.is_share else f"in {outcome.title}"
+    units = {"rounds_to_target": "rounds", "time_to_target": "virtual seconds"}
+    unit = "points" if outcome.is_share else units.get(outcome.metric, f"in {outcome.metric}")
     text = f"{mean:z.{digits}f} {unit}"
     if not math.isfinite(low):
         return text

@@ -30,28 +30,24 @@ def written(folder):
 
 def test_command_writes_the_same_bytes_every_time(sweep, tmp_path, capsys):
     out = tmp_path / "r"
-    first, second = (
-        report.main([str(sweep), "--out", str(out), "--figures", "curves"]) or written(out)
-        for _ in range(2)
-    )
+    first, second = (report.main([str(sweep), "--out", str(out)]) or written(out) for _ in range(2))
     names = {path.name for path in first}
-    assert first == second and names >= {"report.html", "curves.png", "curves.pdf", "curves.csv"}
+    assert first == second and names >= {"report.html", "curves.png", "curves.pdf", "runs.csv"}
     assert str(out / "tables" / "accuracy.tex") in capsys.readouterr().out.split()
 
 
 def test_report_is_written_into_the_sweep_and_read_past(sweep):
     for _ in range(2):
-        assert report.main([str(sweep), "--figures"]) == 0
+        assert report.main([str(sweep)]) == 0
     assert (sweep / "report" / "tables" / "effects.tex").exists()
-    assert not (sweep / "report" / "figures").exists()
 
 
 def test_incomplete_study_needs_partial(tmp_path, capsys):
     write_run(tmp_path / "a", method="fedavg")
     write_run(tmp_path / "b", rounds=9, method="fedvg")
-    assert report.main([str(tmp_path), "--figures"]) == 2
+    assert report.main([str(tmp_path)]) == 2
     assert "3 of 9 rounds" in capsys.readouterr().err
-    assert report.main([str(tmp_path), "--figures", "--partial"]) == 0
+    assert report.main([str(tmp_path), "--partial"]) == 0
 
 
 def test_missing_extra_is_one_line(sweep, capsys, monkeypatch):

@@ -82,9 +82,9 @@ def test_sweep_prints_its_trials_a_table_and_its_folder_and_continues(run, tmp_p
     code, out, err = run("--seed", "0:2")
     assert (code, err) == (0, "")
     assert "sweep of 2 trials" in out and "2/2  seed=1: test accuracy" in out
-    assert "n = 2 runs per condition" in out and str(tmp_path / "out") in out
+    assert "mean ± standard deviation" in out and str(tmp_path / "out") in out
     code, again, _ = run("--seed", "0:2")
-    assert code == 0 and "1/2" not in again and "n = 2 runs per condition" in again
+    assert code == 0 and "1/2" not in again and "mean ± standard deviation" in again
     if not report.missing_packages():
         (shown,) = (tmp_path / "out").rglob("report.html")
         assert f"report: {shown}" in again
@@ -103,7 +103,7 @@ def test_dry_run_lists_unfinished_trials_and_writes_nothing(run, tmp_path):
 def test_diverged_trials_are_in_the_table_and_failed_ones_in_the_exit_code(run, tmp_path):
     """A trial fails that finds a folder where it is to write a file."""
     code, out, err = run("--lr", "0.2", "1e30", "--seed", "0")
-    assert (code, err) == (0, "") and "– ‡" in out and "‡ lr=1e+30: diverged in round 1" in out
+    assert (code, err) == (0, "") and "– †" in out and "† lr=1e+30: diverged in round 1" in out
     (tmp_path / "out" / "trials" / "lr=0.3" / "history.jsonl").mkdir(parents=True)
     code, out, err = run("--lr", "0.2", "1e30", "0.3", "--seed", "0")
     assert code == 2 and err.count("\n") == 1 and "1 trial not finished, such as lr=0.3: " in err
@@ -168,7 +168,7 @@ def test_an_executor_that_a_module_names_computes_the_trials(run):
 def test_the_last_shard_shows_the_results(run):
     for shard, is_last in (("1/2", False), ("2/2", True)):
         code, out, err = run("--seed", "0:2", "--shard", shard)
-        assert (code, err) == (0, "") and ("n = 2 runs per condition" in out) == is_last
+        assert (code, err) == (0, "") and ("mean ± standard deviation" in out) == is_last
 
 
 @pytest.mark.slow

@@ -66,6 +66,6 @@ CASES = [
     ("a folder that does not exist", command(report, "nowhere"), "nowhere"),
     ("an unknown baseline", reported("--baseline fedsgd"), "fedsgd"),
     ("a target that is no number", reported("--target high"), "--target"),
-    ("a file in place of a folder", reported(f"--figures --out {__file__}"), "--out"),
+    ("a file in place of a folder", reported(f"--out {__file__}"), "--out"),
     ("an unknown flag", reported("--all"), "--all"),
 ]

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from support.files import one_line
-from support.run_folders import csv_rows, write_run
+from support.run_folders import write_run
 
 pytest.importorskip("scipy", reason="reports need the report extra")
 pytest.importorskip("matplotlib", reason="reports need the report extra")
@@ -56,40 +56,27 @@ def corrected(p_values):
     ]
 
 
-@pytest.mark.parametrize("metric", ["mae", "personal_accuracy_mean", "personal_worst_decile"])
-def test_scipy_recomputes_the_effects_of_any_metric(folder, metric):
-    study = collect([folder], metric=f"min:{metric}" if metric == "mae" else metric)
+@pytest.mark.parametrize("baseline", ["fedavg", "all"])
+@pytest.mark.parametrize("metric", ["min:mae", "personal_accuracy_mean", "personal_worst_decile"])
+def test_scipy_recomputes_the_effects_of_any_metric_with_one_correction(folder, metric, baseline):
+    study = collect([folder], metric=metric)
     shares = 50 if metric.endswith("decile") else 100
-    values = {m: ERRORS[m] if metric == "mae" else shares * OWN[m] for m in METHODS}
-    rows = {r["method"]: r for r in csv_rows(tables.effects(study, tables.options(study)))}
-    p_values = [stats.ttest_rel(values[m], values["fedavg"]).pvalue for m in METHODS[1:]]
-    for method, p, holm in zip(METHODS[1:], p_values, corrected(p_values), strict=True):
-        assert float(rows[method]["difference"]) == pytest.approx(
-            np.mean(values[method] - values["fedavg"])
-        )
-        assert float(rows[method]["t_p"]) == pytest.approx(p) and float(
-            rows[method]["t_p_holm"]
-        ) == pytest.approx(holm)
-    assert report.findings(study, tables.options(study))[0].startswith(
-        "Ditto is ahead of FedAvg by "
+    values = {m: ERRORS[m] if metric == "min:mae" else shares * OWN[m] for m in METHODS}
+    chosen = tables.options(study, baseline)
+    rows = [*tables.effects(study, chosen).numbers.itertuples()]
+    assert len(rows) == (3 if baseline == "all" else 2)
+    p_values = [stats.ttest_rel(values[row.method], values[row.against]).pvalue for row in rows]
+    for row, p, holm in zip(rows, p_values, corrected(p_values), strict=True):
+        difference = np.mean(values[row.method] - values[row.against])
+        assert (row.difference, row.t_p, row.t_p_holm) == pytest.approx((difference, p, holm))
+    said = report.findings(study, chosen)[0]
+    assert "Ditto is ahead of FedAvg by " in said or "FedAvg is behind Ditto by " in said
+    runs = tables.runs(study).query("method == 'ditto'")
+    assert (
+        [*runs["final"]]
+        == [*runs[metric.removeprefix("min:")]]
+        == pytest.approx([*values["ditto"]])
     )
-    row = next(r for r in csv_rows(tables.choices(study)) if r["method"] == "ditto")
-    # the better of two rounds is the last
-    assert float(row["max mean"]) == pytest.approx(np.mean(values["ditto"]))
-
-
-def test_scipy_recomputes_the_triangle_with_one_correction_over_all_pairs(folder):
-    study = collect([folder], metric="min:mae")
-    (row, last) = csv_rows(tables.pairs(study, tables.options(study, "all")))
-    pairs = [(a, b) for b, a in itertools.combinations(study.methods, 2)]
-    p_values = [stats.ttest_rel(ERRORS[a], ERRORS[b]).pvalue for a, b in pairs]
-    found = {r["method"]: r for r in (row, last)}
-    for (a, b), p, holm in zip(pairs, p_values, corrected(p_values), strict=True):
-        assert float(found[a][f"{b} difference"]) == pytest.approx(np.mean(ERRORS[a] - ERRORS[b]))
-        assert float(found[a][f"{b} t_p"]) == pytest.approx(p)
-        assert float(found[a][f"{b} t_p_holm"]) == pytest.approx(holm)
-    assert row[f"{study.methods[1]} difference"] == ""
-    assert "the 3 comparisons" in tables.pairs(study, tables.options(study, "all")).notes[0]
 
 
 def test_own_models_are_the_default_where_a_method_is_for_them_and_the_global_number_stands_beside(
@@ -97,36 +84,60 @@ def test_own_models_are_the_default_where_a_method_is_for_them_and_the_global_nu
 ):
     study = collect([folder])
     assert study.outcome.metric == "personal_accuracy_mean"
-    row = next(r for r in csv_rows(tables.clients(study)) if r["method"] == "ditto")
-    assert float(row["test_accuracy"]) == pytest.approx(60)
-    assert float(row["personal_accuracy_mean"]) == pytest.approx(100 * OWN["ditto"].mean())
-    assert (
-        collect([folder / f"{m}{s}" for m in METHODS[:2] for s in SEEDS]).outcome.metric
-        == "accuracy"
-    )
+    row = tables.means(study).numbers.query("method == 'ditto'").iloc[0]
+    expected = 60, 100 * OWN["ditto"].mean()
+    assert (row["accuracy"], row["personal_accuracy_mean"]) == pytest.approx(expected)
+    others = [folder / f"{m}{s}" for m in METHODS[:2] for s in SEEDS]
+    assert collect(others).outcome.metric == "accuracy"
 
 
 def test_a_declared_direction_replaces_that_of_the_name(folder):
-    for metric, text in {
-        "min:mae": "Ditto is ahead of FedAvg",
-        "max:mae": "FedProx is behind FedAvg",
-    }.items():
-        study = collect([folder], metric=metric)
-        assert report.findings(study, tables.options(study))[0].startswith(text)
-
-
-def test_the_table_of_runs_has_every_recorded_metric_as_it_is_compared(folder):
-    for metric in ("min:mae", "loss", "accuracy", "personal_worst_decile"):
-        for line in csv_rows(tables.runs(collect([folder], metric=metric))):
-            assert line["final"] == line[metric.removeprefix("min:")]
+    study = collect([folder], metric="max:mae")
+    said = report.findings(study, tables.options(study))[0]
+    assert said.startswith("FedProx is behind FedAvg")
 
 
 def test_a_metric_that_some_run_lacks_is_refused_with_those_that_all_have(folder, tmp_path):
     write_run(tmp_path / "other", (0.5,), method="fedavg", seed=0, alpha=9.0)
     with pytest.raises(fv.UsageError, match=r"other has none; all runs have loss, accuracy"):
         collect([tmp_path], metric="mae")
-    with pytest.raises(fv.UsageError, match="got none"):
-        fv.compare([])
+    for nothing in ([], 3):
+        with pytest.raises(fv.UsageError):
+            fv.compare(nothing)
+
+
+def write_clocked(folder, **clock):
+    """Writes runs whose second or third round reaches 60 %, at other virtual seconds for every seed."""
+    reached = {"fedavg": 3, "fedvg": 2}
+    for method, seed in itertools.product(reached, range(5)):
+        seconds = 10.0 + seed + 0.1 * seed * reached[method]
+        fields = {number: {"virtual_seconds": number * seconds} for number in (1, 2, 3)}
+        accuracies = [0.6 if number >= reached[method] else 0.5 for number in (1, 2, 3)]
+        settings = {"method": method, "seed": seed, "fields": fields, "clock": clock}
+        write_run(folder / f"{method}{seed}", accuracies, **settings)
+    return {m: np.array([n * (10 + s + 0.1 * s * n) for s in range(5)]) for m, n in reached.items()}
+
+
+def test_virtual_seconds_to_a_target_are_compared_like_any_metric_and_the_answer_names_the_clock(
+    tmp_path,
+):
+    seconds = write_clocked(tmp_path, step=0.5, speeds="lognormal:1")
+    found = fv.compare(tmp_path, metric="min:time_to_target", target=0.6)
+    test = stats.ttest_rel(seconds["fedvg"], seconds["fedavg"])
+    row = found.tables["effects"].iloc[0]
+    assert (row.t_low, row.t_high, row.t_p) == pytest.approx(
+        (*test.confidence_interval(), test.pvalue)
+    )
+    assert found.finding.startswith("FedVG is ahead of FedAvg by ")
+    assert "virtual seconds (95 % interval" in found.finding
+    assert "target accuracy 60 %" in found.finding
+    assert "clock.step 0.5, clock.speeds lognormal:1" in found.finding
+    assert [*found.tables["means"]["time_to_target"]] == [np.median(seconds[m]) for m in seconds]
+    with one_line("target"):
+        fv.compare(tmp_path, metric="time_to_target")
+    write_run(tmp_path / "fedvg9", (0.5, 0.6), method="fedvg", seed=9)
+    with one_line("clock"):
+        fv.compare(tmp_path, metric="time_to_target", target=0.6, partial=True)
 
 
 def root(task):
@@ -153,23 +164,18 @@ TUNED = {"metrics": {"size": largest}, "tune": {"lr": [1e-9, 0.1]}, "tune_seeds"
 """A learning rate of 0 learns nothing, so that the other one is chosen."""
 
 
-UNKNOWN = ["brier_score", "MAE", "RMSE", "crps", "loss_p90", "error_rate", "bid_spread", "mae"]
-
-
-@pytest.mark.parametrize("name", UNKNOWN)
-def test_no_direction_is_guessed_from_the_name_of_a_metric(tmp_path, name):
+def test_no_direction_is_guessed_from_the_name_of_a_metric(tmp_path):
     for method in ("fedavg", "fedvg"):
-        write_run(
-            tmp_path / method, method=method, fields={3: {name: 2.0 if method == "fedvg" else 3.0}}
-        )
-    with one_line(f"min:{name}"):
-        collect([tmp_path], metric=name)
-    signs = {
-        word: collect([tmp_path], metric=f"{word}:{name}").outcome.sign for word in ("min", "max")
-    }
-    assert signs == {"min": -1, "max": 1}
-    rows = csv_rows(tables.choices(collect([tmp_path], metric=f"min:{name}")))
-    assert [float(row["final mean"]) for row in rows] == [3, 2]  # of no own metric percent
+        fields = {3: {"error_rate": 2.0 if method == "fedvg" else 3.0}}
+        write_run(tmp_path / method, method=method, fields=fields)
+    with one_line("min:error_rate"):
+        collect([tmp_path], metric="error_rate")
+    signs = [
+        collect([tmp_path], metric=f"{word}:error_rate").outcome.sign for word in ("min", "max")
+    ]
+    assert signs == [-1, 1]
+    study = collect([tmp_path], metric="min:error_rate")
+    assert [*tables.means(study).numbers["error_rate"]] == [3, 2]  # of no own metric percent
 
 
 def test_a_metric_that_says_its_direction_is_compared_by_it_in_memory_and_from_folders(tmp_path):
@@ -206,7 +212,7 @@ def far(output, y):
     return abs(output[0] - y)
 
 
-def test_a_metric_of_a_task_says_its_direction():
+def test_a_metric_of_a_task_says_its_direction(tmp_path):
     found = {}
     for metric in (fv.Metric(far, better="lower"), fv.Metric(far, better="higher"), far):
         task = fv.linen_task(
@@ -215,14 +221,11 @@ def test_a_metric_of_a_task_says_its_direction():
         config = fv.Config(clients=2, rounds=1, partition="iid", join_ratio=1.0)
         found[metric] = fv.run_sweep(config, {"seed": "0:2"}, data=(X, X[:, 0]), task=task)
     lower, higher, unknown = found.values()
-    assert collect_in_memory(lower, "far").outcome.better == "lower"
-    assert collect_in_memory(higher, "far").outcome.better == "higher"
+    for results, is_lower in ((lower, True), (higher, False)):
+        made = fv.compare(results, metric="far", out=tmp_path)
+        assert ("lower is better" in made.page.read_text()) == is_lower
     with one_line("min:far"):
-        collect_in_memory(unknown, "far")
-
-
-def collect_in_memory(results, metric):
-    return report._of_results(results, False, metric)
+        fv.compare(unknown, metric="far")
 
 
 def test_runs_that_a_caller_left_out_are_missing_in_memory_as_in_folders(tmp_path):
@@ -234,7 +237,7 @@ def test_runs_that_a_caller_left_out_are_missing_in_memory_as_in_folders(tmp_pat
             with one_line("no run with seed 3"):
                 fv.compare(given)
             said = fv.compare(given, partial=True).finding
-            assert said.startswith("FedVG is missing in 1 of 4 runs. ") and "n = 3" in said
+            assert said.startswith("FedVG has no result in 1 of 4 runs. ") and "n = 3" in said
         of_two_seeds = [r for r in results if r.values["seed"] < 2]
         assert "n = 2" in fv.compare(of_two_seeds).finding  # as many of every method
     zipped = fv.run_sweep(CONFIG, {("method", "alpha"): [("fedavg", 0.1), ("fedvg", 1.0)]})
@@ -259,7 +262,7 @@ def test_failed_runs_that_a_caller_left_out_are_missing(tmp_path):
         CONFIG, {"method": ["fedavg", "fedvg"], "seed": "0:4"}, metrics={"own": failing}
     )
     assert sum(isinstance(r.result, fv.Failure) for r in results) == 3
-    assert "failed in 3 of 4 runs" in fv.compare(results).finding
+    assert "no result in 3 of 4 runs" in fv.compare(results).finding
     with one_line("no run with seed"):
         fv.compare([r for r in results if isinstance(r.result, fv.History)])
 
@@ -284,13 +287,13 @@ def test_results_in_memory_of_other_data_or_other_code_are_noticed_as_in_folders
         fv.run_sweep(CONFIG, {"method": [m], "seed": "0:2"}, data=(x[i], y))
         for i, m in enumerate(METHODS[:2])
     ]
-    with one_line("mixed data"):
+    with one_line("different data"):
         fv.compare([*on_data[0], *on_data[1]])
     of_code = [
         fv.run_sweep(CONFIG, {"weighting": {"mine": f}, "seed": [s]})
         for s, f in enumerate((root, equal))
     ]
-    with one_line("weighting mine"):
+    with one_line("weighting mine "):
         fv.compare([*of_code[0], *of_code[1]])
 
 
@@ -337,9 +340,7 @@ def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_h
         p = stats.ttest_rel(own[method], own["fedvg"]).pvalue
         # differences of records with nine digits
         assert rows.loc[name, "t_p"] == pytest.approx(p, rel=1e-4)
-    written = report.write(
-        folders, tmp_path / "report", baseline="fedvg", metric="min:size", figures=[]
-    )
+    written = report.write(folders, tmp_path / "report", baseline="fedvg", metric="min:size")
     assert (
         "\n".join(written.findings)
         == found.finding
@@ -360,10 +361,10 @@ def test_results_in_memory_are_compared_as_those_of_a_folder_and_other_code_of_o
 ):
     axes = {"weighting": {"root": root, "fedvg": "fedvg"}, "seed": "0:2"}
     stored, in_memory = (fv.run_sweep(CONFIG, axes, out) for out in (tmp_path / "s", None))
-    pairs = [fv.compare(results, baseline="all").tables["pairs"] for results in (stored, in_memory)]
+    pairs = [fv.compare(given, baseline="all").tables["effects"] for given in (stored, in_memory)]
     assert pairs[0].equals(pairs[1]) and [*pairs[0]["method"]] == ["fedvg"]
     fv.run_sweep(CONFIG, {"weighting": {"root": equal}, "seed": "2:4"}, tmp_path / "t")
-    with one_line(f"weighting root is not the same in {tmp_path / 't'}"):
+    with one_line(f"weighting root .* in {tmp_path / 't'}"):
         collect([tmp_path / "s", tmp_path / "t"], partial=True)
     with pytest.raises(fv.UsageError, match="out"):
         fv.run_sweep(CONFIG, axes, tune={"lr": [0.1]})

@@ -153,9 +153,9 @@ def test_killed_sweep_has_the_histories_and_the_report_of_an_undisturbed_one(
 
 
 def report_bytes(sweep):
-    """File of a sweep's report -> its bytes; the tables of costs and of runs, and the page, have seconds."""
-    written = report.write([sweep], figures=["curves"], command="report")
-    timed = ("cost", "runs", "report")
+    """File of a sweep's report -> its bytes; the tables of means and of runs, and the page, have seconds."""
+    written = report.write([sweep], command="report")
+    timed = ("means", "runs", "report")
     return {
         path.relative_to(sweep): path.read_bytes()
         for path in written.paths

@@ -1,7 +1,5 @@
 """Run folders with made-up numbers, for the tests of reports; nothing is trained."""
 
-import csv
-import io
 import json
 from pathlib import Path
 
@@ -11,7 +9,7 @@ from fedvg_jax import config
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import partition_seed
 from fedvg_jax.runs.record import history
-from fedvg_jax.study import markup, sweep_folder, sweep_trials
+from fedvg_jax.study import sweep_folder, sweep_trials
 
 CLASSES = 3
 
@@ -145,8 +143,3 @@ def write_document(folder: Path, axes: list[dict], trials: dict, title="") -> No
     swept = sweep_trials.Sweep((sweep_trials.Layer(tuple(parsed)),), title=title)
     listed = [sweep_trials.Trial(name, *trial) for name, trial in trials.items()]
     write_json(folder / "sweep.json", sweep_folder.document(swept, listed))
-
-
-def csv_rows(table) -> list[dict[str, str]]:
-    """Returns the lines of a table of a report, as its CSV file has them."""
-    return list(csv.DictReader(io.StringIO(markup.comma_separated(table))))

@@ -17,7 +17,6 @@ import pandas as pd
 from benchmarks.studies.paper import measures
 from benchmarks.studies.paper.measures import Finding, Values
 from fedvg_jax.study.groups import Study
-from fedvg_jax.study.markup import Table, label
 
 COMMAND = "python -m fedvg_jax.sweep --config configs/sweeps/paper/{}.toml"
 NOT_REACHED = "not reached"
@@ -147,16 +146,15 @@ def _from_smallest_set(results: Sequence[Result]) -> list[Result]:
     return sorted(results, key=lambda result: (result.scale.images, result.scale.data))
 
 
-def table(results: Sequence[Result]) -> Table:
+def table(results: Sequence[Result]) -> pd.DataFrame:
     """Returns a row for every claim with a column for every data set, the smallest first."""
     sets = dict.fromkeys(result.scale.data for result in _from_smallest_set(results))
     rows = []
     for claim, mine in by_claim(results).items():
         verdicts = dict.fromkeys(sets, "–")
         verdicts |= {result.scale.data: VERDICTS[result.finding.holds] for result in mine}
-        texts = {"claim": claim.statement, **verdicts, "verdict": verdict(mine)}
-        rows.append({name: label(name, text) for name, text in texts.items()})
-    return Table("claims", "The paper's claims", rows)
+        rows.append({"claim": claim.statement, **verdicts, "verdict": verdict(mine)})
+    return pd.DataFrame(rows)
 
 
 def details(results: Sequence[Result]) -> list[tuple[str, list[str]]]:

@@ -7,16 +7,16 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
+
 from benchmarks.pages.files import csv_rows
 from fedvg_jax.config import Config, flatten, method_title, presets
 from fedvg_jax.config.uses import unused
 from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.study import statistics
 from fedvg_jax.study.groups import Study
-from fedvg_jax.study.markup import Table, label, number, spread
+from fedvg_jax.study.markup import number, spread
 from fedvg_jax.study.places import METHOD_GROUPS, condition_text
-
-PAPER_SEEDS = 5
 
 DIRICHLET = ("dirichlet", "official")
 """Partitions that the paper's alpha stands for."""
@@ -133,37 +133,18 @@ def published(config: Config, given: Collection[str] = ()) -> tuple[float, float
     return next(((value.mean, value.std) for value in paper_values() if value[:4] == run), None)
 
 
-def against_paper(study: Study) -> Table | None:
-    """Returns our values beside the paper's; None where the paper has none of these runs."""
+def against_paper(study: Study) -> pd.DataFrame:
+    """Returns our values in percent beside the paper's, in words; no row where the paper has none of these runs."""
     rows = []
     for cell in study.groups.values() if study.outcome.metric == "accuracy" else ():
-        run, finals, maxima = (
-            next(iter(cell.runs.values()), None),
-            cell.results(),
-            cell.results("max"),
-        )
+        run, maxima = next(iter(cell.runs.values()), None), cell.results("max")
         if run and maxima and (theirs := published(run.config, run.custom)):
-            ours = {"ours, final round": finals, "ours, maximum": maxima}
-            means = {
-                name: statistics.mean_and_std(list(values.values()))
-                for name, values in ours.items()
-            }
-            gap = "maximum minus paper"
-            rows.append(
-                {
-                    "setting": label("setting", condition_text(cell.condition)),
-                    "method": label("method", cell.method),
-                }
-                | {name: spread(name, *moments, len(maxima)) for name, moments in means.items()}
-                | {"paper": spread("paper", *theirs, PAPER_SEEDS)}
-                | {gap: number(gap, means["ours, maximum"][0] - theirs[0], signed=True)}
+            finals, maxima = (
+                statistics.mean_and_std(list(values.values()))
+                for values in (cell.results(), maxima)
             )
-    if not rows:
-        return None
-    notes = (
-        f"The paper's values are over {PAPER_SEEDS} seeds and are maxima over evaluations on the test set.",
-        "Runs may be of a smaller scale than the paper's; config.json of a run has its settings.",
-    )
-    return Table(
-        "paper", f"{study.title}: the paper's values beside ours, test accuracy, %", rows, notes
-    )
+            row = {"setting": condition_text(cell.condition), "method": cell.method}
+            row |= {"final round": spread(*finals), "maximum": spread(*maxima)}
+            gap = number(maxima[0] - theirs[0], sign="+")
+            rows.append(row | {"paper": spread(*theirs), "maximum minus paper": gap})
+    return pd.DataFrame(rows)

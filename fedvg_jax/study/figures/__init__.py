@@ -1,8 +1,7 @@
-"""The figures of a report by name; each returns its drawings, none where the runs lack what it shows."""
+"""The figures of a report; each function returns its drawings, none where the runs lack what it shows."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 from fedvg_jax.config.options import partition_seed
@@ -10,24 +9,20 @@ from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import BETTER, History
 from fedvg_jax.study.collect import make_frame
 from fedvg_jax.study.figures import base, clients, curves
-from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.groups import Study
 from fedvg_jax.study.outcomes import Outcome
 from fedvg_jax.study.places import Place
 from fedvg_jax.study.reading import Folder
 from fedvg_jax.study.run import Run
+from fedvg_jax.study.tables import Options
 from fedvg_jax.views.output import method_and_run
 
-Figure = Callable[[Study], list[Drawing]]
-
-FIGURES: dict[str, Figure] = {
-    "differences": curves.differences,
-    "curves": curves.learning_curves,
-    "alphas": curves.accuracy_against_alpha,
-    "weights": clients.client_weights,
-    "partitions": clients.partitions,
-}
-"""Value of --figures -> the function that draws them."""
+FIGURES = (
+    curves.differences,
+    curves.learning_curves,
+    clients.client_weights,
+    clients.partitions,
+)
 
 
 def draw_run(folder: Path, history: History) -> list[Path]:
@@ -42,18 +37,14 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     """
     config = history.config
     assert config is not None, "a run has settings"
-    method, title = method_and_run(
-        config, files.read_object_if_any(folder / "manifest.json").get("custom", {})
-    )
+    manifest = files.read_object_if_any(folder / "manifest.json")
+    method, title = method_and_run(config, manifest.get("custom", {}))
     metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"
     run = Folder(folder.name, {}, Run(folder, history))
     place = Place(method, (), (config.seed, partition_seed(config)))
-    outcome = Outcome(metric, BETTER[metric])
-    study = Study(title, (method,), ((),), make_frame([run], [place], [()]), outcome, {})
-    with base.drawing([title]), files.writing(folder, "--out"):
-        drawn = [*curves.learning_curves(study), *clients.client_weights(study)]
-        return [
-            path
-            for each in drawn
-            for path in base.save(each._replace(title=title), folder, ("png",))
-        ]
+    frame, outcome = make_frame([run], [place]), Outcome(metric, BETTER[metric])
+    study = Study(title, (method,), ((),), frame, outcome, {})
+    with base.drawing(), files.writing(folder, "--out"):
+        drawn = [figure(study, Options(method)) for figure in FIGURES[1:3]]
+        titled = [each._replace(title=title) for drawings in drawn for each in drawings]
+        return [path for each in titled for path in base.save(each, folder, ("png",))]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,20 +11,18 @@ from fedvg_jax.config import method_title
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing
-from fedvg_jax.study.groups import Frame, Study, panels
-from fedvg_jax.study.places import Condition, Seeds, condition_text, seeds_text
+from fedvg_jax.study.groups import Frame, Study
+from fedvg_jax.study.places import condition_text, seeds_text
 from fedvg_jax.study.run import Run
-from fedvg_jax.views.output import partition_label
+from fedvg_jax.study.tables import Options
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.image import AxesImage
 
 MAX_TICKS = 9
 """Most clients that a panel names."""
 
-MAX_NAMES = 30
+MAX_NAMES = 12
 """Most classes that are named."""
 
 
@@ -57,51 +55,33 @@ def weight_shares(records: Sequence[Record]) -> Frame:
     return shares.sort_values(["rows", "client", "round"])
 
 
-def client_weights(study: Study) -> list[Drawing]:
-    """Returns a figure of every client's weight times cohort size over rounds, a panel per method.
+def client_weights(study: Study, chosen: Options) -> list[Drawing]:
+    """Returns a figure of every client's weight times cohort size over rounds in the first condition.
 
-    Each panel has the run of a method's smallest seed in the first condition of its group.
+    A panel has the run of a method's smallest seed.
     """
-    import pandas
-
-    drawn = []
-    for i, (condition, *_) in enumerate(panels(study).values()):
-        found = [study.group(method, condition) for method in study.methods]
-        runs = {
-            (group.method, min(group.runs)): group.runs[min(group.runs)]
-            for group in found
-            if group.runs
-        }
-        if runs:
-            shares = {key: weight_shares(run.records) for key, run in runs.items()}
-            names = [_name(study, *key) for key in runs]
-            figure = _weights_of_runs(names, list(shares.values()))
-            numbers: Frame = pandas.concat(
-                {(method, *seeds): shares[method, seeds] for method, seeds in runs}
-            )
-            numbers = numbers.dropna().reset_index([0, 1, 2])
-            numbers.columns = ["method", "seed", "partition_seed", *numbers.columns[3:]]
-            numbers.insert(0, "setting", condition_text(condition))
-            title = base.titled("Weights of clients", condition)
-            drawn.append(Drawing(base.numbered("weights", i), title, figure, numbers))
-    return drawn
+    condition = study.conditions[0]
+    shares = {}
+    for method in study.methods:
+        if runs := study.group(method, condition).runs:
+            name = f"{method_title(method)}, {seeds_text(min(runs))}"
+            shares[name] = weight_shares(runs[min(runs)].records)
+    if not shares:
+        return []
+    title = ", ".join(filter(None, ("Weights of clients", condition_text(condition))))
+    return [Drawing("weights", title, _weights_of_runs(shares))]
 
 
-def _name(study: Study, method: str, seeds: Seeds) -> str:
-    """Returns the name of a run: its method and seed, with its partition's seed where runs of one seed have several."""
-    partitions = study.frame.groupby("seed")["partition_seed"].nunique()
-    seed = f"seed {seeds[0]}" if partitions.max() == 1 else seeds_text(seeds)
-    return f"{method_title(method)}, {seed}"
-
-
-def _weights_of_runs(names: Sequence[str], shares: Sequence[Frame]) -> Figure:
+def _weights_of_runs(shares: Mapping[str, Frame]) -> Figure:
     """Returns a figure with a panel per run: a row per client, a column per round."""
     from matplotlib.colors import LogNorm
 
-    limit = _colour_limit(np.concatenate([table["weight_times_cohort"] for table in shares]))
+    limit = _colour_limit(
+        np.concatenate([table["weight_times_cohort"] for table in shares.values()])
+    )
     figure, axes = base.grid(len(shares))
     image = None
-    for panel, name, table in zip(axes, names, shares, strict=True):
+    for panel, (name, table) in zip(axes, shares.items(), strict=True):
         # a buffered server may have two trainings of a client in one update
         added = table.groupby(["rows", "client", "round"])["weight_times_cohort"].sum(min_count=1)
         grid = added.unstack("round")
@@ -115,7 +95,7 @@ def _weights_of_runs(names: Sequence[str], shares: Sequence[Frame]) -> Figure:
             interpolation="nearest",
         )
         panel.set(xlabel="round", ylabel="client, smallest first", facecolor="0.84")
-        base.set_title(panel, name)
+        panel.set_title(base.plain(name, 40))
         every = -(-len(ids) // MAX_TICKS)
         panel.set_yticks(range(0, len(ids), every), list(map(str, ids[::every])))
         base.whole_numbers(panel.xaxis)
@@ -141,70 +121,41 @@ def _colour_limit(shares: np.ndarray) -> int:
 # --- classes of clients
 
 
-def partitions(study: Study) -> list[Drawing]:
-    """Returns a figure of training rows by client and class, a panel per partition of the smallest seeds."""
-    import pandas
+def partitions(study: Study, chosen: Options) -> list[Drawing]:
+    """Returns a figure of training rows by client and class, a panel per partition of the smallest seeds.
 
-    first = (
-        study.frame[study.frame["run"].notna()]
-        .drop_duplicates("condition")
-        .sort_values("condition")
-    )
-    runs: dict[str, tuple[Condition, Run]] = {}
-    for position, run in zip(first["condition"], first["run"], strict=True):
-        if counts := run.partition.get("counts"):
-            runs.setdefault(str(counts), (study.conditions[position], run))
-    if not runs:
-        return []
-    texts = [partition_label(run.config) for _, run in runs.values()]
-    if len({*texts}) < len(texts):
-        texts = [condition_text(condition) for condition, _ in runs.values()]
-    figure, axes = base.grid(len(runs), 1.05)
-    largest = max(np.max(run.partition["counts"]) for _, run in runs.values())
-    rows: list[tuple] = []
-    image = None
-    for panel, text, (_, run) in zip(axes, texts, runs.values(), strict=True):
-        counts = np.array(run.partition["counts"])
-        names = [str(name) for name in run.partition.get("class_names", range(counts.shape[1]))]
-        image = draw_counts(panel, counts, largest, names if len(names) <= 12 else ())
-        base.set_title(panel, text)
-        rows += [(text, k, names[c], number) for (k, c), number in np.ndenumerate(counts)]
-    add_key(figure, axes, image)
-    numbers = pandas.DataFrame(rows, columns=["setting", "client", "class", "rows"])
-    return [Drawing("partitions", "Training rows by client and class", figure, numbers)]
-
-
-def draw_counts(
-    axes: Axes, counts: np.ndarray, largest: int, names: Sequence[str] = ()
-) -> AxesImage:
-    """Draws a square for every client and class; it is the darker, the more rows there are, and white for none.
-
-    Args:
-        axes: where to draw.
-        counts: int [N, C].
-        largest: number of rows of the darkest square.
-        names: of the classes; none where they are not named.
+    A square is the darker, the more rows there are, and white for none.
     """
     from matplotlib.colors import LogNorm
 
-    shown = np.where(counts > 0, counts, np.nan).T
-    norm = LogNorm(0.5, max(largest, 2))
-    image = axes.imshow(shown, aspect="auto", cmap="Blues", norm=norm, interpolation="nearest")
-    if names:
-        axes.set_yticks(range(len(names)), [base.plain(name, 26) for name in names])
-    axes.set(xlabel="client", ylabel="class")
-    base.whole_numbers(axes.xaxis)
-    return image
-
-
-def add_key(figure: Figure, axes: Sequence[Axes], image: AxesImage | None) -> None:
-    """Adds the key of the panels: the number of rows of the squares."""
-    assert image is not None, "there is a partition"
-    least, most = 1, int(image.get_clim()[1] or 2)
-    middle = round((least * most) ** 0.5)
-    bar = figure.colorbar(
-        image, ax=list(axes), location="right", aspect=30, label="rows (white is none)"
-    )
-    numbers = sorted({least, middle, most})
-    bar.set_ticks(numbers, labels=[f"{number:,}" for number in numbers])
-    bar.minorticks_off()
+    counts: dict[str, tuple[str, Run]] = {}
+    for condition in study.conditions:
+        runs = [
+            run for method in study.methods for run in study.group(method, condition).runs.values()
+        ]
+        for run in runs[:1]:
+            if known := run.partition.get("counts"):
+                counts.setdefault(str(known), (condition_text(condition), run))
+    if not counts:
+        return []
+    most = max(2, *(np.max(run.partition["counts"]) for _, run in counts.values()))
+    figure, axes = base.grid(len(counts))
+    for panel, (text, run) in zip(axes, counts.values(), strict=True):
+        rows = np.array(run.partition["counts"]).T
+        image = panel.imshow(
+            np.where(rows > 0, rows, np.nan),
+            aspect="auto",
+            cmap="Blues",
+            norm=LogNorm(0.5, most),
+            interpolation="nearest",
+        )
+        names = run.partition.get("class_names", ())
+        if 0 < len(names) <= MAX_NAMES:
+            panel.set_yticks(range(len(names)), [base.plain(str(name), 26) for name in names])
+        panel.set(xlabel="client", ylabel="class", title=base.plain(text, 40))
+        base.whole_numbers(panel.xaxis)
+        label = "rows (white is none)"
+        bar = figure.colorbar(image, ax=panel, aspect=30, label=label, format="{x:,.0f}")
+        bar.set_ticks(sorted({1, round(most**0.5), int(most)}))
+        bar.minorticks_off()
+    return [Drawing("partitions", "Training rows by client and class", figure)]

@@ -1,4 +1,4 @@
-"""Methods beside one another: learning curves, final results against alpha, and differences to a baseline."""
+"""Methods beside one another: learning curves, and differences to a baseline."""
 
 from __future__ import annotations
 
@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from fedvg_jax.config import method_title
+from fedvg_jax.study import statistics
 from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing
-from fedvg_jax.study.groups import Frame, Study, column_setting, column_value, panels
-from fedvg_jax.study.outcomes import Outcome
-from fedvg_jax.study.places import Condition, condition_text, value_text
-from fedvg_jax.study.tables import Options, options
+from fedvg_jax.study.groups import Frame, Study
+from fedvg_jax.study.outcomes import has_clock
+from fedvg_jax.study.places import Condition, condition_text
+from fedvg_jax.study.tables import Options
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+TIME = "virtual_seconds"
+
 
 def curves(study: Study, condition: Condition) -> Frame:
-    """Returns mean, deviation and number of runs of every method in the rounds that all its runs evaluate.
+    """Returns mean, deviation and mean virtual time of every method in the rounds that all its runs evaluate.
 
     Runs without a finite evaluation are left out. The deviation of one run is 0.
     """
@@ -29,123 +32,59 @@ def curves(study: Study, condition: Condition) -> Frame:
     rows = []
     for method in study.methods:
         for seeds, run in study.group(method, condition).runs.items():
-            values = study.outcome.evaluations(run.records)
-            rows += [(method, seeds, number, value) for number, value in values.items()]
-    values: Frame = pandas.DataFrame(rows, columns=["method", "seeds", "round", "value"])
+            times = {record["round"]: record.get(TIME, np.nan) for record in run.records}
+            for number, value in study.outcome.of_rounds.evaluations(run.records).items():
+                rows.append((method, seeds, number, value, times[number]))
+    values: Frame = pandas.DataFrame(rows, columns=["method", "seeds", "round", "value", TIME])
     counts = values.groupby("method")["seeds"].nunique()
-    points = values.groupby(["method", "round"], sort=False)["value"].agg(
-        mean="mean", std="std", n="size"
-    )
+    by_round = values.groupby(["method", "round"], sort=False)
+    points = by_round["value"].agg(mean="mean", std="std", n="size")
+    points[TIME] = by_round[TIME].mean()
     points = points.fillna({"std": 0.0}).reset_index()
     return points[points["n"] == points["method"].map(counts)]
 
 
-def learning_curves(study: Study) -> list[Drawing]:
-    """Returns a figure per group of settings, with a panel per value of the column's setting.
+def learning_curves(study: Study, chosen: Options) -> list[Drawing]:
+    """Returns a figure with a panel for each condition, against rounds, and one against virtual time with a clock.
 
-    Where no setting is that of columns, one figure has a panel per condition. A study of one run shows its validation
-    rows, too.
+    A study of one run shows its validation rows, too.
     """
-    import pandas
-
+    points = [curves(study, condition) for condition in study.conditions]
+    if not any(map(len, points)):
+        return []
+    along = {"round": ("curves", "")}
+    if all(map(has_clock, study.runs)):
+        along[TIME] = ("curves_time", ", against virtual time")
     drawn = []
-    column = column_setting(study)
-    groups = panels(study) if column else {(): list(study.conditions)}
-    for i, (rest, conditions) in enumerate(groups.items()):
-        figure, axes = base.grid(len(conditions))
-        points = {condition_text(condition): curves(study, condition) for condition in conditions}
-        for panel, condition in zip(axes, conditions, strict=True):
-            draw_curves(panel, study, points[condition_text(condition)])
-            value = f"{column} {value_text(column_value(study, condition))}"
-            base.set_title(panel, value if column else condition_text(condition))
-        if len(study.runs) == 1:
-            of_validation = study.outcome.evaluations(study.runs[0].records, "val")
-            axes[0].plot(
-                [*of_validation],
-                [*of_validation.values()],
-                color=base.GREY,
-                ls="--",
-                label="validation",
-            )
-        base.label_rows(axes, metric_label(study.outcome))
-        title = base.titled("Learning curves, means with bands of one standard deviation", rest)
-        numbers = pandas.concat(points, names=["setting"]).reset_index("setting")
-        if len(numbers):
-            drawn.append(Drawing(base.numbered("curves", i), title, figure, numbers))
+    for axis, (name, remark) in along.items():
+        figure, axes = base.grid(len(points))
+        for panel, condition, of_condition in zip(axes, study.conditions, points, strict=True):
+            draw_curves(panel, study, of_condition, axis)
+            panel.set_title(base.plain(condition_text(condition), 40))
+        if len(study.runs) == 1 and axis == "round":
+            rows = study.outcome.evaluations(study.runs[0].records, "val")
+            values = [*rows.values()]
+            axes[0].plot([*rows], values, color=base.GREY, ls="--", label="validation")
+        figure.supylabel(study.outcome.of_rounds.title, fontsize=base.FONT)
+        title = f"Learning curves, means with bands of one standard deviation{remark}"
+        drawn.append(Drawing(name, title, figure))
     return drawn
 
 
-def metric_label(outcome: Outcome) -> str:
-    """Returns the label of the axis of the metric."""
-    unit = " (%)" if outcome.is_share else ""
-    return f"{outcome.title}{unit}{outcome.direction}"
-
-
-def draw_curves(axes: Axes, study: Study, points: Frame) -> None:
+def draw_curves(axes: Axes, study: Study, points: Frame, axis: str) -> None:
     """Draws the curves of a condition with their bands; they start on the axis of their values."""
     styles = base.line_styles(study.methods)
     for method, line in points.groupby("method", sort=False):
         low, high = line["mean"] - line["std"], line["mean"] + line["std"]
-        axes.plot(
-            line["round"],
-            line["mean"],
-            ms=3,
-            markevery=max(1, len(line) // 6),
-            clip_on=False,
-            **styles[method],
-        )
-        axes.fill_between(line["round"], low, high, color=styles[method]["color"], alpha=0.12, lw=0)
-    if points["round"].nunique() > 1:
-        axes.set_xlim(points["round"].min(), points["round"].max())
-    axes.set_xlabel("round")
+        marks = {"ms": 3, "markevery": max(1, len(line) // 6), "clip_on": False}
+        axes.plot(line[axis], line["mean"], **marks, **styles[method])
+        axes.fill_between(line[axis], low, high, color=styles[method]["color"], alpha=0.12, lw=0)
+    if points[axis].nunique() > 1:
+        axes.set_xlim(points[axis].min(), points[axis].max())
+    axes.set_xlabel(axis.replace("_", " "))
     base.clean(axes)
-    base.whole_numbers(axes.xaxis)
-
-
-def accuracy_against_alpha(study: Study) -> list[Drawing]:
-    """Returns a figure with the final result of every method against alpha, on a logarithmic axis; [] for one alpha."""
-    if column_setting(study) != "alpha":
-        return []
-    groups = panels(study)
-    texts = {
-        condition: condition_text(rest)
-        for rest, conditions in groups.items()
-        for condition in conditions
-    }
-    by_group = study.frame.groupby(["condition", "method"], sort=False)["final"]
-    points = by_group.agg(mean="mean", std="std", n="count").reset_index()
-    points = points[points["n"] > 0]
-    conditions = [study.conditions[position] for position in points["condition"]]
-    points.insert(0, "setting", [texts[condition] for condition in conditions])
-    points.insert(3, "alpha", [column_value(study, condition) for condition in conditions])
-    figure, axes = base.grid(len(groups))
-    for panel, rest in zip(axes, groups, strict=True):
-        _draw_against_alpha(panel, study, points[points["setting"] == condition_text(rest)])
-        base.set_title(panel, condition_text(rest))
-    base.label_rows(axes, metric_label(study.outcome))
-    title = "Final result against alpha, means with one standard deviation"
-    return [Drawing("alphas", title, figure, points.drop(columns="condition"))]
-
-
-def _draw_against_alpha(axes: Axes, study: Study, points: Frame) -> None:
-    """Draws the lines of one panel."""
-    axes.set_xscale("log")
-    for method, look in base.line_styles(study.methods).items():
-        line = points[points["method"] == method]
-        axes.errorbar(
-            line["alpha"],
-            line["mean"],
-            line["std"].fillna(0),
-            ms=4,
-            capsize=2,
-            elinewidth=0.7,
-            **look,
-        )
-    values = sorted(set(points["alpha"]))
-    axes.set_xticks(values, list(map(value_text, values)))
-    axes.set_xlabel(r"Dirichlet $\alpha$ (small is skewed)")
-    axes.minorticks_off()
-    base.clean(axes)
+    if axis == "round":
+        base.whole_numbers(axes.xaxis)
 
 
 # --- differences
@@ -167,47 +106,30 @@ class Bar(NamedTuple):
     outcome: str
 
 
-def differences(study: Study, chosen: Options | None = None) -> list[Drawing]:
-    """Returns a figure of every method minus the baseline, a panel per condition; [] where every pair is compared.
-
-    Args:
-        study: what is drawn.
-        chosen: what is compared; None for final rounds against the default baseline.
-    """
-    chosen = chosen or options(study)
-    if chosen.every_pair or len(study.methods) == 1:
-        return []
+def differences(study: Study, chosen: Options) -> list[Drawing]:
+    """Returns a figure of every method minus the baseline, a panel per condition; [] where every pair is compared."""
     compared = chosen.compared(study)
     shown = compared[compared["n"] > 0]
-    if shown.empty:
+    if chosen.baseline is None or shown.empty:
         return []
     labels = [base.plain(method_title(method)) for method in shown["method"].unique()]
-    height = 0.75 + sum(0.24 + 0.15 * label.count("\n") for label in labels)
+    height = 1.15 + sum(0.24 + 0.15 * label.count("\n") for label in labels)
     by_condition = shown.groupby("condition")
     is_alone = len(by_condition) == 1
     width = NARROW if is_alone else base.WIDTH
-    figure, axes = base.grid(
-        len(by_condition), height / base.PANEL_HEIGHT, width, sharey=True, sharex=True
-    )
-    columns = ["method", "difference", "t_low", "t_high", "outcome"]
+    figure, axes = base.grid(len(by_condition), height, width, sharey=True, sharex=True)
     baseline = method_title(chosen.baseline)
-    label = base.plain(
-        f"{study.outcome.difference_unit} more than {baseline}", 45 if is_alone else 30
-    )
+    columns = ["method", "difference", "t_low", "t_high", "outcome"]
+    label = f"{study.outcome.title}, more than {baseline}"
     for panel, (position, rows) in zip(axes, by_condition, strict=True):
         values = rows[columns].itertuples(index=False)
         draw_bars(panel, [Bar(method_title(method), *others) for method, *others in values])
         panel.tick_params(labelbottom=True)
-        panel.set_xlabel(label)
-        base.set_title(panel, condition_text(study.conditions[position]))
-    numbers = shown[columns].set_axis(["method", "mean", "low", "high", "outcome"], axis=1)
-    numbers.insert(
-        0,
-        "setting",
-        [condition_text(study.conditions[position]) for position in shown["condition"]],
-    )
-    title = f"Methods minus {baseline}, {study.outcome.choice_name(chosen.choice)}, means with 95 % intervals"
-    return [Drawing("differences", title, figure, numbers)]
+        panel.set_xlabel(base.plain(label, 45 if is_alone else 30))
+        panel.set_title(base.plain(condition_text(study.conditions[position]), 40))
+    stands_for = statistics.stands_for(study, chosen.choice)
+    title = f"Methods minus {baseline}, {stands_for}, means with 95 % intervals"
+    return [Drawing("differences", title, figure)]
 
 
 def draw_bars(axes: Axes, bars: Sequence[Bar]) -> None:

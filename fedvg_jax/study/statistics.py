@@ -145,7 +145,7 @@ def leaders(compared: Frame) -> set[tuple[int, str]]:
 
 def family(compared: Frame) -> str:
     """Returns a sentence on the tests."""
-    tested = count(compared["t_p"].count(), "comparison")
+    tested = count(int(compared["t_p"].count()), "comparison")
     return f"Ahead or behind: p < {LEVEL:g} in paired t tests, corrected by Holm over {tested} with a p value."
 
 

@@ -26,7 +26,7 @@ def test_the_page_holds_all_parts_asks_for_nothing_and_names_become_no_elements(
     written = report.write([sweep])
     text = written.paths[-1].read_text(encoding="utf-8")
     assert all(f'id="T_{table.name}"' in text for table in written.tables)
-    assert text.count('src="data:image/png;base64,') == 3
+    assert text.count('src="data:image/png;base64,') == 4
     assert all(line in html.unescape(text) for line in written.findings) and written.findings
     for shown in ("versions.jax", "a" * 40, "failed: ", "python -m fedvg_jax.report"):
         assert shown in text

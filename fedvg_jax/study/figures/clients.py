@@ -154,8 +154,8 @@ def partitions(study: Study, chosen: Options) -> list[Drawing]:
             panel.set_yticks(range(len(names)), [base.plain(str(name), 26) for name in names])
         panel.set(xlabel="client", ylabel="class", title=base.plain(text, 40))
         base.whole_numbers(panel.xaxis)
-        label = "rows (white is none)"
-        bar = figure.colorbar(image, ax=panel, aspect=30, label=label, format="{x:,.0f}")
-        bar.set_ticks(sorted({1, round(most**0.5), int(most)}))
+        bar = figure.colorbar(image, ax=panel, aspect=30, label="rows (white is none)")
+        numbers = sorted({1, round(most**0.5), int(most)})
+        bar.set_ticks(numbers, labels=[f"{number:,}" for number in numbers])
         bar.minorticks_off()
     return [Drawing("partitions", "Training rows by client and class", figure)]

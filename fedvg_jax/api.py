@@ -259,9 +259,9 @@ def run_sweep(
             settings -> tuples of their values. Seeds may be a range "0:5". As in `run`, a seed also draws the
             partition, unless the config or an axis has a `partition_seed`. "hyper.NAME" is a hyperparameter that
             `algorithm` or `weighting` declares. Values of "weighting", "algorithm", "task", "selection", "robust",
-            "send" and "attack" may be objects: {"root": root, "fedvg": "fedvg"}, or a list, in which a function has its
-            own name. Values of "method" may be bundles: {"mine": fv.Method(algorithm=a, weighting=w), "fedavg":
-            "fedavg"}. Tables, figures and folders have these names.
+            "send" and "attack" may be objects: {"root": root, "fedvg": "fedvg"}. Values of "method" may be bundles:
+            {"mine": fv.Method(algorithm=a, weighting=w), "fedavg": "fedavg"}. Tables, figures and folders have these
+            names.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished trials are not run again,
             and refused if they were computed with another object or metric than this call has.
         metrics: as in `run`, for all runs; a report compares them by name.

@@ -218,13 +218,7 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_trials.SweepFile, source
     columns = {name: _typed_list(name, words) for name, words in flags.items()}
     several = {name: values for name, values in columns.items() if len(values) != 1}
     settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
-    kept = []
-    for axis in file.axes:
-        replaced = [name for name in axis.names if name in columns]
-        if replaced and len(axis.names) > 1:
-            flag = command_line.flag_of(replaced[0])
-            raise UsageError(f"{flag} is in a [[zip]] of {source}; change it there")
-        kept += [] if replaced else [axis]
+    kept = [axis for axis in file.axes if not {*axis.names} <= columns.keys()]
     of_file = {name: value for name, value in file.settings.items() if name not in columns}
     layers = (
         Layer(settings={"keep": 1}, source="sweep"),
@@ -254,13 +248,8 @@ def split_flags(argv: Sequence[str]) -> tuple[dict[str, Any], dict[str, list[str
     parser.add_argument("--tune-seeds", nargs="+")
     options, others = parser.parse_known_args(argv)
     parser = command_line.Parser(PROG)
-    command_line.add_settings(parser, nargs="*", action="append")
-    found = command_line.read_words(parser, others)
-    if repeated := next((name for name, several in found.items() if len(several) > 1), None):
-        raise UsageError(
-            f"{command_line.flag_of(repeated)} is given twice; give it once, with all its values"
-        )
-    return vars(options), {name: several[0] for name, several in found.items()}
+    command_line.add_settings(parser, nargs="*", action="extend")
+    return vars(options), command_line.read_words(parser, others)
 
 
 def _typed_list(name: str, words: Sequence[str]) -> list[Any]:

@@ -59,11 +59,10 @@ Named = Mapping[str, Mapping[str, Method]]
 def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Method]]]:
     """Returns axes with names in place of values, and what these names stand for.
 
-    The values of an axis of `AXES`, or of "method", are a dict, name -> object or setting, or a list, in which a
-    function has its own name.
+    Values of an axis of `AXES`, or of "method", that are objects stand in a dict, name -> object or setting.
 
     Raises:
-        UsageError: a value has no name, the name of another one, or one that means a value of the setting.
+        UsageError: a name is none, or means another value of the setting.
 
     >>> def root(task): ...
     >>> plain, named = name_values({"weighting": {"root": root, "baseline": "samples"}, "seed": "0:2"})
@@ -76,37 +75,15 @@ def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Method]]
         )
     plain, named = dict(axes), {}
     for axis in (*AXES, "method"):
-        values = axes.get(axis, "")
+        values = axes.get(axis)
         if not isinstance(values, Mapping):
-            # an algorithm is a named tuple
-            is_list = isinstance(values, (list, tuple)) and not hasattr(values, "_fields")
-            listed = list(values) if is_list else [values]
-            if all(isinstance(value, str) for value in listed):
-                continue
-            values = {_name(axis, value): value for value in listed}
-            if len(values) < len(listed):
-                raise UsageError(f"axes: two values of {axis} have one name, {_names(values)}")
+            continue
         for name, value in values.items():
-            if (
-                not isinstance(name, str)
-                or name in ("", "<lambda>")
-                or _is_taken(axis, name, value)
-            ):
-                raise UsageError(
-                    f"axes: {axis} needs a dict, name -> object, with names of your own; got {_names(values)}"
-                )
+            if not isinstance(name, str) or not name or _is_taken(axis, name, value):
+                raise UsageError(f"axes: {axis} {name!r} needs a name of your own for the object")
         plain[axis] = list(values)
         named[axis] = {name: _as_method(axis, value) for name, value in values.items()}
     return plain, named
-
-
-def _name(axis: str, value: Any) -> str:
-    """Returns the name of a value of a list: of a function its own, of a setting its value."""
-    return registered(axis, value) if isinstance(value, str) else getattr(value, "__name__", "")
-
-
-def _names(values: Mapping[Any, Any]) -> str:
-    return ", ".join(map(repr, values))
 
 
 def _is_taken(axis: str, name: str, value: Any) -> bool:

@@ -8,19 +8,18 @@ trials/NAME/.claim     locked by the process that computes the trial
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, uses
-from fedvg_jax.config.options import choice
 from fedvg_jax.data import datasets, images
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import folder as run_folder, stored as records
 from fedvg_jax.runs.record.history import History
-from fedvg_jax.study import named
 from fedvg_jax.study.sweep_trials import Sweep, Trial
 
 DOCUMENT = "sweep.json"
@@ -113,13 +112,12 @@ def document(
         objects: see `Stored`.
         tuning: see `Stored`.
     """
-    to_all = {name: "" for name in uses.PASSED if name in objects}
     listed = []
     for trial in trials:
         flat = configs.flatten(trial.config)
         settings = {name: value for name, value in flat.items() if name not in uses.HOST}
         entry = {"name": trial.name, "values": trial.values, "settings": settings}
-        listed.append(entry | {"custom": to_all | named.names_of(sweep.named, trial.values)})
+        listed.append(entry | {"custom": trial.custom})
     axes = [axis.as_json() for axis in sweep.axes]
     content = {"title": sweep.title, "axes": axes, "trials": listed, "objects": dict(objects)}
     return uses.plain(content | ({"tuning": dict(tuning)} if tuning else {}))
@@ -141,11 +139,12 @@ def parse(content: Mapping[str, Any], path: Path) -> Stored:
     Raises:
         UsageError: it is damaged.
     """
+    base = content.get("base", {})  # where all trials share settings
     try:
         trials = {
             str(trial["name"]): StoredTrial(
                 trial["values"],
-                configs.apply(Config(), trial["settings"], str(path)),
+                configs.apply(Config(), base | trial["settings"], str(path)),
                 trial.get("custom", {}),
             )
             for trial in content["trials"]
@@ -217,7 +216,7 @@ def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
 
 
 def check_sources(trials: Sequence[Trial]) -> None:
-    """Raises UsageError for data sets, partitions or pretrained weights that a trial would not find."""
+    """Raises UsageError for data sets or pretrained weights that a trial would not find."""
     checked = set()
     for config in (trial.config for trial in trials):
         key = (config.dataset, config.data_dir, config.image_size, config.splits)
@@ -228,9 +227,7 @@ def check_sources(trials: Sequence[Trial]) -> None:
             datasets.check(
                 config.dataset, config.data_dir, cache_dir, size=size, splits=config.splits
             )
-        kind, file = choice(config, "partition")
-        partition = files.user_path(file) if kind == "file" else None
-        for path in (config.init, config.validation.data_dir, partition):
+        for path in (config.init, config.validation.data_dir):
             if path and not path.exists():
                 raise UsageError(f"{path}: no such file or folder")
 
@@ -246,11 +243,15 @@ def read_failure(folder: Path) -> Failure | None:
         return None
 
 
-def write_failure(folder: Path, config: Config, failure: Failure) -> None:
-    """Writes failure.json, beside config.json and the history so far."""
-    if not (folder / "config.json").exists():
-        run_folder.write_json(folder / "config.json", configs.to_json(config))
-    run_folder.write_json(folder / FAILURE, failure._asdict())
+def write_failure(folder: Path | None, config: Config, failure: Failure) -> None:
+    """Writes failure.json to a trial's folder, if it has one; on a full disk the trial stays unfinished."""
+    if folder is None:
+        return
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / "config.json").exists():
+            run_folder.write_json(folder / "config.json", configs.to_json(config))
+        run_folder.write_json(folder / FAILURE, failure._asdict())
 
 
 def is_done(folder: Path, config: Config) -> bool:

@@ -25,7 +25,7 @@ from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten, python_scalar, suggestion
 from fedvg_jax.config.options import SETTINGS, Config, layered, registered
 from fedvg_jax.config.presets import SHORTHANDS
-from fedvg_jax.config.uses import refuse_unused, replaced_with, unmet
+from fedvg_jax.config.uses import PASSED, refuse_unused, replaced_with, unmet
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import named as named_values
 
@@ -81,6 +81,8 @@ class Sweep(NamedTuple):
     title: str = ""
     named: Mapping[str, Mapping[str, named_values.Method]] = {}
     """axis -> name on it -> what that stands for"""
+    given: Mapping[str, str] = {}
+    """argument that takes an object of all trials -> its name; "" for one without"""
 
     @property
     def axes(self) -> list[Axis]:
@@ -102,6 +104,8 @@ class Trial(NamedTuple):
     """the axes' values that the run uses, without folders of data that go with another setting"""
     config: Config
     """checked"""
+    custom: Mapping[str, str] = {}
+    """argument that takes an object from Python -> its name; "" for one without"""
 
 
 # --- axes
@@ -131,10 +135,6 @@ def read_file(path: Path) -> SweepFile:
     if not isinstance(zips, list) or not all(isinstance(table, dict) for table in zips):
         raise UsageError(f"{path}: zip must be tables [[zip]]; got {str(zips)[:100]}")
     axes, tune = (_table(content, name) for name in ("axes", "tune"))
-    if both := sorted(content.keys() & tune.keys()):
-        raise UsageError(
-            f"{path}: {both[0]} has a value and is in [tune]; leave one of the two out"
-        )
     zipped_axes = [zipped(dotted(table), source) for table in zips]
     return SweepFile(content, (*zipped_axes, *cross(axes, source)), str(title), tune, seeds)
 
@@ -270,8 +270,13 @@ def make_trials(sweep: Sweep) -> list[Trial]:
     ['method=fedavg', 'method=fedprox,fedprox.mu=0.1', 'method=fedprox,fedprox.mu=1']
     """
     names = sweep.names
-    if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise UsageError(f"{repeated} is on two axes; give all its values on one")
+    fixed: list[str] = []
+    for layer in reversed(sweep.layers):
+        fixed += layer.settings
+        for name in Sweep((layer,)).names:
+            if name in fixed:
+                raise UsageError(f"{name} is given twice, as an axis or to tune; leave one out")
+            fixed.append(name)
     if sweep.start is not None:
         sweep = sweep._replace(start=check(sweep.start))
         chosen, default = flatten(sweep.start), flatten(Config())
@@ -288,31 +293,24 @@ def make_trials(sweep: Sweep) -> list[Trial]:
 
 def _make_trial(sweep: Sweep, values: Mapping[str, Any]) -> Trial:
     """Returns the trial of a combination of the axes' values."""
-    config, objects = trial_config(sweep, values), named_values.names_of(sweep.named, values)
-    replaced, flat = replaced_with(objects), flatten(config)
+    config, objects = _config_of(sweep, values), named_values.names_of(sweep.named, values)
+    custom, flat = {**sweep.given, **objects}, flatten(config)
+    replaced = replaced_with(custom) - objects.keys() | {PASSED[name] for name in sweep.given}
+    replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
     used = {}
     for axis in sweep.axes:
         for name in axis.names:
             goes_along = name in PLACES and len(axis.names) > 1
-            is_replaced = name in replaced and name not in objects
-            if goes_along or is_replaced or unmet(config, name):
+            if goes_along or name in replaced or unmet(config, name):
                 continue
             # so that 1 and 1.0 are one learning rate
             is_typed = name in flat and name not in sweep.named and values[name] != "native"
             used[name] = flat[name] if is_typed else values[name]
-    return Trial(name_of(used), used, config)
+    return Trial(name_of(used), used, config, custom)
 
 
-def trial_config(sweep: Sweep, values: Mapping[str, Any]) -> Config:
-    """Returns the checked settings of one trial.
-
-    Args:
-        sweep: its layers.
-        values: of all axes, by setting.
-
-    Raises:
-        UsageError: a setting is unknown, or the run would refuse it.
-    """
+def _config_of(sweep: Sweep, values: Mapping[str, Any]) -> Config:
+    """Returns the checked settings of a combination of the axes' values."""
     layers = []
     for layer in sweep.layers:
         on_axes = {name: values[name] for axis in layer.axes for name in axis.names}
@@ -374,3 +372,5 @@ def _refuse_never_used(sweep: Sweep, trials: Sequence[Trial]) -> None:
     for name in sorted({*sweep.layers[-1].settings, *sweep.names} - used):
         if all(unmet(trial.config, name) for trial in trials):
             refuse_unused(trials[0].config, [name])
+        if name in sweep.names and name not in PLACES:
+            raise UsageError(f"axes: {name} has no effect beside objects from Python; leave it out")

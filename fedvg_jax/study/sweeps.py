@@ -12,19 +12,18 @@ import functools
 import logging
 import pickle
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from fedvg_jax.config import SETTINGS, Config
-from fedvg_jax.config.uses import PASSED, replaced_with
 from fedvg_jax.core.identity import identify
 from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError
-from fedvg_jax.resolve.custom import Custom, identities
+from fedvg_jax.resolve.custom import identities
 from fedvg_jax.resolve.experiment import hyper_of
 from fedvg_jax.resolve.method import make_method
 from fedvg_jax.runs import endings
@@ -75,7 +74,7 @@ def compute(trials: Sequence[Trial], out: Path | None, work: Work) -> Results:
     """
     results: Results = {}
     is_here = any(isinstance(slot.executor, executors.Here) for slot in work.slots)
-    folders = {t.name: sweep_folder.trial_folder(out, t.name) if out else None for t in trials}
+    folders = {trial.name: out and sweep_folder.trial_folder(out, trial.name) for trial in trials}
     left = [trial.name for trial in sweep_folder.pending(out, trials)]
     sent = trial_runs.pack(work.recipe) if left and not is_here else None
 
@@ -89,7 +88,7 @@ def compute(trials: Sequence[Trial], out: Path | None, work: Work) -> Results:
     def on_end(trial: Trial, answer: bytes | Computed | Exception) -> bool:
         if isinstance(answer, Exception):
             failure = trial_runs.failure_of(answer)
-            trial_runs.record_failure(folders[trial.name], trial.config, failure)
+            sweep_folder.write_failure(folders[trial.name], trial.config, failure)
             answer = Computed(failure)
         computed = pickle.loads(answer) if isinstance(answer, bytes) else answer
         for line in computed.lines:
@@ -134,22 +133,31 @@ def compute_plan(plan: tuning.Plan, work: Work) -> tuple[list[Trial], Results]:
     if work.recipe.custom.data is None:
         sweep_folder.check_sources(plan.every)
     check(plan.pending, work)
-    trials, chosen, digests = plan.trials, {}, work.recipe.digests
+    trials, chosen = plan.trials, {}
     if plan.out and plan.tuning:
         sweep_folder.refuse_taken(plan.out)
         grid, tried = plan.out / tuning.FOLDER, plan.tuning_trials
-        tuning_sweep = tuning.tuning_sweep(plan.sweep, plan.tuning)
-        sweep_folder.open_folder(grid, sweep_folder.document(tuning_sweep, tried, digests))
-        compute(executors.of_shard(tried, work.shard), grid, work)
+        _compute_in(grid, tuning.tuning_sweep(plan.sweep, plan.tuning), tried, work)
         choices = tuning.choose(grid, tried, plan.tuning)
         for condition, choice in choices.items():
             values = tuning.values_text(choice.values, plan.tuning.grid)
             work.show(f"{condition}: {values} (validation {choice.metric} {choice.score:.4g})")
         trials, chosen = tuning.chosen_trials(trials, choices), tuning.as_json(plan.tuning, choices)
-    if plan.out:
-        content = sweep_folder.document(plan.sweep, trials, digests, chosen)
-        sweep_folder.open_folder(plan.out, content)
-    return trials, compute(executors.of_shard(trials, work.shard), plan.out, work)
+    return trials, _compute_in(plan.out, plan.sweep, trials, work, chosen)
+
+
+def _compute_in(
+    out: Path | None,
+    sweep: Sweep,
+    trials: Sequence[Trial],
+    work: Work,
+    chosen: Mapping[str, Any] = {},
+) -> Results:
+    """Computes this command's part of the trials in the folder of their sweep, which it opens; see `compute`."""
+    if out:
+        content = sweep_folder.document(sweep, trials, work.recipe.digests, chosen)
+        sweep_folder.open_folder(out, content)
+    return compute(executors.of_shard(trials, work.shard), out, work)
 
 
 def result_text(result: History | Failure) -> str:
@@ -157,9 +165,7 @@ def result_text(result: History | Failure) -> str:
     if isinstance(result, Failure):
         return f"{result.kind} in round {result.round} ({result.reason})"
     name = "accuracy" if "test_accuracy_final" in result.summary else "loss"
-    value = result.summary.get(f"test_{name}_final")
-    text = f"{value:.2%}" if name == "accuracy" and value is not None else f"{value}"
-    return f"test {name} {text}, {result.summary['run_seconds']:.1f} s"
+    return f"test {name} {result.summary.get(f'test_{name}_final')}"
 
 
 # --- checks before the first run
@@ -175,8 +181,8 @@ def check(trials: Sequence[Trial], work: Work) -> None:
     """Checks the given objects, and the settings of tensors, before the first run.
 
     Raises:
-        UsageError: an axis varies what an object replaces, a hyperparameter is unknown or out of range, or a model, the
-            data, the partition or an object cannot be used.
+        UsageError: a hyperparameter is unknown or out of range, or a model, the data, the partition or an object cannot
+            be used.
     """
     recipe, prepared = work.recipe, work.prepared
     for trial in trials:  # contradictions are found before the data are read
@@ -198,21 +204,6 @@ def check(trials: Sequence[Trial], work: Work) -> None:
         except UsageError as error:
             prefix = f"trial {trial.name}: " if len(trials) > 1 else ""
             raise UsageError(f"{prefix}{error}") from None
-    parts = [part for pair in built.values() for part in pair]
-    declared = {parameter.name for part in parts for parameter in part.hyperparameters}
-    _refuse_replaced(trials, recipe.custom, declared)
-
-
-def _refuse_replaced(trials: Sequence[Trial], custom: Custom, declared: Collection[str]) -> None:
-    """Raises UsageError for an axis that has no effect beside a given object, which declares some hyperparameters."""
-    replaced = replaced_with(custom.names) | {PASSED[name] for name in custom.names}
-    replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
-    on_axes = dict.fromkeys(name for trial in trials for name in trial.values)
-    for name in on_axes:
-        if name in replaced and (name not in SETTINGS or name not in declared):
-            raise UsageError(
-                f"axes: {name} has no effect beside {'=, '.join(custom.names)}=; leave one of them out"
-            )
 
 
 # --- from Python
@@ -247,7 +238,8 @@ def run_sweep(
         raise UsageError(f"jobs {jobs}: executor has the processes; leave out jobs")
     plain, methods = named.name_values(axes)
     layer = Layer(sweep_trials.parse_axes(plain, methods))
-    plan = tuning.make_plan(Sweep((layer,), start, "", methods), out, tuned)
+    sweep = Sweep((layer,), start, "", methods, recipe.custom.names)
+    plan = tuning.make_plan(sweep, out, tuned)
     machine = hardware.current()
     count = executors.num_processes(jobs, plan.pending, machine if machine.is_cpu else None)
     of_objects = identities(recipe.custom, recipe.metrics)
@@ -290,9 +282,7 @@ def _listed(
             # a full disk holds no failure
             result = sweep_folder.read_failure(folder) or stored or result
         if result:
-            custom = work.recipe.replaced(trial)
             digests = {**of_data, **work.recipe.code(trial)}
-            listed.append(
-                SweepResult(trial.name, trial.values, result, trial.config, custom, names, digests)
-            )
+            shared = trial.config, trial.custom, names, digests
+            listed.append(SweepResult(trial.name, trial.values, result, *shared))
     return listed

@@ -6,9 +6,7 @@ processes of an executor: it takes bytes of `cloudpickle`, which also holds func
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import hashlib
 import pickle
 import threading
 import traceback
@@ -62,10 +60,6 @@ class Recipe(NamedTuple):
         """Returns the names that a caller gave to values of a trial, by axis."""
         return {axis: trial.values[axis] for axis in self.named if axis in trial.values}
 
-    def replaced(self, trial: Trial) -> dict[str, str]:
-        """Returns what takes the place of a trial's settings -> its name; "" for one without."""
-        return self.custom_of(trial).names | named.names_of(self.named, trial.values)
-
     def code(self, trial: Trial) -> dict[str, str]:
         """Returns the digests of a trial's objects by argument, and of the metrics."""
         code = {}
@@ -118,12 +112,14 @@ def _traced_anew(method: Method) -> Method:
     return method._replace(**{name: getattr(new, name) for name in objects})
 
 
+OF_DATA = ("dataset", "data_dir", "cache_dir", "image_size", "splits", "group_pattern")
+OF_DATA += ("input", "label", "group", "max_rows")
+"""Settings that a data set is read with."""
+
+
 def data_key(config: Config) -> tuple:
-    """Returns the settings that a data set is read with."""
-    places = config.dataset, config.data_dir, config.cache_dir
-    form = config.image_size, config.splits, config.group_pattern
-    columns = config.input, config.label, config.group
-    return *places, *form, *columns, config.max_rows
+    """Returns a key that is equal for trials of one data set."""
+    return tuple(getattr(config, name) for name in OF_DATA)
 
 
 def program_key(trial: Trial) -> tuple:
@@ -145,9 +141,7 @@ def simulation_of(
             prepared.data[key] = populations.load_data(config)
         custom = custom._replace(data=prepared.data[key])
     cached = prepared.caches.setdefault(tuple(recipe.names(trial).values()), cache.new())
-    experiment = experiments.resolve(config, custom)
-    if experiment.custom:
-        experiment = experiment._replace(custom=recipe.replaced(trial))
+    experiment = experiments.resolve(config, custom)._replace(custom=trial.custom)
     return simulation.assemble(experiment, cached)._replace(
         metrics=recipe.metrics,
         code=recipe.code(trial),
@@ -206,7 +200,7 @@ def _run(
         )
     except Exception as error:  # one trial's error, of whatever kind, must not end the others
         result = failure_of(error, rounds[-1])
-        record_failure(folder, trial.config, result)
+        sweep_folder.write_failure(folder, trial.config, result)
         return Computed(result, lines, *signals[:1])
     if history.summary["interrupted"]:
         return Computed(None, lines, signals[0])
@@ -224,54 +218,36 @@ def failure_of(error: BaseException, num_done: int = 0) -> Failure:
     return Failure("failed", num_done, reason, "".join(traceback.format_exception(error)))
 
 
-def record_failure(folder: Path | None, config: Config, failure: Failure) -> None:
-    """Writes a failure to the trial's folder, if it has one; on a full disk the trial stays unfinished."""
-    if folder:
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            sweep_folder.write_failure(folder, config, failure)
-
-
 # --- in the processes of an executor
 
 TRACED = tuple(name for name in cache.TRACE_SETTINGS if name != "jax_default_device")
 """Settings of jax that a process takes over from the one that sends it trials."""
 
 
-class Sent(NamedTuple):
-    """A recipe as a process of an executor receives it."""
-
-    content: bytes
-    """a recipe and the settings of jax, by `cloudpickle`"""
-    digest: str
-    """of the content"""
-
-
-def pack(recipe: Recipe) -> Sent:
-    """Returns a recipe to send.
+def pack(recipe: Recipe) -> bytes:
+    """Returns a recipe and the settings of jax, by `cloudpickle`.
 
     Raises:
         UsageError: some object cannot be sent; the message has the reason.
     """
     jax_settings = {name: getattr(jax.config, name) for name in TRACED}
     try:
-        content = cloudpickle.dumps((recipe, jax_settings))
+        return cloudpickle.dumps((recipe, jax_settings))
     except Exception as error:  # whatever an object's own `__reduce__` raises
         raise UsageError(
             f"an object cannot be sent to other processes ({one_line(str(error))[:200]}); make it of functions,"
             " numbers and arrays, or leave out jobs and executor"
         ) from None
-    return Sent(content, hashlib.sha256(content).hexdigest())
 
 
-_prepared: dict[str, Prepared] = {}
-"""Digest -> the recipe whose trials this process computed last, with its programs."""
+_prepared: dict[bytes, Prepared] = {}
+"""What `pack` returned -> the recipe whose trials this process computed last, with its programs."""
 
 _LOCK = threading.Lock()
 """A process computes one trial at a time, also where its executor has several threads."""
 
 
-def compute_sent(sent: Sent, trial: Trial, folder: Path | None) -> bytes:
+def compute_sent(sent: bytes, trial: Trial, folder: Path | None) -> bytes:
     """Computes a trial in a process of an executor; returns `Computed` by `cloudpickle`.
 
     Args:
@@ -280,14 +256,14 @@ def compute_sent(sent: Sent, trial: Trial, folder: Path | None) -> bytes:
         folder: of the trial; None to return the whole history.
     """
     with _LOCK:
-        if sent.digest not in _prepared:
-            recipe, jax_settings = pickle.loads(sent.content)
+        if sent not in _prepared:
+            recipe, jax_settings = pickle.loads(sent)
             for name, value in jax_settings.items():
                 if getattr(jax.config, name) != value:
                     jax.config.update(name, value)
             _prepared.clear()
-            _prepared[sent.digest] = prepare(recipe)
-        computed = compute(_prepared[sent.digest], trial, folder)
+            _prepared[sent] = prepare(recipe)
+        computed = compute(_prepared[sent], trial, folder)
     if folder and isinstance(computed.result, History):  # the folder has the rest
         result = computed.result._replace(records=[], variables=None, best_variables=None)
         computed = computed._replace(result=result)

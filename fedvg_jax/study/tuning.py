@@ -139,15 +139,13 @@ def make_plan(sweep: Sweep, out: Path | None, tuning: Tuning | None) -> Plan:
     """Returns a sweep with its trials and its tuning runs.
 
     Raises:
-        UsageError: a setting cannot work at some trial, or no trial uses it; a tuned setting has a value or is an axis,
-            too, or decides whether an axis is used, so that the conditions of the tuning runs are not the sweep's; or a
-            seed of the tuning runs is one of the trials.
+        UsageError: a setting cannot work at some trial, or no trial uses it; a tuned setting decides whether an axis is
+            used, so that the conditions of the tuning runs are not the sweep's; or a seed of the tuning runs is one of
+            the trials.
     """
     trials = sweep_trials.make_trials(sweep)
     if not tuning:
         return Plan(sweep, trials, out)
-    if both := sorted(tuning.grid.keys() & sweep.layers[-1].settings.keys()):
-        raise UsageError(f"{both[0]} has a value and is tuned; leave one of the two out")
     tried = sweep_trials.make_trials(tuning_sweep(sweep, tuning))
     if shared := {trial.config.seed for trial in trials} & {*tuning.seeds}:
         raise UsageError(
@@ -289,14 +287,11 @@ def tuned_by_all(sweeps: Sequence[Stored], num_runs: int) -> set[str]:
 
 
 def different_grids(sweeps: Sequence[Stored]) -> list[str]:
-    """Returns a line for every setting that sweeps have tuned over different values, and one for their seeds."""
-    lines = []
-    tuned = tuned_by_all(sweeps, sum(len(sweep.trials) for sweep in sweeps))
-    for name in sorted(tuned):
-        grids = dict.fromkeys(str(sweep.tuning["settings"][name]) for sweep in sweeps)
-        if len(grids) > 1:
-            lines.append(f"{name} was tuned over different values: {' and '.join(grids)}")
-    seeds = dict.fromkeys(str(sweep.tuning.get("seeds")) for sweep in sweeps)
-    if tuned and len(seeds) > 1:
-        lines.append(f"tuning runs had different seeds: {' and '.join(seeds)}")
-    return lines
+    """Returns a line about sweeps that were tuned over different values, or with different seeds; [] for others."""
+    grids = {}
+    for sweep in sweeps:
+        grid = {**sweep.tuning.get("settings", {}), "seed": sweep.tuning.get("seeds")}
+        grids[repr(sorted(grid.items()))] = grid
+    if len(grids) < 2 or not all(sweep.tuning for sweep in sweeps):
+        return []
+    return [f"sweeps were tuned over different values: {' and '.join(map(str, grids.values()))}"]

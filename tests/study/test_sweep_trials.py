@@ -58,6 +58,8 @@ def test_name_of_a_trial_does_not_change_with_more_values_on_an_axis():
     assert names(crossed(seed=[0, 1, 0], lr=[1, 1.0])) == ["seed=0,lr=1", "seed=1,lr=1"]
     for value in (0.25, np.float32(0.25), np.array(0.25)):
         assert sweep_trials.parse_axes({"lr": value})[0].values == ((0.25,),)
+    hyper = sweep_trials.parse_axes({"hyper.T": np.array([0.5, 2])})[0].values
+    assert hyper == ((0.5,), (2.0,)) and all(type(value) is float for (value,) in hyper)
     assert names(crossed()) == [sweep_trials.ONLY]
 
 

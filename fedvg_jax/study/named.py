@@ -78,16 +78,19 @@ def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Method]]
         values = axes.get(axis)
         if not isinstance(values, Mapping):
             continue
-        for name, value in values.items():
-            if not isinstance(name, str) or not name or _is_taken(axis, name, value):
-                raise UsageError(f"axes: {axis} {name!r} needs a name of your own for the object")
+        if not values or any(_is_wrong(axis, *item) for item in values.items()):
+            raise UsageError(
+                f"axes: {axis} takes a dict, name of your own -> object; got the names {list(values)}"
+            )
         plain[axis] = list(values)
         named[axis] = {name: _as_method(axis, value) for name, value in values.items()}
     return plain, named
 
 
-def _is_taken(axis: str, name: str, value: Any) -> bool:
-    """Returns whether a name is one that a setting takes, and the value is something else."""
+def _is_wrong(axis: str, name: Any, value: Any) -> bool:
+    """Returns whether a name is none, or one that a setting takes for something else than the value."""
+    if not isinstance(name, str) or not name:
+        return True
     is_same = isinstance(value, str) and registered(axis, value) == name.lower()
     return name.lower() in TAKEN.get(axis, ()) and not is_same
 

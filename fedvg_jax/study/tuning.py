@@ -129,7 +129,8 @@ def tuning_sweep(sweep: Sweep, tuning: Tuning) -> Sweep:
     layers = []
     for layer in sweep.layers:
         kept = tuple(axis for axis in layer.axes if not {*axis.names} <= {*RANGED})
-        layers.append(layer._replace(axes=kept))
+        settings = {name: value for name, value in layer.settings.items() if name != "seed"}
+        layers.append(layer._replace(axes=kept, settings=settings))
     added = sweep_trials.cross({**tuning.grid, "seed": tuning.seeds}, "tune")
     layers[-1] = layers[-1]._replace(axes=(*layers[-1].axes, *added))
     return sweep._replace(layers=tuple(layers), title=f"{sweep.title} (tuning)".strip())

@@ -13,7 +13,7 @@ def test_prepare_prints_counts_of_classes_and_clients(tmp_path, capsys):
     assert prepare.main(["npz", *flags]) == 0
     output = capsys.readouterr().out
     for part in (
-        "made: 120 images 6 x 6 x 3, 4 classes",
+        "made: 120 images [6, 6, 3], 4 of 4 classes",
         "0 30, 1 30, 2 30, 3 30",
         "3 clients with 26 to 26 training images",
         "78 to train, 12 to validate, 30 to test",

@@ -150,7 +150,7 @@ def test_arrays_in_a_file_train(tmp_path, capsys):
     size = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
     tensors = json.loads((tmp_path / "model.safetensors").read_bytes()[8 : 8 + size])
     assert tensors["classifier.weight"]["shape"][0] == 3
-    assert "mine: 240 images 16 x 16 x 1, 3 classes" in capsys.readouterr().out
+    assert "mine: 240 images [16, 16, 1], 3 of 3 classes" in capsys.readouterr().out
 
 
 # --- signals before the first round

@@ -24,7 +24,7 @@ def stopped_and_resumed(config):
     """Runs four rounds, of which one is lost, then from the last checkpoint to the fifth."""
     with pytest.raises(KeyboardInterrupt):
         a_run(config, fails_after=3)
-    return a_run(dataclasses.replace(config, rounds=5, resume=config.out, out=None))
+    return a_run(dataclasses.replace(config, rounds=5, resume=str(config.out), out=None))
 
 
 @pytest.fixture

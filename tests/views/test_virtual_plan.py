@@ -63,7 +63,7 @@ def test_a_run_shows_its_virtual_time_and_draws_clients_that_train_twice_in_an_u
     server = "--buffered.size 5 --buffered.concurrency 2"
     assert sim.main([*FLAGS.split(), *server.split(), "--out", str(tmp_path / "run")]) == 0
     shown = capsys.readouterr().out
-    assert len(re.findall(r"loss [\d.]+, virtual time \d", shown)) == 2
+    assert len(re.findall(r"accuracy [\d.]+%, virtual time \d", shown)) == 2
     assert re.search(r"virtual time +│ \d", shown)
 
 
@@ -71,7 +71,7 @@ def test_the_memory_of_a_chunk_counts_the_slots():
     def arguments(**settings):
         made = fv.simulation(fv.Config(**SMALL, join_ratio=0.3, clock=CLOCK, **settings))
         compiled = simulation.trace_chunk(made).lower().compile()
-        return programs.program_bytes(compiled)["arguments"], made.state.versions
+        return programs.program_bytes(compiled), made.state.versions
 
     synchronous, _ = arguments()
     buffered, versions = arguments(buffered={"size": 3, "concurrency": 6})

@@ -12,7 +12,6 @@ learning rate needs no compilation.
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 from collections.abc import Callable
 from concurrent import futures
@@ -266,18 +265,13 @@ def _width(table: Any) -> tuple[int, ...]:
     return (*table.shape[:-2], table.shape[-1])
 
 
-@functools.lru_cache(16)
-def program_bytes(compiled: Any) -> dict[str, int]:
-    """Returns the bytes of a compiled program by part, as XLA plans them; empty where the back end has no plan."""
-    analysis = compiled.memory_analysis()
-    if analysis is None:
-        return {}
-    outputs = analysis.output_size_in_bytes - analysis.alias_size_in_bytes
-    return {
-        "temporaries": analysis.temp_size_in_bytes,
-        "arguments": analysis.argument_size_in_bytes,
-        "results": max(0, outputs),
-    }
+def program_bytes(compiled: Any) -> int:
+    """Returns the bytes of arguments, results and temporaries of a compiled program; 0 where XLA has no plan."""
+    plan = compiled.memory_analysis()
+    if plan is None:
+        return 0
+    outputs = plan.output_size_in_bytes - plan.alias_size_in_bytes
+    return plan.temp_size_in_bytes + plan.argument_size_in_bytes + max(0, outputs)
 
 
 def use_cache(folder: Path) -> None:

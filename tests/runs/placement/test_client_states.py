@@ -15,7 +15,6 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import SimState, UsageError, Variables
 from fedvg_jax.engine import executors
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.placement.client_states import Placement
 from fedvg_jax.runs.record import checkpoint, stored
@@ -185,13 +184,3 @@ def test_a_run_has_the_storage_of_its_placement():
     assert (
         BY_CLIENT._replace(sharding=executors.sharded(4, 1).rows).storage is client_states.DIVIDED
     )
-
-
-# --- state of a program
-
-
-def test_temporaries_of_the_compiled_program_count():
-    sorted_products = jax.jit(lambda x: jax.numpy.sort((x @ x.T).ravel())[::7].sum())
-    compiled = sorted_products.lower(np.ones((512, 8), np.float32)).compile()
-    actual = programs.program_bytes(compiled)
-    assert actual["temporaries"] >= 512 * 512 * 4 and actual["arguments"] == 512 * 8 * 4

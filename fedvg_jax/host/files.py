@@ -7,7 +7,6 @@ import fcntl
 import json
 import os
 import platform
-import tempfile
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -16,8 +15,6 @@ from typing import Any
 from fedvg_jax.host.errors import UsageError
 
 LOCK = ".lock"
-MARKER = ".running"
-"""File that stands for the lock of a folder where files cannot be locked."""
 
 
 def replace(path: Path, text: str) -> None:
@@ -99,8 +96,7 @@ def held(folder: Path) -> Iterator[None]:
                 f"run folder {folder} is in use by {owner}; wait for it, or name another --out"
             )
         (folder / LOCK).write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
-        with contextlib.nullcontext() if can_lock(folder) else marked(folder / MARKER):
-            yield
+        yield
 
 
 @contextlib.contextmanager
@@ -108,7 +104,7 @@ def claimed(path: Path, waits: bool = False) -> Iterator[bool]:
     """Locks a file if no other process holds its lock; yields whether this process now holds it.
 
     The operating system releases the lock when the process ends, however it ends. The file stays. Where files cannot be
-    locked, every process gets its lock: see `can_lock` and `marked`.
+    locked, as on some network mounts, every process gets its lock.
 
     Args:
         path: the file, which is made if it is missing; its folder exists.
@@ -123,49 +119,6 @@ def claimed(path: Path, waits: bool = False) -> Iterator[bool]:
         except OSError:
             pass  # on this mount
         yield True
-
-
-def can_lock(folder: Path) -> bool:
-    """Returns whether files can be locked in a folder, or where it will be made: some network mounts have no locks."""
-    place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
-    if not os.access(place, os.W_OK):
-        return True  # the first file that is written says so
-    with tempfile.TemporaryFile(dir=place) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return False
-    return True
-
-
-@contextlib.contextmanager
-def marked(path: Path) -> Iterator[None]:
-    """Holds a folder by a file in it, which only one process can make, where files cannot be locked.
-
-    The file that a killed process leaves is taken over on the same machine.
-
-    Args:
-        path: the file, in a folder that exists.
-
-    Raises:
-        UsageError: the file is of another process.
-    """
-    import filelock
-
-    # it looks once more after it has removed that of a killed process
-    lock = filelock.SoftFileLock(path, timeout=0.2)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        owner = " on ".join(path.read_text(encoding="utf-8").split()[:2])
-        remedy = f"wait for it, or remove {path} if it has ended"
-        raise UsageError(
-            f"{path.parent} is in use by process {owner}, and its files cannot be locked; {remedy}"
-        ) from None
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def read_object(path: Path) -> dict[str, Any]:

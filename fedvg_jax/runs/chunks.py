@@ -79,7 +79,7 @@ def run_chunks(
         is_single: whether every chunk is a single round.
         virtual_seconds: before the first chunk, for a run with a clock.
     """
-    federation, storage = simulation.federation(sim.experiment), sim.state_placement.storage
+    federation = simulation.federation(sim.experiment)
     store = client_states.open_store(sim.state_placement, federation, state)
     state = client_states.with_client_states(state, ()) if store else state
     state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
@@ -89,7 +89,7 @@ def run_chunks(
     )
     while ahead:
         start, (planned, rounds, data, clients) = time.perf_counter(), ahead
-        state = storage.take(sim.state_placement, store, state, clients)
+        state = client_states.take(sim.state_placement, store, state, clients)
         state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, data, sim.hyper)
         num_done += len(planned)
         ahead = data = None  # so that only two chunks' rows are on the devices
@@ -98,7 +98,7 @@ def run_chunks(
             sim, drawn, num_done, _rounds_of_chunk(sim, num_done, is_single, round_seconds), state
         )
         metrics = jax.device_get(processes.wait(metrics))
-        store = storage.put(store, state, clients)
+        store = client_states.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(planned)])
         records = []
         for number, schedule in enumerate(planned, num_done - len(planned)):

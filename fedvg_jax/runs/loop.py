@@ -8,7 +8,7 @@ import functools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from fedvg_jax.core.types import SimState
@@ -16,7 +16,8 @@ from fedvg_jax.host import hardware, processes
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, endings, starts
 from fedvg_jax.runs.assemble import privacy, simulation
-from fedvg_jax.runs.record import checkpoint, history, provenance, recorder as recording
+from fedvg_jax.runs.placement import client_states
+from fedvg_jax.runs.record import checkpoint, history, recorder as recording
 from fedvg_jax.runs.record.history import History, Record
 
 _log_warning = logging.getLogger(__name__).warning
@@ -55,7 +56,7 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
         UsageError: the run folder cannot be used, or is not as its run left it.
     """
     observers = Observers(**listeners)
-    with open_recorder(sim, observers.log) as recorder:
+    with starts.open_run_folder(sim, observers.log) as recorder:
         start = recorder.start
         if start.records:
             observers.on_records(start.records)
@@ -73,40 +74,6 @@ def export(sim: simulation.Simulation, finished: History) -> None:
     if target and processes.is_first():
         architecture = sim.experiment.model.name or None
         pretrained.save(target, finished.variables, architecture, sim.scaled_by)
-
-
-@contextlib.contextmanager
-def open_recorder(
-    sim: simulation.Simulation, log: Callable[[str], None]
-) -> Iterator[recording.Recorder]:
-    """Yields the recorder of a run, see `starts.open_run_folder`."""
-    experiment = sim.experiment
-    records = experiment.records
-    layers = experiment.method.layer_names(sim.task) if records.folder else ()
-
-    @functools.cache
-    def sources() -> dict[str, str]:
-        fresh = (
-            checkpoint.to_host(sim.state_placement.fresh)
-            if sim.state_placement.has_custom_model
-            else ()
-        )
-        base = checkpoint.to_host(sim.base)
-        return provenance.sources(
-            sim.arrays, sim.partition, sim.data.pool, sim.custom_hyper, fresh, base
-        )
-
-    starts.refuse_different_data(sim, sources)
-    documents = {"layers": layers, "partition": sim.statistics, "scaled_by": sim.scaled_by}
-    settings, num_clients = experiment.settings, experiment.cohorts.num_clients
-    described = starts.Described(
-        settings, num_clients, documents, sources, experiment.custom, sim.code
-    )
-    with starts.open_run_folder(records, sim.state, described, log) as recorder:
-        checkpoint_of = {"checkpoint": str(recorder.start.resumed_from)}
-        remedy = f"let all see the same files of {records.folder}"
-        processes.refuse_different(checkpoint_of, remedy)
-        yield recorder
 
 
 def _finished_history(sim: simulation.Simulation) -> History:
@@ -287,9 +254,9 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None
     with processes.together():
         is_due = recorder.is_checkpoint_due(is_last)
     if processes.largest([is_due])[0]:
-        stored = run.sim.state_placement.storage.save(state, run.sim.experiment.cohorts.num_clients)
+        saved = client_states.save(state, run.sim.experiment.cohorts.num_clients)
         with processes.together():
-            recorder.write_checkpoint(stored, run.read_clock())
+            recorder.write_checkpoint(saved, run.read_clock())
 
 
 def finish(run: Run, state: SimState, stopped_by: str | None) -> History:

@@ -9,19 +9,19 @@ The processes that share a run must have equal settings and data.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from fedvg_jax.core.types import SimState, UsageError
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs.assemble.simulation import Simulation
-from fedvg_jax.runs.experiment import Records
 from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record import checkpoint, folder as run_folder, history, provenance, stored
 from fedvg_jax.runs.record.recorder import BestModel, Recorder, Start
@@ -29,43 +29,30 @@ from fedvg_jax.runs.record.recorder import BestModel, Recorder, Start
 Log = Callable[[str], None]
 """Takes a line for the user."""
 
-
-class Described(NamedTuple):
-    """What a run folder says of a run."""
-
-    settings: Any
-    """the `Config`"""
-    num_clients: int
-    """N"""
-    documents: Mapping[str, Any]
-    """other arguments of `folder.write_settings`, by name"""
-    sources: Callable[[], dict[str, str]]
-    """() -> digests of data and partition, which are computed once"""
-    given: Mapping[str, str]
-    """object that Python passed in place of a setting -> its name; "" without one"""
-    code: Mapping[str, str]
-    """such an object, and "metric NAME" -> digest of its functions and values"""
+Sources = Callable[[], dict[str, str]]
+"""() -> digests of data and partition, which are computed once"""
 
 
 @contextlib.contextmanager
-def open_run_folder(
-    records: Records, state: SimState, described: Described, log: Log
-) -> Iterator[Recorder]:
+def open_run_folder(sim: Simulation, log: Log) -> Iterator[Recorder]:
     """Locks the folder of a run, and yields its recorder; of several processes, only the first writes.
 
     Args:
-        records: what the run records, and its folder; None keeps records in memory only.
-        state: of the simulation before its first round.
-        described: what the folder says of the run.
+        sim: of the run; without a folder, its records stay in memory.
         log: called with one line per problem with the folder.
 
     Raises:
         UsageError: the folder has files already, is in use, cannot be written, or is not as its run left it; or the run
-            has other data or objects.
+            has other data or objects; or the processes have different ones.
     """
-    folder, is_first = records.folder, processes.is_first()
+    records, is_first = sim.experiment.records, processes.is_first()
+    folder, sources = records.folder, functools.cache(functools.partial(sources_of, sim))
+    if processes.count() > 1:
+        places = {"rows": sim.host_rows, "client states": sim.state_placement.is_on_host}
+        values = {name: "host" if on_host else "device" for name, on_host in places.items()}
+        processes.refuse_different(values | sources(), "give all the same files and --placement")
     if folder is None:
-        yield Recorder(records, Start(state, []))
+        yield Recorder(records, Start(sim.state, []))
         return
     with contextlib.ExitStack() as stack:
         with processes.together():
@@ -74,7 +61,7 @@ def open_run_folder(
                     folder.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(files.held(folder))
             log = log if is_first else lambda line: None
-            start = find_start(folder, records.is_resumed, state, described, log)
+            start = find_start(sim, folder, sources, log)
         with processes.together():  # all have read the folder, and now the first process changes it
             if not is_first:
                 recorder = Recorder(records._replace(folder=None), start)
@@ -82,38 +69,53 @@ def open_run_folder(
                 recorder = Recorder(records, start)
             else:
                 pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
-                begin = rewind if records.is_resumed else write_new
-                pending = begin(folder, start, described, pool, log)
+                with files.writing(f"the run folder {folder}", "--out"):
+                    (rewind if records.is_resumed else refuse_taken)(folder, start, log)
+                    layers = sim.experiment.method.layer_names(sim.task)
+                    run_folder.write_settings(
+                        folder, sim.config, layers, sim.statistics, sim.scaled_by
+                    )
+                # in the background, because digests of data take long
+                pending = pool.submit(
+                    _write_manifest, sim, folder, sources, len(start.records), log
+                )
                 recorder = Recorder(records, start, pool, pending)
+        checkpoint_of = {"checkpoint": str(start.resumed_from)}
+        processes.refuse_different(checkpoint_of, f"let all see the same files of {folder}")
         yield recorder
+
+
+def sources_of(sim: Simulation) -> dict[str, str]:
+    """Returns the `provenance.sources` of a simulation."""
+    placement = sim.state_placement
+    fresh = checkpoint.to_host(placement.fresh) if placement.has_custom_model else ()
+    base, hyper = checkpoint.to_host(sim.base), sim.custom_hyper
+    return provenance.sources(sim.arrays, sim.partition, sim.data.pool, hyper, fresh, base)
 
 
 # --- where it starts
 
 
-def find_start(
-    folder: Path, is_resumed: bool, state: SimState, described: Described, log: Log
-) -> Start:
+def find_start(sim: Simulation, folder: Path, sources: Sources, log: Log) -> Start:
     """Returns where a run starts. Changes no file.
 
     Raises:
         UsageError: the run has other data or objects, its history was changed, or no checkpoint is intact.
     """
-    if not is_resumed:
+    state, custom = sim.state, sim.experiment.custom
+    if not sim.experiment.records.is_resumed:
         return Start(state, [])
     manifest = files.read_object_if_any(folder / "manifest.json")
     if manifest:  # a run that was killed in its first seconds has none
-        run_folder.refuse_other_sources(
-            folder, manifest, described.sources(), described.given, described.code
-        )
+        run_folder.refuse_other_sources(folder, manifest, sources(), custom, sim.code)
     elif stored.checkpoints(folder):
         raise UsageError(
             f"{folder} has lost its manifest.json; restore the file, or start a new run"
         )
-    if run_folder.is_finished(folder, described.settings):
+    if run_folder.is_finished(folder, sim.config):
         records = history.read(folder)
         return Start(state, records, resumed_from=len(records), is_finished=True)
-    return after_checkpoint(folder, described.num_clients, state, log) or Start(
+    return after_checkpoint(folder, sim.experiment.cohorts.num_clients, state, log) or Start(
         state, [], resumed_from=0
     )
 
@@ -138,7 +140,7 @@ def after_checkpoint(folder: Path, num_clients: int, state: SimState, log: Log) 
         )
     records = history.parse(lines)
     return Start(
-        client_states.storage_of(state).restore(state, content["state"]),
+        client_states.restore(state, content["state"]),
         records,
         BestModel(max(map(history.quality, records)), content["best"]) if content["best"] else None,
         tuple(content["seconds"].tolist()),
@@ -150,60 +152,29 @@ def after_checkpoint(folder: Path, num_clients: int, state: SimState, log: Log) 
 # --- what is written before the first round
 
 
-def write_new(
-    folder: Path,
-    start: Start,
-    described: Described,
-    pool: ThreadPoolExecutor,
-    log: Log,
-) -> Future:
-    """Writes the files that describe a new run; the manifest in the background, because digests of data take long."""
+def refuse_taken(folder: Path, start: Start, log: Log) -> None:
+    """Raises UsageError if there is a run in the folder of a new one."""
     run_folder.refuse_taken(folder)
-    with files.writing(f"the run folder {folder}", "--out"):
-        run_folder.write_settings(folder, described.settings, **described.documents)
-    return pool.submit(_write_manifest, folder, start, described, log)
 
 
-def rewind(
-    folder: Path,
-    start: Start,
-    described: Described,
-    pool: ThreadPoolExecutor,
-    log: Log,
-) -> Future:
+def rewind(folder: Path, start: Start, log: Log) -> None:
     """Brings a folder back to the round that a run continues from. A kill between two steps leaves it as if written."""
     path, number = folder / stored.HISTORY, len(start.records)
-    with files.writing(f"the run folder {folder}", "--out"):
-        (folder / stored.SUMMARY).unlink(missing_ok=True)
-        earlier = [path for path in stored.checkpoints(folder) if int(path.name) <= number]
-        # later ones have digests of a longer history
-        stored.remove_checkpoints(folder, kept=earlier)
-        if start.history:
-            os.truncate(path, start.history[0])
-        else:
-            log(f"{folder} has no checkpoint to continue from: it starts again with round 1")
-            path.unlink(missing_ok=True)
-        run_folder.write_settings(folder, described.settings, **described.documents)
-    return pool.submit(_write_manifest, folder, start, described, log)
+    (folder / stored.SUMMARY).unlink(missing_ok=True)
+    earlier = [path for path in stored.checkpoints(folder) if int(path.name) <= number]
+    # later ones have digests of a longer history
+    stored.remove_checkpoints(folder, kept=earlier)
+    if start.history:
+        os.truncate(path, start.history[0])
+    else:
+        log(f"{folder} has no checkpoint to continue from: it starts again with round 1")
+        path.unlink(missing_ok=True)
 
 
-def _write_manifest(folder: Path, start: Start, described: Described, log: Log) -> None:
+def _write_manifest(
+    sim: Simulation, folder: Path, sources: Sources, num_done: int, log: Log
+) -> None:
     with files.writing(f"the run folder {folder}", "--out"):
-        number = len(start.records)
-        if provenance.write_manifest(
-            folder,
-            described.sources(),
-            described.given,
-            described.code,
-            number,
-            described.settings.devices,
-        ):
+        objects = sim.experiment.custom, sim.code
+        if provenance.write_manifest(folder, sources(), *objects, num_done, sim.config.devices):
             log("later rounds may differ by rounding: versions or devices differ (manifest.json)")
-
-
-def refuse_different_data(sim: Simulation, sources: Callable[[], dict[str, str]]) -> None:
-    """Raises UsageError if the processes have different `provenance.sources`, such as data and partition."""
-    if processes.count() > 1:
-        places = {"rows": sim.host_rows, "client states": sim.state_placement.is_on_host}
-        values = {name: "host" if on_host else "device" for name, on_host in places.items()}
-        processes.refuse_different(values | sources(), "give all the same files and --placement")

@@ -86,7 +86,8 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         f" {machine.kind}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {data_text(sim.arrays)}; {sizes[0]:,} to train, {num_val:,} to validate,"
         f" {sizes[2]:,} to test",
-        f"clients {config.clients}, partition {partition}{training}; {cohort_size(config)} a round, {config.local_epochs} local"
+        f"clients {config.clients}, partition {partition}{training}; {cohort_size(config)} a round,"
+        f" {config.local_epochs} local"
         f" epochs of batches of {config.batch_size} at lr {config.lr:g}",
         f"model   {_model_text(sim)}",
         f"method  {method_text(config, sim.experiment.custom)}",

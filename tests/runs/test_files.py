@@ -1,7 +1,5 @@
 """Atomic files, locked folders, and signals."""
 
-import errno
-import fcntl
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -89,14 +87,7 @@ def test_signals_are_collected_and_a_second_sigint_has_its_usual_effect():
     assert [endings.exit_code(name) for name in ("SIGHUP", "SIGINT", "SIGTERM")] == [129, 130, 143]
 
 
-@pytest.mark.parametrize("error", [None, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP])
-def test_a_folder_in_use_is_refused_also_on_a_mount_without_locks(tmp_path, monkeypatch, error):
-    if error:
-
-        def no_locks(file, operation):
-            raise OSError(error, os.strerror(error))
-
-        monkeypatch.setattr(fcntl, "flock", no_locks)
+def test_a_folder_in_use_is_refused(tmp_path):
     with files.held(tmp_path):
         with usage_error(str(tmp_path), f"process {os.getpid()}"), files.held(tmp_path):
             pass

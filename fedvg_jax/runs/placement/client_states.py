@@ -1,23 +1,22 @@
 """Client states of a run: which rows store them, where the rows are, and how they are saved.
 
 The client state is what an algorithm or a weighting remembers of a client between rounds. A run stores the rows of all
-clients in one of three ways:
+clients in one of two ways:
 
-- `DEVICE`: one device stores a row for every client, and row k is client k's.
-- `DIVIDED`: each of several devices stores an equal part of these rows, so their number is padded to a multiple of the
-  devices. What is saved has no padding and does not depend on the number of devices.
-- `HOST`: the host stores the rows of all clients sampled so far, in the order of first sampling, and the devices those
-  of a chunk's clients, which they may divide. All shapes on the devices are fixed before the first round.
+- A row for every client on the devices: row k is client k's. Each of several devices may store an equal part of the
+  rows, so their number is padded to a multiple of the devices. What is saved has no padding and does not depend on the
+  number of devices.
+- In a `Store` on the host, the rows of all clients sampled so far, in the order of first sampling, and on the devices
+  those of a chunk's clients, which they may divide. All shapes on the devices are fixed before the first round.
 
-Each is a `Storage`, five functions that a run calls. Rounds take rows on the devices themselves
-(`engine.cohort_states`). Where other processes store some of the rows, every process gets all rows of one tensor at a
-time.
+Rounds take rows on the devices themselves (`engine.cohort_states`). Where other processes store some of the rows, every
+process gets all rows of one tensor at a time.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -59,13 +58,6 @@ class Placement(NamedTuple):
     def is_on_host(self) -> bool:
         """Whether the host stores all client states, and the devices those of a chunk's clients."""
         return self.num_rows is not None
-
-    @property
-    def storage(self) -> Storage:
-        """The functions of this placement."""
-        if self.is_on_host:
-            return HOST
-        return DEVICE if self.sharding is None else DIVIDED
 
 
 class Federation(NamedTuple):
@@ -234,106 +226,27 @@ class Store(NamedTuple):
     written."""
 
 
-class Storage(NamedTuple):
-    """What a run does with client states that are stored in one way.
-
-    All processes must call `put`, `read` and `save`, because they may share the rows. A store is None where the devices
-    store a row for every client.
-    """
-
-    take: Callable[[Placement, Store | None, SimState, np.ndarray], SimState]
-    """(placement, store, state, clients of a chunk) -> the state with the rows of these clients on the devices"""
-    put: Callable[[Store | None, SimState, np.ndarray], Store | None]
-    """(store, state after a chunk, its clients) -> the store with their states; its arrays are changed"""
-    read: Callable[[Placement, Store | None, Tree, np.ndarray], Tree]
-    """(placement, store, tensors of every row on the devices, clients) -> these clients' tensors, leaves [n, ...] on
-    every device; the initial ones for a client that was not sampled yet"""
-    save: Callable[[SimState, int], SimState]
-    """(state after a round, N) -> its copy on the host, as checkpoints store it: with the rows that clients use"""
-    restore: Callable[[SimState, SimState], SimState]
-    """(state before the first round, saved state on the host) -> the saved state, stored as the first one is"""
-
-
-def storage_of(state: SimState) -> Storage:
-    """Returns the functions that save and restore a state; the devices that divide its rows do not matter to these."""
-    return DEVICE if is_by_client(state) else HOST
-
-
-def read(placement: Placement, store: Store | None, state: SimState, clients: np.ndarray) -> Tree:
-    """Returns clients' local tensors or personal models, leaves [n, ...] on every device; () without any.
-
-    All processes must call it.
-
-    Args:
-        placement: of the run.
-        store: of all clients; None where the devices store a row for every client.
-        state: after a round, on the devices.
-        clients: int [n].
-    """
-    if not isinstance(state.clients, local_training.ClientState):
-        return ()
-    return placement.storage.read(placement, store, state.clients.local, clients)
-
-
-# --- a row for every client on the devices ----------------------------------------------------------------------------
-def _take_nothing(
+def take(
     placement: Placement, store: Store | None, state: SimState, clients: np.ndarray
 ) -> SimState:
-    return state
-
-
-def _put_nothing(store: Store | None, state: SimState, clients: np.ndarray) -> Store | None:
-    return store
-
-
-def _read_from_device(
-    placement: Placement, store: Store | None, local: Tree, clients: np.ndarray
-) -> Tree:
-    return tree.take(local, clients.astype(np.int32))
-
-
-def _read_from_devices(
-    placement: Placement, store: Store | None, local: Tree, clients: np.ndarray
-) -> Tree:
-    assert placement.sharding is not None, "several devices divide the rows"
-    return _exchange(placement.sharding)(local, clients.astype(np.int32))
-
-
-def _save_every_client(state: SimState, num_clients: int) -> SimState:
-    return _saved(state, num_clients)
-
-
-def _restore_every_client(state: SimState, saved: SimState) -> SimState:
-    def placed(leaf: jax.Array, stored: np.ndarray) -> Any:
-        first = np.asarray(checkpoint.untyped(leaf).addressable_data(0))[:1]  # all rows are equal
-        rows = np.broadcast_to(first, (leaf.shape[0], *first.shape[1:])).copy()
-        rows[_clients_of_rows(saved, len(stored))] = stored
-        return checkpoint.typed_like(leaf, processes.place(rows, leaf.sharding))
-
-    return _restored(state, saved, jax.tree.map(placed, state.clients, saved.clients))
-
-
-# --- rows of sampled clients on the host ------------------------------------------------------------------------------
-def _take_rows(
-    placement: Placement, store: Store | None, state: SimState, clients: np.ndarray
-) -> SimState:
-    capacity = placement.num_rows
-    assert store is not None and capacity is not None, (
-        "the devices store as many rows as a chunk needs"
-    )
+    """Returns the state with the rows of a chunk's clients on the devices."""
+    if store is None:
+        return state
     rows = store.row_of[clients]
 
     def placed(fresh: Any, stored: np.ndarray) -> jax.Array:
         # rows past the chunk's clients are not read
-        taken = np.zeros((capacity, *stored.shape[1:]), stored.dtype)
+        taken = np.zeros((placement.num_rows or 0, *stored.shape[1:]), stored.dtype)
         np.take(stored, rows, 0, out=taken[: len(rows)], mode="clip")
         return checkpoint.typed_like(fresh, processes.place(taken, placement.sharding))
 
     return with_client_states(state, jax.tree.map(placed, placement.fresh, store.states))
 
 
-def _put_rows(store: Store | None, state: SimState, clients: np.ndarray) -> Store | None:
-    assert store is not None, "it was opened before the first chunk"
+def put(store: Store | None, state: SimState, clients: np.ndarray) -> Store | None:
+    """Returns the store with the states of a chunk's clients; its arrays are changed. All processes must call it."""
+    if store is None:
+        return None
     new, count = clients[store.row_of[clients] == 0], len(store.clients)
     store.row_of[new] = np.arange(count + 1, count + 1 + len(new), dtype=np.int32)
     rows = store.row_of[clients]
@@ -345,31 +258,27 @@ def _put_rows(store: Store | None, state: SimState, clients: np.ndarray) -> Stor
     return store._replace(clients=np.concatenate([store.clients, new]))
 
 
-def _read_from_host(
-    placement: Placement, store: Store | None, local: Tree, clients: np.ndarray
-) -> Tree:
-    assert store is not None, "it was opened before the first chunk"
-    rows = store.row_of[clients]
-    tensors = jax.tree.map(lambda leaf: leaf[rows], store.states.local)
-    return processes.place(tensors, _replicated(placement.sharding))
+def read(placement: Placement, store: Store | None, state: SimState, clients: np.ndarray) -> Tree:
+    """Returns clients' local tensors or personal models, leaves [n, ...] on every device; () without any.
 
+    They are the initial ones for a client that was not sampled yet. All processes must call it.
 
-def _save_sampled_clients(state: SimState, num_clients: int) -> SimState:
-    return _saved(state, len(state.client_ids))
-
-
-def _restore_sampled_clients(state: SimState, saved: SimState) -> SimState:
-    num_rows = len(jax.tree.leaves(saved.clients)[0])
-    return _restored(state, saved, saved.clients, _clients_of_rows(saved, num_rows))
-
-
-DEVICE = Storage(
-    _take_nothing, _put_nothing, _read_from_device, _save_every_client, _restore_every_client
-)
-DIVIDED = DEVICE._replace(read=_read_from_devices)
-HOST = Storage(
-    _take_rows, _put_rows, _read_from_host, _save_sampled_clients, _restore_sampled_clients
-)
+    Args:
+        placement: of the run.
+        store: of all clients; None where the devices store a row for every client.
+        state: after a round, on the devices.
+        clients: int [n].
+    """
+    if not isinstance(state.clients, local_training.ClientState):
+        return ()
+    if store is not None:
+        rows = store.row_of[clients]
+        tensors = jax.tree.map(lambda leaf: leaf[rows], store.states.local)
+        return processes.place(tensors, _replicated(placement.sharding))
+    ids = clients.astype(np.int32)
+    if placement.sharding is None:
+        return tree.take(state.clients.local, ids)
+    return _exchange(placement.sharding)(state.clients.local, ids)
 
 
 # --- stores on the host -----------------------------------------------------------------------------------------------
@@ -458,26 +367,38 @@ def with_all_slots(state: SimState, saved: SimState) -> SimState:
     return saved._replace(versions=jax.tree.map(padded_to, state.versions, saved.versions))
 
 
-def _saved(state: SimState, num_rows: int) -> SimState:
-    """Returns a copy of a state on the host, with the first rows of its client states."""
+def save(state: SimState, num_clients: int) -> SimState:
+    """Returns a copy of a state on the host, as checkpoints store it: with the rows that clients use.
+
+    All processes must call it.
+
+    Args:
+        state: after a round.
+        num_clients: N.
+    """
+    num_rows = num_clients if is_by_client(state) else len(state.client_ids)
     others = checkpoint.to_host(state._replace(clients=()))
     # copies, which no later round overwrites
     states = jax.tree.map(np.array, _rows_on_host(state.clients, num_rows))
     return with_client_states(others, states, others.client_ids)
 
 
-def _restored(state: SimState, saved: SimState, states: Tree, clients: Tree = ()) -> SimState:
-    """Returns a saved state on the devices of `state`, with these client states."""
+def restore(state: SimState, saved: SimState) -> SimState:
+    """Returns a saved state, stored on the host or on the devices as the state before the first round is."""
     saved = with_all_slots(state, saved)
     others = checkpoint.place_like(with_client_states(state, ()), with_client_states(saved, ()))
-    return with_client_states(others, states, clients)
+    num_rows = len(next(iter(jax.tree.leaves(saved.clients)), ()))
+    owners = np.arange(num_rows, dtype=np.int32) if is_by_client(saved) else saved.client_ids
 
+    def placed(leaf: jax.Array, stored: np.ndarray) -> Any:
+        first = np.asarray(checkpoint.untyped(leaf).addressable_data(0))[:1]  # all rows are equal
+        rows = np.broadcast_to(first, (leaf.shape[0], *first.shape[1:])).copy()
+        rows[owners] = stored
+        return checkpoint.typed_like(leaf, processes.place(rows, leaf.sharding))
 
-def _clients_of_rows(saved: SimState, num_rows: int) -> np.ndarray:
-    """Returns int32 [n], the client of each row of a saved state."""
-    return (
-        np.arange(num_rows, dtype=np.int32) if is_by_client(saved) else np.asarray(saved.client_ids)
-    )
+    if not is_by_client(state):
+        return with_client_states(others, saved.clients, np.asarray(owners))
+    return with_client_states(others, jax.tree.map(placed, state.clients, saved.clients))
 
 
 def _rows_on_host(states: Tree, count: int) -> Tree:

@@ -167,31 +167,16 @@ def write_settings(
         scaled_by: means and deviations of columns; None for rows as they are.
     """
     write_json(folder / "config.json", to_json(config))
-    texts = {
-        "layers.json": _readable(list(layers)) if layers else "",
-        "partition.json": _lines_of(partition or {}),
-    }
-    texts[scaling.FILE] = _lines_of(scaled_by.as_json() if scaled_by else {})
-    for name, text in texts.items():
-        if text and not (folder / name).exists():
-            files.replace(folder / name, text)
+    columns = scaled_by and scaled_by.as_json()
+    documents = {"layers.json": list(layers), "partition.json": partition, scaling.FILE: columns}
+    for name, content in documents.items():
+        if content and not (folder / name).exists():
+            files.replace(folder / name, json.dumps(content) + "\n")
 
 
 def write_json(path: Path, value: Any) -> None:
     """Writes indented JSON, atomically."""
-    files.replace(path, _readable(value))
-
-
-def _readable(value: Any) -> str:
-    return json.dumps(value, indent=2) + "\n"
-
-
-def _lines_of(value: Mapping[str, Any]) -> str:
-    """Returns JSON with one line per name, so that long lists stay readable; no text without names."""
-    if not value:
-        return ""
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(part)}" for name, part in value.items())
-    return f"{{\n{lines}\n}}\n"
+    files.replace(path, json.dumps(value, indent=2) + "\n")
 
 
 # --- the run to resume

@@ -134,7 +134,7 @@ class Recorder:
         """Starts writing a checkpoint of the newest round, if the run keeps them.
 
         Args:
-            state: see `client_states.Storage`.
+            state: see `client_states.save`.
             seconds: of compiling and of running, over all parts.
         """
         if not self.keeps_checkpoints or self._pool is None or self.folder is None:

@@ -175,12 +175,3 @@ def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_a
             for rows in (None, executors.sharded(4, 1).rows)
         ]
     assert placed == [True, False] and divided == [1024, None]
-
-
-def test_a_run_has_the_storage_of_its_placement():
-    on_host = client_states.choose("host", MILLION, 2**10, 64)
-    assert on_host.storage is client_states.HOST
-    assert BY_CLIENT.storage is client_states.DEVICE
-    assert (
-        BY_CLIENT._replace(sharding=executors.sharded(4, 1).rows).storage is client_states.DIVIDED
-    )

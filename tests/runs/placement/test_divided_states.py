@@ -33,7 +33,7 @@ def run(devices, callbacks=True, **changes):
     config = replace(SETTINGS, devices=str(devices), **changes)
 
     def keep(record, state):
-        states.append(client_states.DIVIDED.save(state, config.clients))
+        states.append(client_states.save(state, config.clients))
         last[:] = [state]
 
     history = fv.run(config, **GIVEN, callbacks=[keep] if callbacks else [])
@@ -82,7 +82,7 @@ def test_states_of_a_chunk_are_divided_where_the_host_keeps_the_others():
     placement, chunk = sim.state_placement, [sim.schedule(number) for number in range(3)]
     clients, _ = client_states.number_rows(placement, chunk)
     store = client_states.open_store(placement, federation(sim.experiment), sim.state)
-    state = placement.storage.take(placement, store, sim.state, clients)
+    state = client_states.take(placement, store, sim.state, clients)
     assert placement.num_rows % 3 == 0 and rows_held(state) == {placement.num_rows // 3}
     shapes = client_states.shapes_on_devices(placement, sim.state)
     assert jax.tree.map(lambda x: x.sharding, shapes.clients) == jax.tree.map(

@@ -220,7 +220,7 @@ class Task(NamedTuple):
 
     Only algorithms with a loss of their own need it."""
     is_frozen: Callable[[str], bool] | None = None
-    """path of a parameter -> whether no run trains it, such as a constant of the module; None for no such parameter.
+    """path of a parameter -> whether no run trains it, such as a kernel beside an adapter; None for no such parameter.
     `core.trained_part` leaves them out."""
     better: tuple[tuple[str, str], ...] = ()
     """(metric, "higher" or "lower") of its own metrics: which values are better, for reports"""

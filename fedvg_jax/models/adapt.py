@@ -56,8 +56,7 @@ def linen_task(
         block_of: path of a tensor -> name of its block; defaults to the top-level module.
 
     Raises:
-        UsageError: if the module changes another collection, or batch statistics would include padding; or if its
-            outputs lack the leading axis B.
+        UsageError: if the module changes another collection, or batch statistics would include padding.
 
     >>> task = linen_task(nn.Dense(1), lambda output, y: (output[0] - y) ** 2, jnp.ones((1, 3)))
     >>> variables = task.init(jax.random.key(0))
@@ -185,16 +184,9 @@ class _Network(NamedTuple):
         train: bool = False,
         key: Array | None = None,
     ) -> tuple[Tree, Tree]:
-        """Returns the outputs, checked to have one entry per row, and the new statistics."""
+        """Returns the outputs and the new statistics."""
         with _calling(self.kind, x, self.row):
-            outputs, stats = self.apply(params, stats, x, mask, train, key)
-        for path, leaf in tree.by_path(outputs).items():
-            if jnp.shape(leaf)[:1] != (len(mask),):
-                raise UsageError(
-                    f"{self.kind.__name__} returned leaf '{path}' of shape {list(jnp.shape(leaf))}; expected"
-                    f" [{len(mask)}, ...], one output per example of a batch of {len(mask)}"
-                )
-        return outputs, stats
+            return self.apply(params, stats, x, mask, train, key)
 
 
 def _task(
@@ -306,16 +298,14 @@ def _check_statistics(network: _Network) -> None:
 
 def _per_example(name: str, f: PerExample, outputs: Tree, y: Array) -> Array:
     """Returns f of every example, [B]; raises UsageError if f does not return a scalar."""
-    shapes = [list(leaf.shape[1:]) for leaf in (*jax.tree.leaves(outputs), y)]
-    with checks.calling(f"{name} of one example, of output and y {shapes},"):
+    shapes = [list(jnp.shape(leaf)) for leaf in (*jax.tree.leaves(outputs), y)]
+    what = f"{name} of one example, of outputs and y {shapes},"
+    with checks.calling(what):
         values = jax.vmap(f)(outputs, y)
     dtype = jnp.floating if name == "loss" else jnp.generic
     if jnp.shape(values) != (len(y),) or not jnp.issubdtype(values.dtype, dtype):
-        got = checks.described(values)
-        raise UsageError(
-            f"{name} of one example, of output and y {shapes}, must be one number, of a loss a float; got {got} for"
-            f" {len(y)} examples"
-        )
+        got = f"{checks.described(values)} for {len(y)} examples"
+        raise UsageError(f"{what} must be one number, of a loss a float; got {got}")
     return values
 
 

@@ -85,7 +85,7 @@ CASES = [
         linen(nn.Dense(3), nn.BatchNorm(use_running_average=False)),
         "mask",
     ),
-    ("one output of all rows", linen(nn.Dense(1), lambda x: x.mean(0)), "Sequential returned"),
+    ("one output of all rows", linen(nn.Dense(1), lambda x: x.mean(0)), "loss of one example"),
     (
         "an NNX module",
         lambda: fv.nnx_task(nnx.Linear(4, 1, rngs=nnx.Rngs(0)), squared, EXAMPLE),

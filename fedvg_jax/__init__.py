@@ -35,8 +35,8 @@ _NAMES = {
     "fedvg_jax.study.named": "Method",
     "fedvg_jax.study.report": "Compared compare",
     "fedvg_jax.study.sweep_folder": "Failure SweepResult",
-    "fedvg_jax.weightings": "aggregate fisher_trace generalised_weights gradient_norms inverse_norm_weights "
-    "joint_fisher sampled_joint_fisher validation_gradients",
+    "fedvg_jax.weightings": "aggregate generalised_weights gradient_norms inverse_norm_weights "
+    "validation_gradients",
 }
 """Module -> its public names. A name that the module does not define is a module below it."""
 

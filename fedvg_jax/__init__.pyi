@@ -71,12 +71,9 @@ from fedvg_jax.study.report import Compared as Compared, compare as compare
 from fedvg_jax.study.sweep_folder import Failure as Failure, SweepResult as SweepResult
 from fedvg_jax.weightings import (
     aggregate as aggregate,
-    fisher_trace as fisher_trace,
     generalised_weights as generalised_weights,
     gradient_norms as gradient_norms,
     inverse_norm_weights as inverse_norm_weights,
-    joint_fisher as joint_fisher,
-    sampled_joint_fisher as sampled_joint_fisher,
     validation_gradients as validation_gradients,
 )
 

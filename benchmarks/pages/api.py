@@ -12,8 +12,7 @@ import fedvg_jax
 SECTIONS = {
     "scoring": (
         "Score, weigh, aggregate",
-        "validation_gradients gradient_norms inverse_norm_weights generalised_weights aggregate"
-        " joint_fisher sampled_joint_fisher fisher_trace",
+        "validation_gradients gradient_norms inverse_norm_weights generalised_weights aggregate",
     ),
     "runs": (
         "Whole runs",

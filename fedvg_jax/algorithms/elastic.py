@@ -37,7 +37,6 @@ from fedvg_jax.core.types import (
     Published,
     Range,
     Tree,
-    UsageError,
     Variables,
 )
 
@@ -89,13 +88,7 @@ def sensitivity(hyper: Hyper, probe: Probe) -> Tree:
     mu = hyper[MU.name]
 
     def output(params: Tree, batch: Tree, mask: Array) -> Array:
-        outputs = probe.task.predict(params, stats, batch)
-        if not isinstance(outputs, Array) or not jnp.issubdtype(outputs.dtype, jnp.floating):
-            got = f"a {type(outputs).__name__}" if not isinstance(outputs, Array) else outputs.dtype
-            raise UsageError(
-                f"elastic needs one float array [B, ...] from task.predict; got {got}; use another algorithm"
-            )
-        squares = jnp.square(outputs)
+        squares = jnp.square(probe.task.predict(params, stats, batch))
         squares = squares.reshape(len(mask), -1).sum(1)
         return jnp.where(mask, squares, 0).sum() / jnp.maximum(mask.sum(), 1).astype(squares.dtype)
 

@@ -217,7 +217,7 @@ def named(known: Mapping[str, Any], name: str, what: str) -> Any:
 
 
 def dependencies(
-    function: Callable[..., Mapping[str, Tree]], *arguments: Tree, given: str = ""
+    function: Callable[..., Mapping[str, Tree]], *arguments: Tree
 ) -> tuple[dict[str, tuple], Mapping[str, Tree]]:
     """Returns which leaves of the arguments each result depends on, and the results' shapes.
 
@@ -226,7 +226,6 @@ def dependencies(
     Args:
         function: arguments -> name -> result.
         arguments: arrays or shapes.
-        given: a `jax.ad_checkpoint.checkpoint_name`; what a result reads through an array of that name does not count.
 
     Returns:
         Name of a result -> bools in the structure of the arguments; and name -> shapes.
@@ -238,21 +237,12 @@ def dependencies(
     """
     # from jax's cache the second time
     closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    known = {
-        id(array)
-        for eqn in closed.eqns
-        if given and eqn.params.get("name") == given
-        for array in eqn.invars
-    }
-    jaxpr = closed.jaxpr.replace(
-        eqns=[eqn for eqn in closed.eqns if not known & set(map(id, eqn.outvars))]
-    )
     structure = jax.tree.structure(arguments)
     owners = [name for name in sorted(shapes) for _ in jax.tree.leaves(shapes[name])]
 
     def read_by(name: str) -> Any:
         return structure.unflatten(
-            partial_eval.dce_jaxpr(jaxpr, [name == owner for owner in owners])[1]
+            partial_eval.dce_jaxpr(closed.jaxpr, [name == owner for owner in owners])[1]
         )
 
     return {name: read_by(name) for name in shapes}, shapes

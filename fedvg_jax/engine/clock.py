@@ -91,7 +91,8 @@ def checked(clock: Clock, num_clients: int) -> Clock:
     >>> checked(Clock([0.1, 0.2]), 3)
     Traceback (most recent call last):
         ...
-    fedvg_jax.UsageError: clock: step_seconds has 2 values; expected one number, or one for each of 3 clients
+    fedvg_jax.UsageError: clock: step_seconds must be finite and >= 0, one number or one for each of 3 clients; got \
+[0.1, 0.2]
     """
     if not isinstance(clock, Clock):
         raise UsageError(f"clock must be a fedvg_jax.Clock; got a {type(clock).__name__}")
@@ -101,12 +102,12 @@ def checked(clock: Clock, num_clients: int) -> Clock:
         except (TypeError, ValueError):
             raise UsageError(f"clock: {name} must be numbers; got {field!s:.60}") from None
         is_rate = name in ("upload", "download")
-        if values.ndim and values.shape != (num_clients,):
-            expected = f"one number, or one for each of {num_clients} clients"
-            raise UsageError(f"clock: {name} has {values.size} values; expected {expected}")
-        if not ((values > 0) if is_rate else (values >= 0) & (values < math.inf)).all():
-            allowed = "> 0" if is_rate else "finite numbers >= 0"
-            raise UsageError(f"clock: {name} must be {allowed}; got {values.min():g}")
+        is_allowed = (values > 0) if is_rate else (values >= 0) & (values < math.inf)
+        if values.shape not in ((), (num_clients,)) or not is_allowed.all():
+            allowed = "> 0" if is_rate else "finite and >= 0"
+            raise UsageError(
+                f"clock: {name} must be {allowed}, one number or one for each of {num_clients} clients; got {field}"
+            )
     return clock
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -48,16 +49,14 @@ def describe_clients(
     def of_clients(describe: Describe | None, name: str) -> Tree:
         if describe is None:
             return ()
-        first, entries = None, []
+        entries = []
         for client, rows in enumerate(train_rows):
             with checks.calling(f"{name}.describe"):
                 entry = describe(ClientRows(pool.x[rows], pool.y[rows], num_classes))
-            entry = jax.tree.map(np.asarray, entry)
-            first = entry if first is None else first
-            checks.expect(entry, first, f"{name}.describe: client {client}", any_float=True)
-            entries.append(entry)
-        _refuse_nothing(first, name)
-        return jax.tree.map(lambda *leaves: _as_on_devices(np.stack(leaves)), *entries)
+                entries.append(jax.tree.map(_as_on_devices, entry))
+                what = f"{name}.describe: client {client}"
+                checks.expect(entries[-1], entries[0], what, any_float=True)
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *entries)
 
     return Described(
         of_clients(algorithm.describe, "algorithm"), of_clients(weighting.describe, "weighting")
@@ -74,15 +73,7 @@ def check(algorithm: Algorithm, weighting: Weighting, described: Described) -> N
             )
 
 
-def _refuse_nothing(entry: Tree, name: str) -> None:
-    """Raises UsageError for a description without numbers."""
-    leaves = jax.tree.leaves(entry)
-    kinds = {leaf.dtype.kind for leaf in leaves}
-    if not leaves or kinds - set("biuf"):
-        got = ", ".join(str(leaf.dtype) for leaf in leaves) or "nothing"
-        raise UsageError(f"{name}.describe must return a pytree of numbers; got {got}")
-
-
-def _as_on_devices(leaf: np.ndarray) -> np.ndarray:
-    """Returns an array in the dtype that it has in JAX."""
+def _as_on_devices(numbers: Any) -> np.ndarray:
+    """Returns numbers as an array in the dtype that it has in JAX; TypeError for anything else."""
+    leaf = np.asarray(numbers)
     return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype))

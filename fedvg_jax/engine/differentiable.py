@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from jax.flatten_util import ravel_pytree
 
-from fedvg_jax.core import tree, types
+from fedvg_jax.core import types
 from fedvg_jax.core.types import (
     Data,
     Executor,
@@ -36,42 +35,28 @@ Rounds = Callable[[SimState, Schedule, Data, Hyper], tuple[SimState, Metrics]]
 """(state, schedules stacked [R], data, hyper) -> (state, metrics [R, K])"""
 
 
-def unrolled(
-    num_steps: int,
-    *,
-    epochs: int = 1,
-    horizon: int | None = None,
-    remat: bool = True,
-    num_lanes: int = 1,
-) -> Executor:
+def unrolled(num_steps: int, *, epochs: int = 1, remat: bool = True) -> Executor:
     """Returns an executor with loops of static length, so that reverse mode differentiates them too.
 
-    A client's last step is the last iteration; the iterations before its first step are skipped. On one lane they cost
-    nothing, on several they are computed and masked. A client with more than `num_steps` minibatches returns NaN and
+    Clients train one after another. A client's last step is the last iteration; the iterations before its first step
+    are skipped. A client with more than `num_steps` minibatches returns NaN and
     counts as diverged, because a program under jit cannot raise an error.
 
     Args:
         num_steps: most minibatches of a client in a round, of training or of a probe; see `max_steps`.
         epochs: parts into which the loop is split. With `remat`, memory holds the residuals of one part at a time, and
             the clients' models at the beginning of each part.
-        horizon: number of a client's last steps that gradients pass through; None for all. Earlier steps count as
-            constant; for a client with more steps than that, so does the model it started from.
         remat: whether residuals are recomputed when they are needed (`jax.checkpoint`), or kept.
-        num_lanes: clients side by side.
 
     >>> loop = unrolled(4).loop
     >>> derivative = jax.grad(lambda x: loop(jnp.int32(3), lambda i, y: x * y, 1.0))
     >>> float(derivative(2.0))  # of x^3
     12.0
     """
-    num_passed = num_steps if horizon is None else min(horizon, num_steps)
 
     def loop(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
-        return _nan_unless_fits(
-            count,
-            num_steps,
-            _masked(num_steps - count, body, carry, np.arange(num_steps), epochs, remat),
-        )
+        carry = _masked(num_steps - count, body, carry, num_steps, epochs, remat)
+        return _nan_unless_fits(count, num_steps, carry)
 
     def train(make_client: types.MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         client = make_client(shared, schedule)
@@ -80,30 +65,22 @@ def unrolled(
             def step(i: Array, carry: Tree) -> Tree:
                 return client.step(carry, k, schedule.start[k] + i)
 
-            count, times, carry = schedule.num_steps[k], np.arange(num_steps), client.init(k)
-            idle = num_steps - count
-            if num_passed < num_steps:
-                early = lax.stop_gradient(_masked(idle, step, carry, times[:-num_passed], 1, False))
-                carry = tree.where(count > num_passed, early, carry)
-            carry = _masked(idle, step, carry, times[-num_passed:], epochs, remat)
-            return _nan_unless_fits(count, num_steps, carry)
+            return loop(schedule.num_steps[k], step, client.init(k))
 
         ids = jnp.arange(len(schedule.clients), dtype=jnp.int32)
         return map_entries(lambda _, k: local_training(k), (), ids)
 
     def map_entries(f: Callable, shared: Tree, xs: Tree) -> Tree:
-        return lax.map(lambda x: f(shared, x), xs, batch_size=num_lanes if num_lanes > 1 else None)
+        return lax.map(lambda x: f(shared, x), xs)
 
-    return Executor(num_lanes, train, map_entries, loop=loop)
+    return Executor(1, train, map_entries, loop=loop)
 
 
-def over_rounds(round_step: RoundStep, *, horizon: int | None = None, remat: bool = True) -> Rounds:
+def over_rounds(round_step: RoundStep, *, remat: bool = True) -> Rounds:
     """Returns a scan of rounds: (state, schedules stacked [R], data, hyper) -> (state, metrics [R, K]).
 
     Args:
         round_step: from `make_round`. Reverse mode needs an `unrolled` executor in it; forward mode takes any.
-        horizon: number of last rounds that gradients pass through; None for all. The state before them counts as
-            constant.
         remat: whether memory holds only the states between rounds, and each round is recomputed when its residuals are
             needed.
 
@@ -118,17 +95,9 @@ def over_rounds(round_step: RoundStep, *, horizon: int | None = None, remat: boo
     def rounds(
         state: SimState, schedules: Schedule, data: Data, hyper: Hyper
     ) -> tuple[SimState, Metrics]:
-        def scan_part(step: RoundStep, state: SimState, part: slice) -> tuple[SimState, Metrics]:
-            chosen = jax.tree.map(lambda leaf: leaf[part], schedules)
-            return lax.scan(
-                lambda state, schedule: step(state, schedule, data, hyper), state, chosen
-            )
-
-        if horizon is None or horizon >= len(schedules.clients):
-            return scan_part(step, state, slice(None))
-        state, first = lax.stop_gradient(scan_part(round_step, state, slice(-horizon)))
-        state, last = scan_part(step, state, slice(-horizon, None))
-        return state, jax.tree.map(lambda *parts: jnp.concatenate(parts), first, last)
+        return lax.scan(
+            lambda state, schedule: step(state, schedule, data, hyper), state, schedules
+        )
 
     return rounds
 
@@ -180,15 +149,8 @@ def hypergradient(
             raise UsageError(
                 "this executor has no reverse mode; use fedvg_jax.unrolled, or mode='forward'"
             ) from error
-    flat, restore = ravel_pytree(chosen)
-
-    def directional(direction: Array) -> tuple[Array, Array]:
-        return jax.jvp(lambda x: objective_of(restore(x)), (flat,), (direction,))
-
-    value, gradient = jax.vmap(directional, out_axes=(None, 0))(
-        jnp.eye(flat.size, dtype=flat.dtype)
-    )
-    return value, restore(gradient)
+    gradient, value = jax.jacfwd(lambda at: 2 * (objective_of(at),), has_aux=True)(chosen)
+    return value, gradient
 
 
 def _as_float(number: Any) -> Array:
@@ -233,15 +195,15 @@ def max_steps(schedules: Sequence[Schedule]) -> int:
 
 
 def _masked(
-    idle: Array, body: Callable, carry: Tree, times: np.ndarray, parts: int, remat: bool
+    idle: Array, body: Callable, carry: Tree, num_steps: int, parts: int, remat: bool
 ) -> Tree:
-    """Returns the carry after carry <- body(t - idle, carry) for every t >= idle of `times`, in order.
+    """Returns the carry after carry <- body(t - idle, carry) for every t >= idle of 0..num_steps - 1, in order.
 
     Args:
         idle: [] iterations to skip.
         body: (number of the step, carry) -> carry.
         carry: initial carry.
-        times: int [M], consecutive numbers of iterations.
+        num_steps: iterations.
         parts: nested scans of equal length, the first padded with skipped iterations.
         remat: whether to recompute the residuals of each part.
     """
@@ -252,9 +214,9 @@ def _masked(
     def part(carry: Tree, times: Array) -> tuple[Tree, None]:
         return lax.scan(step, carry, times)
 
-    length = -(-len(times) // parts)
-    padding = np.full(-len(times) % length, -1)  # -1 is skipped for every client
-    table = np.concatenate([padding, times]).reshape(-1, length).astype(np.int32)
+    length = -(-num_steps // parts)
+    padding = np.full(-num_steps % length, -1)  # -1 is skipped for every client
+    table = np.concatenate([padding, np.arange(num_steps)]).reshape(-1, length).astype(np.int32)
     scanned = jax.checkpoint(part, prevent_cse=False) if remat else part
     return lax.scan(scanned, carry, jnp.asarray(table))[0]
 
@@ -263,10 +225,7 @@ def _nan_unless_fits(count: Array, most: int, carry: Tree) -> Tree:
     """Returns `carry`, or NaN in its floats if the loop of `most` iterations was too short for `count` steps."""
 
     def checked(leaf: Array) -> Array:
-        return (
-            jnp.where(count <= most, leaf, jnp.nan)
-            if jnp.issubdtype(leaf.dtype, jnp.inexact)
-            else leaf
-        )
+        is_float = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        return jnp.where(count <= most, leaf, jnp.nan) if is_float else leaf
 
     return jax.tree.map(lambda leaf: checked(jnp.asarray(leaf)), carry)

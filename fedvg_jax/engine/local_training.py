@@ -201,7 +201,7 @@ def make_client(
     state, data, hyper = shared
     rule = optimiser(hyper, state.round)
     rule = _separately(rule) if algorithm.personal else rule
-    is_random = checks.takes_key(task.loss)
+    gradients = functools.partial(_gradients, task, algorithm, hyper)
 
     def init(k) -> Carry:
         params, stats = start_of_client(state, schedule, k, local)
@@ -209,45 +209,24 @@ def make_client(
         if algorithm.personal:
             personal = tree.take(state.clients.local, schedules.state_rows(schedule)[k])
             trained = (params, personal.params)
-        return Carry(
-            params,
-            stats,
-            rule.init(trained),
-            tree.wide(jnp.zeros((), tree.dtype(params))),
-            personal,
-        )
-
-    def task_gradients(
-        model: Variables, batch, mask, k, minibatch
-    ) -> tuple[tuple[Array, Tree], Tree]:
-        """Returns ((loss, new statistics), gradients) of the task."""
-        randomness = {"key": minibatch_key(schedule, k, minibatch, LOSS)} if is_random else {}
-        return jax.value_and_grad(task.loss, has_aux=True)(*model, batch, mask, True, **randomness)
+        loss = tree.wide(jnp.zeros((), tree.dtype(params)))
+        return Carry(params, stats, rule.init(trained), loss, personal)
 
     def step(carry: Carry, k, minibatch) -> Carry:
         batch, mask = training_minibatch(data, schedule, minibatch)
         if augment is not None:
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
-        params = carry.params
         received = tree.params_of(anchor(state, schedule, data, k, local))
-        if algorithm.loss is None:
-            (loss, stats), grads = task_gradients(
-                Variables(params, carry.stats), batch, mask, k, minibatch
-            )
-        else:
-            key = minibatch_key(schedule, k, minibatch, LOSS)
-            loss_and_grads = jax.value_and_grad(algorithm.loss, argnums=2, has_aux=True)
-            (loss, stats), grads = loss_and_grads(
-                hyper, task, params, carry.stats, batch, mask, key, received
-            )
-        corrected = algorithm.correct(hyper, grads, params, received)
+        rows = batch, mask, functools.partial(minibatch_key, schedule, k, minibatch, LOSS)
+        (loss, stats), grads = gradients(Variables(carry.params, carry.stats), rows, received)
+        corrected = algorithm.correct(hyper, grads, carry.params, received)
         place = minibatch - schedule.start[k], schedule.num_steps[k]
         grads = local.mask_phase(*place, local.restored(corrected, grads))
-        trained, personal_stats = params, ()
+        trained, personal_stats = carry.params, ()
         if algorithm.personal:
-            (_, personal_stats), own = task_gradients(carry.personal, batch, mask, k, minibatch)
+            (_, personal_stats), own = _task_gradients(task, carry.personal, rows)
             own = algorithm.personal(hyper, own, carry.personal.params, received)
-            grads, trained = (grads, own), (params, carry.personal.params)
+            grads, trained = (grads, own), (carry.params, carry.personal.params)
         with standard_promotion():
             decayed = local.mask_phase(*place, trained)  # decay enters the momentum
             updates, optimiser_state = rule.update(grads, carry.optimiser, decayed)
@@ -260,6 +239,35 @@ def make_client(
         return Carry(params, stats, optimiser_state, carry.loss + loss, personal)
 
     return Client(init, step)
+
+
+Rows = tuple[Tree, Array, Callable[[], Array]]
+"""A minibatch, its mask bool [B], and a function that returns the key of its step."""
+
+
+def _gradients(
+    task: types.Task,
+    algorithm: types.Algorithm,
+    hyper: Hyper,
+    model: Variables,
+    rows: Rows,
+    received: Anchor,
+) -> tuple[tuple[Array, Tree], Tree]:
+    """Returns ((loss, new statistics), gradients) of a model: of the algorithm's loss, or else of the task's."""
+    if algorithm.loss is None:
+        return _task_gradients(task, model, rows)
+    batch, mask, key = rows
+    loss_and_grads = jax.value_and_grad(algorithm.loss, argnums=2, has_aux=True)
+    return loss_and_grads(hyper, task, *model, batch, mask, key(), received)
+
+
+def _task_gradients(
+    task: types.Task, model: Variables, rows: Rows
+) -> tuple[tuple[Array, Tree], Tree]:
+    """Returns ((loss, new statistics), gradients) of the task."""
+    batch, mask, key = rows
+    randomness = {"key": key()} if checks.takes_key(task.loss) else {}
+    return jax.value_and_grad(task.loss, has_aux=True)(*model, batch, mask, True, **randomness)
 
 
 def _separately(rule: optax.GradientTransformation) -> optax.GradientTransformation:

@@ -13,7 +13,6 @@ from fedvg_jax.core import checks, tree, types
 from fedvg_jax.core.checks import dependencies
 from fedvg_jax.core.types import Algorithm, Hyper, Task, Tree, UsageError, Variables
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models.task import recorded_features
 
 _ROWS = 7
 """Of the batch of a trial. A mask [3] would fit 3 channels in place of the rows."""
@@ -60,21 +59,12 @@ def check_task(task: Task, pool: Any) -> None:
     checks.expect(loss, checks.floats(), "task.loss: loss", any_float=True)
     checks.expect(stats, model.stats, "task.loss: stats")
     _check_reads_mask(task, model, batch, mask)
-    _leading(_shapes_of(task.predict, "task.predict", *model, batch), _ROWS, "task.predict: output")
+    _shapes_of(task.predict, "task.predict", *model, batch)
 
 
 def _shapes_of(function: Callable, what: str, *arguments: Any) -> Any:
     with checks.calling(what):
         return jax.eval_shape(function, *arguments)
-
-
-def _leading(pytree: Any, count: int, what: str) -> None:
-    """Raises UsageError for the first leaf without the leading axis of that length."""
-    for path, leaf in tree.by_path(pytree).items():
-        if jnp.shape(leaf)[:1] != (count,):
-            raise UsageError(
-                f"{what} leaf '{path}' has shape {jnp.shape(leaf)}; expected ({count}, ...)"
-            )
 
 
 def _check_reads_mask(task: Task, model: Variables, batch: Any, mask: Any) -> None:
@@ -167,66 +157,51 @@ def check_features(
     name: str = "the algorithm",
     described: Tree = (),
 ) -> None:
-    """Raises UsageError where a loss reads features that no trained tensor affects, or that do not fix the output.
+    """Raises UsageError where a loss reads features that no trained tensor affects.
 
     Args:
         algorithm: its loss may read features.
-        task: the model. Features that its `forward` has from elsewhere than a Linen layer need not fix the output.
+        task: the model.
         pool: the examples, leaves [T, ...].
         hyper: the hyperparameters of the run.
         name: of the algorithm, in errors.
         described: what a client describes, arrays or shapes.
     """
-    if algorithm.loss is None or task.forward is None:
+    forward = task.forward
+    if algorithm.loss is None or forward is None:
         return
     model, batch = jax.eval_shape(task.init, jax.random.key(0)), shapes_of_batch(pool)[0]
-    mask, recorded = jnp.ones(_ROWS, bool), []
+    mask = jnp.ones(_ROWS, bool)
 
-    def forward(model: Variables, batch: Tree) -> dict[str, Tree]:
-        with recorded_features(is_named=True) as last:
-            outputs, stats = task.forward(*model, batch, mask, True)  # pyright: ignore[reportOptionalCall]
-        recorded.append(last)
-        others = outputs._replace(features=None), stats
-        return {"features": outputs.features, "outputs": outputs.outputs, "others": others}
+    def results(model: Variables, batch: Tree) -> dict[str, Tree]:
+        outputs, stats = forward(*model, batch, mask, True)
+        return {"features": outputs.features, "all": (outputs, stats)}
+
+    read, shapes = dependencies(results, model, batch)
+    features = read["features"][0]
+    if shapes["features"] is None or any(jax.tree.leaves(features.params)):
+        return
 
     def loss_of(
         features: jax.Array,
-        others: tuple,
+        outputs: Tree,
         model: Variables,
         batch: Tree,
         hyper: Hyper,
         described: Tree,
     ) -> dict[str, Tree]:
         replayed = task._replace(
-            forward=lambda *_, **__: (others[0]._replace(features=features), others[1])
+            forward=lambda *_, **__: (outputs[0]._replace(features=features), outputs[1])
         )
         anchor = types.Anchor(model.params, *algorithm.init(hyper, model.params), described)
         assert algorithm.loss is not None, "others return above"
         key = jax.random.key(0)
-        loss, _ = algorithm.loss(hyper, replayed, *model, batch, mask, key, anchor)
-        return {"loss": loss}
+        return {"loss": algorithm.loss(hyper, replayed, *model, batch, mask, key, anchor)[0]}
 
-    read, shapes = dependencies(forward, model, batch)
-    features, last = shapes["features"], recorded[0]
-    arguments = features, shapes["others"], model, batch, tree.arrays(dict(hyper)), described
-    if features is None or not dependencies(loss_of, *arguments)[0]["loss"][0]:
-        return
-    which, remedy = (
-        f"the input of {last.layer or 'the last layer'}",
-        "call the head as the last layer",
-    )
-    if not any(jax.tree.leaves(read["features"])):
+    arguments = model, batch, tree.arrays(dict(hyper)), described
+    read, _ = dependencies(loss_of, shapes["features"], shapes["all"], *arguments)
+    if read["loss"][0]:
         raise UsageError(
-            f"{name} needs {which}, which nn.remat or nn.jit hides; call the head without"
-        )
-    if not any(jax.tree.leaves(read["features"][0].params)):
-        raise UsageError(
-            f"{name} would equal FedAvg: this model's features are {which}, which no trained tensor affects; use a"
-            f" model with a hidden layer, such as mlp, or {remedy}"
-        )
-    read, _ = dependencies(forward, model, batch, given=last.name)
-    if not any(jax.tree.leaves(read["features"])) and any(jax.tree.leaves(read["outputs"][1])):
-        raise UsageError(
-            f"{name} needs features that fix the output: this model's are {which}, beside which x affects the output;"
-            f" {remedy}, or give task.forward Outputs.features"
+            f"{name} would equal FedAvg: no trained tensor affects the input of this model's last layer; use a model"
+            " with a hidden layer, such as mlp, and call the head as the last layer"
         )

@@ -43,11 +43,6 @@ from fedvg_jax.weightings.fedvg import (
     fedvg as fedvg,
     inverse_norm_weights as inverse_norm_weights,
 )
-from fedvg_jax.weightings.fisher import (
-    fisher_trace as fisher_trace,
-    joint_fisher as joint_fisher,
-    sampled_joint_fisher as sampled_joint_fisher,
-)
 from fedvg_jax.weightings.signals import (
     gradient_norms as gradient_norms,
     validation_gradients as validation_gradients,

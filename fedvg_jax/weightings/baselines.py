@@ -155,19 +155,18 @@ def sgd_step(task: Task, rate: Array, model: Variables, pool: Tree, rows: Array)
     return tree.like(Variables(tree.sub(model.params, tree.scale(rate, grads)), stats), model)
 
 
-def fitted(task: Task, num_steps: int = 10, rate: float | None = None) -> Weighting:
+def fitted(task: Task, num_steps: int = 10) -> Weighting:
     """Returns weights fitted to D_val by exponentiated gradient steps on the simplex, from uniform weights.
 
         s_k <- s_k exp(-rate dL/ds_k) / sum_j s_j exp(-rate dL/ds_j),    L(s) = loss of sum_k s_k theta_k on all D_val
 
-    BatchNorm in evaluation mode; running statistics take the same weights. Every step costs the gradient of ONE model
-    on D_val, while FedVG costs one for every client. The score is 1 for every client.
+    The rate is `hyper["fitted.rate"]`, per unit of loss; a large one may not lower the loss. BatchNorm is in evaluation
+    mode; running statistics take the same weights. Every step costs the gradient of ONE model on D_val, while FedVG
+    costs one for every client. The score is 1 for every client.
 
     Args:
         task: the model and its loss.
         num_steps: gradient steps.
-        rate: per unit of loss. A small rate lowers the loss at every step; a large one may not. By default it is
-            `hyper["fitted.rate"]`.
 
     Source: Kivinen and Warmuth, "Exponentiated Gradient versus Gradient Descent for Linear Predictors", 1997.
     """
@@ -188,16 +187,14 @@ def fitted(task: Task, num_steps: int = 10, rate: float | None = None) -> Weight
         def step(_, logs: Array) -> Array:
             model, gradient_of_weights = jax.vjp(averaged, weights(logs))
             gradient = signals.mean_gradient(loss, model, view.data.val)
-            step_rate = hyper[RATE.name] if rate is None else rate
-            return logs - step_rate * gradient_of_weights(tree.like(gradient, model))[0]
+            return logs - hyper[RATE.name] * gradient_of_weights(tree.like(gradient, model))[0]
 
         return broadcast_weights(
             weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), view
         )
 
-    read = (RATE,) if rate is None else ()
     return Weighting(
-        signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, hyperparameters=read
+        signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, hyperparameters=(RATE,)
     )
 
 

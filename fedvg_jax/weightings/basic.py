@@ -11,16 +11,7 @@ from jax import Array
 from jax.core import Tracer
 
 from fedvg_jax.core import tree, types
-from fedvg_jax.core.types import (
-    Describe,
-    Hyper,
-    ServerView,
-    Tree,
-    UsageError,
-    Variables,
-    Weighting,
-    WeightingState,
-)
+from fedvg_jax.core.types import Hyper, ServerView, Tree, UsageError, Variables, Weighting
 from fedvg_jax.weightings import aggregation, signals
 
 GIVEN = types.Hyperparameter("given", 1.0, 0.0, doc="weights of the clients, by their numbers")
@@ -36,7 +27,7 @@ def uniform() -> Weighting:
     return by_scalar(signals.nothing)
 
 
-def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
+def given(weights: Any = None) -> Weighting:
     """Returns fixed weights by the clients' numbers, such as learnt ones; they need not sum to 1.
 
         s_k = w_k / sum_j w_j, over the clients j of the cohort
@@ -44,37 +35,22 @@ def given(weights: Any = None, rule: Weighting | None = None) -> Weighting:
     Args:
         weights: w, floats [N] >= 0. None reads `hyper["given"]`, [N] or one number for all clients, by which rounds
             can be differentiated; a client past its end then has the weight NaN.
-        rule: measures the clients: signals, scores and details are its own. None measures nothing.
 
     >>> client = types.ClientReturn(Variables({"w": jnp.zeros(1)}, {}), jnp.int32(7), {}, id=jnp.int32(2))
-    >>> given([1.0, 3.0, 5.0]).signal({}, client, None)[1].tolist()
+    >>> given([1.0, 3.0, 5.0]).signal({}, client, None).tolist()
     5.0
     """
-    rule = rule or uniform()
 
-    def signal(hyper: Hyper, client: types.ClientReturn, data: types.Data) -> tuple[Tree, Array]:
-        values = (
-            hyper["given"]
-            if weights is None
-            else jnp.asarray(weights, tree.wide_dtype(client.variables.params))
-        )
-        own = values.at[client.id].get(mode="fill", fill_value=jnp.nan) if values.ndim else values
-        return rule.signal(hyper, client, data), own
+    def signal(hyper: Hyper, client: types.ClientReturn, data: types.Data) -> Array:
+        if weights is None:
+            values = hyper["given"]
+        else:
+            values = jnp.asarray(weights, tree.wide_dtype(client.variables.params))
+        return values.at[client.id].get(mode="fill", fill_value=jnp.nan) if values.ndim else values
 
-    weigh = aggregation.with_signal(1, weigh_by_scalar)
-    return Weighting(
-        signal=signal,
-        weigh=weigh,
-        score=lambda measured: rule.score(measured[0]),
-        detail=lambda measured: rule.detail(measured[0]),
-        terms=aggregation.single_term(weigh),
-        hyperparameters=(*rule.hyperparameters, *([GIVEN] if weights is None else [])),
-        state=pair_states(rule.state, None),
-        num_clients=np.size(weights)
-        if weights is not None and np.ndim(weights)
-        else rule.num_clients,
-        describe=rule.describe,
-    )
+    num_clients = np.size(weights) if weights is not None and np.ndim(weights) else None
+    read = (GIVEN,) if weights is None else ()
+    return by_scalar(signal)._replace(hyperparameters=read, num_clients=num_clients)
 
 
 def by_scalar(signal: types.Signal) -> Weighting:
@@ -101,10 +77,6 @@ def by_scalar(signal: types.Signal) -> Weighting:
 
 def weigh_by_scalar(hyper: Hyper, raw: Array, view: ServerView) -> Variables:
     """Returns the weights raw_k / sum_j raw_j, for every tensor."""
-    shape = getattr(raw, "shape", None)
-    if shape is None or len(shape) != 1:
-        got = f"shape {shape[1:]}" if shape else type(raw).__name__
-        raise UsageError(f"weighting.signal: by_scalar got {got}; expected one number, of shape ()")
     refuse_negative(raw, "weighting.signal: by_scalar")
     return broadcast_weights(shares(raw, view.participating), view)
 
@@ -113,19 +85,22 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
     """Returns the mean of two weightings, as the paper's FedAvg + FedVG: (s_k + n_k / sum_j n_j) / 2.
 
     The score is the second's.
+
+    Raises:
+        UsageError: one of them has a state, or both describe clients.
     """
+    if first.state or second.state or (first.describe and second.describe):
+        raise UsageError(
+            "a mean takes weightings without a state, of which one may describe clients; use one of them alone"
+        )
 
     def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
         a, b = (w.weigh(hyper, m, view) for w, m in zip((first, second), measured, strict=True))
         return jax.tree.map(lambda x, y: (x + y) / 2, a, b)
 
     def signal(hyper: Hyper, client: types.ClientReturn, data: types.Data) -> tuple[Tree, Tree]:
-        if describe is None:
-            return first.signal(hyper, client, data), second.signal(hyper, client, data)
-        measured = first.signal(hyper, *_described_for(0, client, data))
-        return measured, second.signal(hyper, *_described_for(1, client, data))
+        return first.signal(hyper, client, data), second.signal(hyper, client, data)
 
-    describe = _pair_descriptions(first.describe, second.describe)
     return Weighting(
         signal=signal,
         weigh=weigh,
@@ -133,63 +108,9 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
         detail=lambda measured: first.detail(measured[0]) | second.detail(measured[1]),
         terms=aggregation.mean_terms(first.terms, second.terms),
         hyperparameters=tuple(dict.fromkeys((*first.hyperparameters, *second.hyperparameters))),
-        state=pair_states(first.state, second.state),
         num_clients=first.num_clients or second.num_clients,
-        describe=describe,
+        describe=first.describe or second.describe,
     )
-
-
-def _pair_descriptions(first: Describe | None, second: Describe | None) -> Describe | None:
-    """Returns the descriptions of two weightings as a pair, () for one without; None where neither has one."""
-    if not first and not second:
-        return None
-
-    def describe(rows: types.ClientRows) -> tuple[Tree, Tree]:
-        return first(rows) if first else (), second(rows) if second else ()
-
-    return describe
-
-
-def _described_for(
-    part: int, client: types.ClientReturn, data: types.Data
-) -> tuple[types.ClientReturn, types.Data]:
-    """Returns a client and the data with the descriptions of one weighting of a pair."""
-    described = data.described._replace(weighting=data.described.weighting[part])
-    client = client._replace(described=client.described[part])
-    return client, data._replace(described=described)
-
-
-def pair_states(
-    first: WeightingState | None, second: WeightingState | None
-) -> WeightingState | None:
-    """Returns the state of a weighting with the signals of two; None where neither has one."""
-    if not first and not second:
-        return None
-    pair = [
-        state or WeightingState(lambda *_: ((), ()), lambda _, signals, *__: (signals, ()))
-        for state in (first, second)
-    ]
-
-    def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-        (server, client), (other_server, other_client) = (
-            state.init(hyper, params) for state in pair
-        )
-        return (server, other_server), (client, other_client)
-
-    def recall(hyper: Hyper, signals: Tree, clients: Tree, servers: Tree) -> tuple[Tree, Tree]:
-        (one, state), (other, other_state) = (
-            m.recall(hyper, *own)
-            for m, own in zip(pair, zip(signals, clients, servers, strict=True), strict=True)
-        )
-        return (one, other), (state, other_state)
-
-    def update(hyper: Hyper, servers: Tree, signals: Tree, view: ServerView) -> Tree:
-        return tuple(
-            m.update(hyper, *own, view)
-            for m, own in zip(pair, zip(servers, signals, strict=True), strict=True)
-        )
-
-    return WeightingState(init, recall, update)
 
 
 def shares(raw: Array, participating: Array | bool = True) -> Array:

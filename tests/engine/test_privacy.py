@@ -67,9 +67,7 @@ def test_clipping_holds_where_squares_are_no_number():
         assert norm({"w": np.asarray(after["w"], float)}) <= most * (1 + 1e-6)
 
 
-@pytest.mark.parametrize(
-    ("dtype", "at"), [("bfloat16", 1.0), ("float16", 1.0), ("float32", 2.0**20)]
-)
+@pytest.mark.parametrize(("dtype", "at"), [("bfloat16", 1.0), ("float32", 2.0**20)])
 def test_no_adversary_tells_neighbours_by_how_the_model_is_rounded(dtype, at):
     """Of 21 clients, 10 or 11 move by one unit in the last place: their mean is rounded down or up, and the noise,
     which is smaller than the unit, must not come too late. From z = 1, an adversary is right in 24 of 24 by luck only.
@@ -116,54 +114,25 @@ def change(weights, deltas, other_weights, other_deltas):
 
 def test_no_pair_of_cohorts_exceeds_the_bounds_and_some_reach_them():
     rng, num_clients, num_tensors = np.random.default_rng(0), 4, 9
-    bounds = [
-        f(num_clients, num_tensors) for f in (privacy.fixed, privacy.modelwise, privacy.tensorwise)
-    ]
-    shapes = (num_clients, 1), (num_clients, 1), (num_clients, num_tensors)
-    for _ in range(200):
-        deltas, other = (rng.normal(size=(num_clients, num_tensors)) ** 3 for _ in range(2))
-        deltas, other = (
-            d / np.maximum(np.linalg.norm(d, axis=1, keepdims=True), 1) for d in (deltas, other)
-        )
-        other[1:] = deltas[1:]  # one client is another
-        for number, (bound, shape) in enumerate(zip(bounds, shapes, strict=True)):
-            draw = (
-                (lambda shape=shape: rng.dirichlet(np.full(num_clients, 0.1), shape[1]).T)
-                if number
-                else None
-            )
-            weights, others = (
-                draw() if draw else np.full(shape, 1 / num_clients) for _ in range(2)
-            )
-            assert change(weights, deltas, others, other) <= bound * (1 + 1e-12)
-    first = np.eye(num_clients)[:, :1]
-    away = np.concatenate([-first, 0 * first[:, :1]], 1)
-    assert change(np.full((4, 1), 1 / 4), -away, np.full((4, 1), 1 / 4), away) == pytest.approx(
-        bounds[0]
+    fixed, modelwise, tensorwise = (
+        bound(num_clients, num_tensors)
+        for bound in (privacy.fixed, privacy.modelwise, privacy.tensorwise)
     )
-    assert change(first, -away, first, away) == pytest.approx(bounds[1])
+    equal = np.full((num_clients, 1), 1 / num_clients)
+    for _ in range(200):
+        deltas = rng.normal(size=(num_clients, num_tensors)) ** 3
+        deltas /= np.maximum(np.linalg.norm(deltas, axis=1, keepdims=True), 1)
+        other = deltas * [[-1], [1], [1], [1]]  # one client is another
+        assert change(equal, deltas, equal, other) <= fixed
+        for num_weights, bound in ((1, modelwise), (num_tensors, tensorwise)):
+            weights, others = rng.dirichlet(np.full(num_clients, 0.1), (2, num_weights))
+            assert change(weights.T, deltas, others.T, other) <= bound
+    first = np.eye(num_clients)[:, :1]
+    assert change(equal, first, equal, -first) == pytest.approx(fixed)
+    assert change(first, first, first, -first) == pytest.approx(modelwise)
     # u takes of every client its own tensor: its norm, half of the bound, is sqrt(K) and not 1
     own = np.eye(num_clients, num_tensors)
-    assert norm((own * own).sum(0)) == pytest.approx(bounds[2] / 2)
-
-
-def test_the_noise_has_its_variance_in_every_coordinate():
-    """The variance of n normal numbers is within 5 of its standard deviations, sqrt(2 / n), of sigma^2."""
-    count, values = 40000, {"dp.clip": jnp.float32(C), "dp.noise_multiplier": jnp.float32(Z)}
-    params = {"a": jnp.ones(count), "b": jnp.zeros((count, 1))}
-    for sensitivity, factor in (
-        (privacy.fixed, 2 / 8),
-        (privacy.modelwise, 2),
-        (privacy.tensorwise, 2 * 2**0.5),
-    ):
-        noisy = privacy.add_noise(values, jax.random.key(0), params, sensitivity, 8)
-        noise = jax.tree.map(np.subtract, noisy, params)
-        for part in jax.tree.leaves(noise):
-            np.testing.assert_allclose(
-                part.var() / (Z * C * factor) ** 2, 1, atol=5 * (2 / count) ** 0.5
-            )
-        correlation = np.mean(noise["a"] * noise["b"][:, 0]) / (Z * C * factor) ** 2
-        assert abs(correlation) < 5 / count**0.5
+    assert norm((own * own).sum(0)) == pytest.approx(tensorwise / 2)
 
 
 def test_a_round_is_the_oracle_of_clipped_updates_and_one_noise(x64):

@@ -71,14 +71,6 @@ def test_each_step_draws_from_seed_round_client_and_step(x64):
     worlds.assert_close(state.variables.params, expected, 1e-12)
 
 
-def test_lanes_of_client_chunks_draw_the_same_numbers(x64):
-    expected, state = (
-        one_round(WORLD.schedule(0)),
-        one_round(WORLD.schedule(0, 2, client_chunk_size=2), worlds.TWO_LANES),
-    )
-    worlds.assert_close(state.variables, expected.variables, 1e-12)
-
-
 def test_scoring_does_not_depend_on_the_key():
     variables, data = worlds.variables(task=TASK), WORLD.data()
     client = ClientReturn(variables, jnp.int32(1), variables.params)

@@ -12,7 +12,6 @@ from fedvg_jax import config, resolve
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Variables
 from fedvg_jax.engine import robust
-from fedvg_jax.models import transforms
 from fedvg_jax.resolve.custom import Custom
 from fedvg_jax.weightings import basic
 
@@ -25,24 +24,24 @@ DROPPED = {"all there": [], "two dropped": [0, 7], "one there": [0, 1, 2, 3, 5, 
 KEY = jax.random.key(7)
 
 
-def view(seed=0, spread=1.0):
+def view():
     """A global model of two tensors and a statistic, and K clients around it."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     shapes = Variables({"a": (3, 2), "b": (4,)}, {"mean": (2,)})
     model = jax.tree.map(
         lambda shape: rng.normal(size=shape), shapes, is_leaf=lambda x: type(x) is tuple
     )
-    clients = jax.tree.map(lambda x: x[None] + spread * rng.normal(size=(K, *x.shape)), model)
+    clients = jax.tree.map(lambda x: x[None] + rng.normal(size=(K, *x.shape)), model)
     return jax.tree.map(jnp.asarray, (model, clients))
 
 
 _renormalised = worlds.jit(basic.renormalise_over_participating)
 
 
-def weights_of(model, dropped=(), seed=1):
+def weights_of(model, dropped=()):
     """Unequal weights, one per tensor and client; 0 for those that are dropped."""
     participating = jnp.asarray(~np.isin(np.arange(K), dropped))
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(1)
     raw = jax.tree.map(lambda _: jnp.asarray(rng.uniform(0.5, 2, K)), model)
     return _renormalised(participating, jax.tree.map(lambda w: w / w.sum(), raw))
 
@@ -134,38 +133,6 @@ def test_a_client_of_weight_0_may_have_diverged(x64, name):
     jax.tree.map(np.testing.assert_array_equal, *results)
 
 
-@pytest.mark.parametrize("name", ["median", "trimmed_mean", "krum", "clipped_mean"])
-def test_one_outlier_moves_the_mean_and_no_robust_rule(name):
-    """In float32, where the square of 1e30 is infinite."""
-    model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), view())
-    clients = jax.tree.map(lambda x: x.at[4].set(-1e30), clients)
-    weights = jax.tree.map(lambda _: jnp.full(K, 1 / K), model)
-    assert all(
-        np.abs(x).min() > 1e28
-        for x in jax.tree.leaves(joined(robust.weighted_mean, model, clients, weights))
-    )
-    joined_model = joined(RULES[name], model, clients, weights, clip_norm=1.0)
-    # an honest client is within 5 deviations of the model, entry by entry; the clipped mean is within the clip norm
-    jax.tree.map(
-        lambda x, theta: np.testing.assert_array_less(np.abs(x - theta), 5),
-        joined_model.params,
-        model.params,
-    )
-
-
-@pytest.mark.parametrize("scale", [1e-4, 1e3])
-def test_krum_orders_clients_of_half_precision(scale):
-    """Squares of 1e-4 are 0 in float16, and those of 1e3 infinite."""
-    offsets = jnp.array([9.0, 8.0, 2.0, 1.0, 1.5])
-    own = Variables({"w": jnp.zeros(4, jnp.float16)}, {})
-    clients = Variables(
-        {"w": (scale * jnp.broadcast_to(offsets[:, None], (5, 4))).astype(jnp.float16)}, {}
-    )
-    weights = Variables({"w": jnp.full(5, 0.2)}, {})
-    chosen = robust.krum(1, 1)({}, own, clients, weights).params["w"]
-    np.testing.assert_array_equal(chosen, clients.params["w"][4])
-
-
 def test_the_trim_is_the_floor_of_the_exact_product_and_keeps_a_client():
     for hundredths in range(50):
         cuts = robust._cuts(hundredths / 100, 200)
@@ -194,20 +161,6 @@ def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(by_argument))
 
 
-# --- clipping
-
-
-def test_with_a_huge_norm_clipping_is_the_mean_to_the_bit():
-    model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), view())
-    weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, [0, 7]))
-    models = [
-        joined(rule, model, clients, weights, clip_norm=1e6)
-        for rule in (robust.weighted_mean, robust.clipped_mean)
-    ]
-    jax.tree.map(np.testing.assert_array_equal, *models)
-    assert not np.array_equal(models[0].params["a"], model.params["a"])
-
-
 # --- settings
 
 
@@ -216,18 +169,12 @@ def test_settings_reach_the_round():
         "attack": "scaling:3",
         "robust": "clipped_mean:2",
         "tuning.steps": 2,
-        "augment": "flip_crop",
     }
     settings = config.apply(config.Config(), changes, "test")
     hyper = resolve.hyperparameters.scalars(settings)
     method = resolve.method.make_method(settings, Custom())
     assert method.aggregate is robust.clipped_mean and method.num_tuning_steps == 2
-    assert method.augment is transforms.AUGMENTATIONS["flip_crop"]
-    assert [float(hyper[name]) for name in ("clip_norm", "attack_scale", "tuning.lr")] == [
-        2.0,
-        3.0,
-        np.float32(0.01),
-    ]
+    assert [float(hyper[name]) for name in ("clip_norm", "attack_scale")] == [2.0, 3.0]
     ids, model = jnp.arange(20, dtype=jnp.int32), {"w": jnp.zeros(())}
     clients = Variables({"w": jnp.ones(20)}, {})
     disturbed = method.disturb(hyper, KEY, ids, Variables(model, {}), clients).params["w"]

@@ -1,6 +1,5 @@
 """Laws of the schedule: its streams, its table of minibatches, its plan of the lanes."""
 
-import collections
 import itertools
 
 import numpy as np
@@ -52,8 +51,7 @@ def same(a, b):
 
 def test_a_cohort_is_sampled_without_replacement_in_random_order():
     drawn = [schedules.cohort(0, number, 20, 10)[0] for number in range(50)]
-    assert all(len(set(c)) == 10 and set(c) <= set(range(20)) for c in drawn)
-    assert len({tuple(c) for c in drawn}) == 50 and any(np.any(np.diff(c) < 0) for c in drawn)
+    assert all(len(set(c)) == 10 for c in drawn) and any(np.any(np.diff(c) < 0) for c in drawn)
     # 500 seats over 20 clients: 25 each, with a binomial deviation of sqrt(50 / 4) = 3.5
     assert np.abs(np.bincount(np.concatenate(drawn), minlength=20) - 25).max() < 5 * 3.5
 
@@ -72,23 +70,12 @@ def test_a_clients_minibatches_depend_on_seed_round_and_id_alone():
             np.testing.assert_array_equal(minibatches_of(schedule, k), alone[number, c])
             positions.add((c, k))
     assert len(positions) > 7  # clients did change their place
-    others = [
-        len(rows) if c != 6 else 30 for c, rows in enumerate(clients_of([5, 5, 5, 5, 5, 5, 30]))
-    ]
-    moved = [rows - 5 * 6 + 35 for rows in clients_of(others)]
-    schedule = make(0, moved, cohort_size=7)
-    np.testing.assert_array_equal(
-        minibatches_of(schedule, list(schedule.clients).index(6)), alone[0, 6]
-    )
 
 
-@pytest.mark.parametrize("probability", [0.0, 0.3])
-def test_clients_drop_out_with_their_probability(probability):
-    """Of 2,000 seats; five deviations of sqrt(2000 p q) = 20 at 0.3."""
-    participating = [schedules.cohort(0, number, 20, 10, probability)[1] for number in range(200)]
-    assert abs(np.sum(~np.array(participating)) - 2000 * probability) <= (
-        5 * 20 if probability else 0
-    )
+def test_clients_drop_out_with_their_probability():
+    """Of 2,000 seats; five deviations of sqrt(2000 p q) = 20."""
+    participating = [schedules.cohort(0, number, 20, 10, 0.3)[1] for number in range(200)]
+    assert abs(np.sum(~np.array(participating)) - 600) <= 5 * 20
 
 
 def test_dropout_changes_neither_the_cohort_nor_its_minibatches():
@@ -113,11 +100,6 @@ def test_a_straggler_s_epochs_depend_on_seed_round_and_client_alone_and_take_eve
         for client, steps in zip(schedule.clients, schedule.num_steps, strict=True):
             assert drawn.setdefault((seed, number, int(client)), int(steps)) == steps
     assert set(drawn.values()) == {4, 6, 8}
-    for axis in range(3):  # each of the three matters
-        counts = collections.defaultdict(set)
-        for key, steps in drawn.items():
-            counts[key[:axis] + key[axis + 1 :]].add(steps)
-        assert any(len(distinct) > 1 for distinct in counts.values())
 
 
 # --- probes
@@ -144,13 +126,6 @@ def test_a_probe_reads_a_share_of_a_client_s_rows_and_may_exclude_them_from_trai
         assert len(probe_rows) == probed - (probed % 4 == 1) and probe_rows <= set(mine)
         assert schedule.num_samples[k] == len(mine) - (probed if apart else 0)
         assert trained <= set(mine) and not (apart and trained & probe_rows)
-
-
-def test_a_probe_that_shares_rows_does_not_change_training():
-    plain, probing = make(capacity=128), make(capacity=128, probe_ratio=0.5)
-    assert probing.probe_steps.any() and not plain.probe_steps.any()
-    for k in range(len(plain.clients)):
-        np.testing.assert_array_equal(minibatches_of(plain, k), minibatches_of(probing, k))
 
 
 def test_single_batches_are_the_first_of_the_epochs():
@@ -188,23 +163,6 @@ def test_every_row_is_used_once_per_epoch_except_a_last_single_row(size, epochs,
         assert np.array_equal(epoch.reshape(-1)[: len(used)], used)  # padding comes last
 
 
-def test_every_epoch_has_an_order_of_its_own():
-    epochs = schedules.minibatches(np.arange(20), 3, 4, np.random.default_rng(0)).reshape(3, 20)
-    assert len({tuple(order) for order in epochs}) == 3
-
-
-@given(st.integers(0, 40), st.integers(2, 9), st.integers(0, 3), st.booleans())
-def test_a_table_holds_its_rows_in_order_for_any_capacity(size, batch_size, spare, keep_single):
-    needed = -(-size // batch_size)
-    table = schedules.table(np.arange(size), batch_size, needed + spare, keep_single)
-    kept = size - (size % batch_size == 1 and not keep_single)
-    assert table.shape == (needed + spare, batch_size)
-    assert (
-        table.reshape(-1)[:kept].tolist() == list(range(kept))
-        and (table.reshape(-1)[kept:] == -1).all()
-    )
-
-
 # --- the table of a round
 
 
@@ -212,11 +170,8 @@ def test_a_table_holds_its_rows_in_order_for_any_capacity(size, batch_size, spar
 def test_no_cohort_of_any_partition_exceeds_the_capacity(sizes, epochs, batch_size, data):
     cohort_size = data.draw(st.integers(1, len(sizes)))
     needed = epochs * sum(sorted(-(-n // batch_size) for n in sizes)[-cohort_size:])
-    assert (
-        needed
-        <= epochs * (sum(sizes) // batch_size + cohort_size + 1)
-        <= schedules.capacity(sum(sizes), cohort_size, epochs, batch_size)
-    )
+    assert needed <= epochs * (sum(sizes) // batch_size + cohort_size + 1)
+    assert needed <= schedules.capacity(sum(sizes), cohort_size, epochs, batch_size)
 
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4))
@@ -263,10 +218,6 @@ def played(plan):
     return lanes
 
 
-def makespan(plan):
-    return int(plan.length.sum())
-
-
 @given(STEPS, LANES)
 def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, lanes):
     """One after the other, never two at a time, though they may change lanes."""
@@ -286,38 +237,8 @@ def test_every_step_of_every_client_runs_once_in_order_on_one_device(num_steps, 
         assert [step for _, step, _ in visits] == list(range(steps))
 
 
-@given(STEPS, LANES)
-def test_segments_fit_the_plan_and_the_remaining_ones_are_empty(num_steps, lanes):
-    num_lanes, together = lanes
-    plan = lane_plan.plan_lanes(num_steps, num_lanes, together)
-    used = int(plan.num_segments)
-    assert used <= len(plan.length) - num_lanes // together and lane_plan.client_chunk_size(
-        plan
-    ) == len(num_steps)
-    assert (plan.length[:used] > 0).all()
-    assert (
-        not plan.length[used:].any()
-        and not plan.reset[used:].any()
-        and not plan.finish[used:].any()
-    )
-    assert (num_steps > 0).sum() <= plan.reset.sum() == plan.finish.sum() <= len(plan.length)
-
-
 @given(STEPS, st.integers(1, 14))
 def test_lanes_of_one_device_reach_the_optimal_makespan(num_steps, num_lanes):
     """No client can be on two lanes at once, and no lane does more than one step at a time."""
     longest, share = num_steps.max(), -(-num_steps.sum() // num_lanes)
-    assert makespan(lane_plan.plan_lanes(num_steps, num_lanes, num_lanes)) == max(longest, share)
-
-
-@given(st.lists(st.integers(0, 30), min_size=1, max_size=6).map(np.array), st.integers(1, 3))
-def test_the_longest_lane_is_within_4_thirds_of_the_optimum(num_steps, num_lanes):
-    """Graham (1969): longest first takes at most 4/3 - 1/(3L) of the optimum, here by exhaustive search."""
-    loads = (
-        np.bincount(lanes, num_steps, num_lanes).max()
-        for lanes in itertools.product(range(num_lanes), repeat=len(num_steps))
-    )
-    assert (
-        makespan(lane_plan.plan_lanes(num_steps, num_lanes))
-        <= (4 / 3 - 1 / (3 * num_lanes)) * min(loads) + 1e-9
-    )
+    assert lane_plan.plan_lanes(num_steps, num_lanes, num_lanes).length.sum() == max(longest, share)

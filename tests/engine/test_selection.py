@@ -3,17 +3,14 @@
 import dataclasses
 import functools
 import itertools
-import types
 
 import jax
 import numpy as np
-from support import resolved
 from support.small_sweeps import timeless
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import Population
 from fedvg_jax.engine import schedule
-from fedvg_jax.runs.assemble import tables
 
 CONFIG = fv.Config(
     rounds=4, clients=8, join_ratio=0.25, local_epochs=1, eval_every=2, alpha=1.0, model="linear"
@@ -55,42 +52,6 @@ def test_by_size_takes_clients_without_rows_last():
     assert all({1, 3} < draw for draw in draws)
 
 
-def test_power_of_choice_takes_the_largest_losses_of_its_candidates():
-    losses, asked = np.array([0.5, 3.0, 2.0, 1.0, 2.5, 0.1]), []
-
-    def losses_of(ids):
-        asked.append(ids)
-        return losses[ids]
-
-    for round in range(50):
-        chosen = fv.selection.power_of_choice(4).choose(
-            population(round, [1, 2, 3, 4, 5, 6], 2, losses_of)
-        )
-        candidates = asked[-1].tolist()
-        assert (
-            candidates
-            == fv.selection.by_size().choose(population(round, [1, 2, 3, 4, 5, 6], 4)).tolist()
-        )
-        assert chosen.tolist() == sorted(candidates, key=lambda client: -losses[client])[:2]
-
-
-def test_power_of_choice_takes_clients_without_rows_last():
-    """Losses of one's own may be negative."""
-    task = types.SimpleNamespace(metrics=lambda sums: {"loss": -1.0})
-    program, state = (
-        types.SimpleNamespace(evaluate=lambda *_: {}, task=task),
-        types.SimpleNamespace(variables=None),
-    )
-    rows, data = (
-        [np.arange(0), *np.arange(7).reshape(7, 1)],
-        types.SimpleNamespace(base=None, pool=None),
-    )
-    cohort = tables.make_select(
-        resolved.cohorts(POWER), fv.selection.power_of_choice(8), program, data, rows
-    )
-    assert all(0 not in cohort(round, state) for round in range(20))
-
-
 def test_a_run_selects_by_the_losses_of_each_rounds_model():
     history, sim = run(POWER), fv.simulation(POWER)
     state, sizes = sim.state, [len(rows) for rows in sim.partition.train]
@@ -107,14 +68,6 @@ def test_a_run_selects_by_the_losses_of_each_rounds_model():
         assert record["clients"] == sorted(candidates, key=lambda client: -mean_loss(client))[:2]
         state, _ = sim.step(state, round)
     jax.tree.map(np.testing.assert_array_equal, state.variables, history.variables)
-
-
-def test_a_run_selects_by_size_from_the_stream_of_its_seed_and_round():
-    sim = fv.simulation(dataclasses.replace(CONFIG, selection="size", seed=3))
-    sizes = [len(rows) for rows in sim.partition.train]
-    for number in range(3):
-        expected = fv.selection.by_size().choose(population(number, sizes, 2, seed=3))
-        assert sim.schedule(number, sim.state).clients.tolist() == expected.tolist()
 
 
 def test_a_resumed_run_selects_as_an_uninterrupted_one(tmp_path):

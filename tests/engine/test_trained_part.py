@@ -76,27 +76,6 @@ def test_running_statistics_are_trained_with_their_layer_or_where_they_are_chose
     assert {*tree.paths(trained), *tree.paths(base)} == {*tree.paths(worlds.variables())}
 
 
-def test_clients_share_the_products_of_the_base():
-    """Four clients' inputs times the frozen kernel are one product: clients are no batch axis of it."""
-    (task, trained, _), clients = parts(), 3
-    stacked = tree.repeat((trained, batch()), clients)
-    gradients = jax.vmap(
-        lambda model, rows: jax.grad(task.loss, has_aux=True)(*model, *rows, True)[0]
-    )
-    products = [
-        e for e in programs.equations(gradients, *stacked) if e.primitive.name == "dot_general"
-    ]
-    first = next(e for e in products if e.outvars[0].aval.shape == (clients, 4, worlds.HIDDEN))
-    assert first.params["dimension_numbers"] == (((2,), (0,)), ((), ()))
-    shapes = [v.aval.shape for e in programs.equations(gradients, *stacked) for v in e.outvars]
-    # no kernel of the frozen layer, nor its gradient
-    assert (
-        clients,
-        6,
-        worlds.HIDDEN,
-    ) not in shapes
-
-
 @pytest.mark.parametrize("conv", ["gemm", "winograd", "planes", "lax"])
 def test_clients_share_every_convolution_of_the_base(conv):
     """Only the products of the head, its output and its gradient, have an axis of clients."""

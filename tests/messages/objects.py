@@ -226,7 +226,7 @@ CASES = [
     (
         "elastic of a dict",
         simulation(predicting(lambda z: {"z": z}), algorithm="elastic"),
-        "elastic",
+        "algorithm.probe",
     ),
     ("precision beside a task", simulation(precision="bfloat16"), "precision bfloat16"),
     ("norm beside a task", simulation(model="resnet18", norm_layers="group"), "norm_layers group"),
@@ -317,9 +317,4 @@ CASES = [
         "params",
     ),
     ("no validation batch", gradients(THREE, np.zeros((0, 4))), "val_batches"),
-    (
-        "two lengths",
-        lambda: fv.joint_fisher(lambda params, x: x, {"w": TWO}, (jnp.ones((4, 2)), TWO)),
-        "examples",
-    ),
 ]

@@ -65,12 +65,6 @@ def test_weights_are_those_of_samples(x64, a, b):
     np.testing.assert_allclose(weights, SAMPLES / SAMPLES.sum(), rtol=1e-12)
 
 
-@pytest.mark.quick
-def test_of_equal_clients_the_one_closer_to_the_global_distribution_weighs_more():
-    weights, _ = weights_of(np.array([[4, 4, 4], [6, 5, 1], [12, 0, 0]]), EVERYONE[:3])
-    assert (np.diff(weights) < 0).all()
-
-
 def test_a_client_without_rows_has_a_finite_weight():
     weights, scores = weights_of(np.array([[4, 4, 4], [0, 0, 0], [1, 0, 0]]), EVERYONE[:3])
     assert np.isfinite(weights).all() and np.isfinite(scores).all()

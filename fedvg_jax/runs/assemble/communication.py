@@ -35,7 +35,7 @@ from fedvg_jax.core.types import (
     Tree,
     Waited,
 )
-from fedvg_jax.engine import local_training
+from fedvg_jax.engine import contracts, local_training
 from fedvg_jax.runs.assemble.programs import Bound, Program
 from fedvg_jax.runs.record.history import SENT, Record
 
@@ -84,7 +84,8 @@ def round_traffic(
         tree.entry_shapes(data.described.algorithm),
     )
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
-    make = functools.partial(_traced, program.algorithm, program.bind, stats_too, shapes)
+    algorithm = contracts.checked(program.algorithm, "algorithm")
+    make = functools.partial(_traced, algorithm, program.bind, stats_too, shapes)
     is_read, messages = program.cached(("traffic", *cache.key_of_shapes(shapes)), make)
     unread = jax.ShapeDtypeStruct((0,), jnp.float32)
     read = jax.tree.map(lambda leaf, used: leaf if used else unread, state.server, is_read[0])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -20,7 +17,6 @@ from fedvg_jax.core.types import (
     Task,
     Tree,
     UsageError,
-    Variables,
 )
 
 
@@ -71,46 +67,6 @@ def sends_messages(algorithm: Algorithm) -> bool:
         return algorithm.report(hyper, params, Anchor(params, server, client), jnp.ones(()))[1:]
 
     return bool(jax.tree.leaves(jax.eval_shape(messages)))
-
-
-# --- an algorithm with clients that keep the models that they trained
-
-
-class WithModel(NamedTuple):
-    """A client's state under `keeping_models`."""
-
-    state: Tree
-    """The algorithm's own."""
-    kept_model: Variables
-    """The model after the newest local training, without the running statistics that the server averages."""
-
-
-def keeping_models(base: Algorithm) -> Algorithm:
-    """Returns an algorithm with the rounds of `base`; its clients also remember their trained models."""
-
-    def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
-        server, state = base.init(hyper, params)
-        return server, WithModel(state, _variables(params))
-
-    def report(
-        hyper: Hyper, params: Tree, anchor: Anchor, displacement: Array
-    ) -> tuple[Tree, Tree, Tree]:
-        state, *messages = base.report(hyper, params, _of_base(anchor), displacement)
-        return WithModel(state, _variables(params)), *messages
-
-    def of_base(function: Callable[..., Any] | None) -> Any:
-        return function and (lambda *arguments: function(*arguments[:-1], _of_base(arguments[-1])))
-
-    loss, correct, personal = map(of_base, (base.loss, base.correct, base.personal))
-    return base._replace(init=init, report=report, loss=loss, correct=correct, personal=personal)
-
-
-def _of_base(anchor: Anchor) -> Anchor:
-    return anchor._replace(client=anchor.client.state)
-
-
-def _variables(params: Tree) -> Variables:
-    return params if isinstance(params, Variables) else Variables(params, {})
 
 
 # --- losses of their own

@@ -154,8 +154,6 @@ def _training_problems(config: Config) -> Iterator[str]:
         yield f"selection power_of_choice:D takes the cohort's {least} to the {config.clients} clients; got {given}"
     if config.norm_layers == "frozen" and not config.init:
         yield "norm_layers frozen keeps statistics of a trained model; name one by --init, or use --norm-layers batch"
-    if config.keep == 0 and "client_models" in listed(config.record):
-        yield "record client_models is stored in checkpoints, and keep 0 writes none; use --keep 1 or more"
     if config.test_ratio + config.val_ratio >= 1:
         yield f"test_ratio + val_ratio must be below 1; got {config.test_ratio + config.val_ratio}"
     if config.batch_size == 1 and as_reference(config, "single-rows"):
@@ -204,8 +202,6 @@ def _privacy_problems(config: Config) -> Iterator[str]:
         yield "normalise columns takes statistics of the clients' rows without noise; dp needs normalise none"
     if config.dataset in ("breast_cancer", "wine", "iris"):
         yield f"dataset {config.dataset} is scaled by statistics of all clients' rows without noise; dp needs another"
-    if "client_models" in listed(config.record):
-        yield "record client_models stores the clients' models without noise; dp needs it left out"
     if config.tuning.steps and options.choice(config, "validation.source")[0] == "clients":
         yield "tuning.steps trains on D_val, rows of the clients, without noise; dp needs an external validation.source"
     if config.dp.delta * config.clients >= 1:

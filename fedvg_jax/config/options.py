@@ -60,7 +60,6 @@ RECORDS = (
     "client_val_loss",
     "client_drift",
     "client_joint_fisher",
-    "client_models",
 )
 RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy")
 """Names in `record`."""
@@ -432,8 +431,7 @@ class Config(Shorthands):
     on the test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update; client_joint_fisher,
     the trace of its empirical Fisher information on D_val, by tensor. At evaluations: confusion, the confusion matrix
     of the test set; accuracy_by_client, the global model's accuracy on each client's own test rows; personal_accuracy,
-    the accuracy of the client's own model, if a method has such models. In checkpoints: client_models, for
-    History.client_variables."""
+    the accuracy of the client's own model, if a method has such models."""
     devices: str = setting("auto", topic="Hardware", word="INT|auto")
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
     devices."""

@@ -63,9 +63,9 @@ class Clock(NamedTuple):
             seed: of the run.
         """
         clients = np.asarray(clients)
+        fields = (np.asarray(field, np.float64) for field in self[:4])
         step, fixed, upload, download = (
-            np.broadcast_to(np.asarray(field, np.float64), (self._count(clients),))[clients]
-            for field in self[:4]
+            values[clients] if values.ndim else values for values in fields
         )
         total = bytes_down / download + fixed + np.asarray(steps) * step + bytes_up / upload
         if not self.jitter:
@@ -75,11 +75,6 @@ class Clock(NamedTuple):
             for client in clients.tolist()
         ]
         return total * np.exp(self.jitter * np.array(normal))
-
-    def _count(self, clients: np.ndarray) -> int:
-        """Returns N, or a number of clients that is large enough where all fields are single numbers."""
-        sizes = [np.size(field) for field in self[:4] if np.ndim(field)]
-        return sizes[0] if sizes else int(clients.max(initial=0)) + 1
 
 
 def checked(clock: Clock, num_clients: int) -> Clock:

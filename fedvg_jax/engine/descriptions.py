@@ -76,4 +76,6 @@ def check(algorithm: Algorithm, weighting: Weighting, described: Described) -> N
 def _as_on_devices(numbers: Any) -> np.ndarray:
     """Returns numbers as an array in the dtype that it has in JAX; TypeError for anything else."""
     leaf = np.asarray(numbers)
+    if leaf.dtype.kind not in "biuf":
+        raise TypeError(f"{leaf.dtype} is no number")
     return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype))

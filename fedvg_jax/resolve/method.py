@@ -7,7 +7,7 @@ from typing import Any
 
 import optax
 
-from fedvg_jax.algorithms.base import keeping_models, sends_messages
+from fedvg_jax.algorithms.base import sends_messages
 from fedvg_jax.config import SETTINGS, WEIGHTINGS, Config, client_chunk_size, cohort_size
 from fedvg_jax.config.fidelity import as_reference, listed
 from fedvg_jax.config.methods import algorithm_of, weighting_names
@@ -49,8 +49,6 @@ def make_method(config: Config, custom: Custom) -> Method:
     algorithm = make_algorithm(config, custom)
     rule = custom.aggregate or SETTINGS["robust"].made(config)
     _refuse_contradictions(config, custom, algorithm, rule)
-    if "client_models" in records:
-        algorithm = keeping_models(algorithm)
     is_attacked = custom.attack is not None or config.attack != "none"
     corrupt = corrupt_clients(config, is_attacked)
     attack = SETTINGS["attack"].made(config)

@@ -77,7 +77,7 @@ def test_runs_with_descriptions_agree_to_the_bit_on_the_host_and_resumed(tmp_pat
     whole = records(fv.run(config))
     assert records(fv.run(replace(config, placement="host"))) == whole
     fv.run(replace(config, rounds=2, out=tmp_path / "run"))
-    assert records(fv.run(replace(config, resume=tmp_path / "run"))) == whole
+    assert records(fv.run(replace(config, resume=str(tmp_path / "run")))) == whole
 
 
 def test_all_clients_send_a_weighting_s_description_before_the_first_round_and_none_of_an_algorithm():

@@ -172,26 +172,6 @@ def test_a_resumed_run_goes_on_with_the_local_tensors_and_the_errors_of_what_was
     assert whole.records[-1]["bytes_up"] == 2 * num_sent * (4 + 4), "of two clients"
 
 
-def test_personal_accuracies_are_those_of_the_global_model_with_each_client_s_tensors():
-    """Of every client that has test rows, its own model on them."""
-    settings = {"clients": 2, "partition_seed": 42, "rounds": 2, "local_epochs": 1, "lanes": "1"}
-    made = config.Config(method="fedper", record="personal_accuracy", **settings)
-    sim, states = resolve.experiment.simulation(made), []
-    record = fv.run(
-        made, callbacks=[lambda record, state: states.append(jax.tree.map(jnp.copy, state))]
-    ).records[-1]
-    for client, rows in enumerate(sim.partition.test):
-        own = HEAD.merge(states[-1].variables, tree.take(states[-1].clients.local, client))
-        if len(rows):
-            expected = fv.evaluate(sim.task, own, (sim.arrays.x[rows], sim.arrays.y[rows]))[
-                "accuracy"
-            ]
-            assert record["personal_accuracy"][client] == pytest.approx(expected)
-    assert record["personal_accuracy_mean"] > record["test_accuracy"] and any(
-        map(len, sim.partition.test)
-    )
-
-
 # --- constant gradients, which show every step: 1 and 3 of the two clients, for a sent and for a local scalar
 
 

@@ -193,9 +193,7 @@ def client_variables(run: Path | str, client: int) -> Variables:
 
 def _of_client(client: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns a client's own tensors among all leaves, and the global model's tensors in place of others."""
-    own = {}
-    for name in ("kept_model", "state.kept_model", "local"):  # the tensors of `local` are not sent
-        own |= _with_prefix(f"state.clients.{name}.", leaves)
+    own = _with_prefix("state.clients.local.", leaves)
     if not own:
         raise ValueError("clients keep no model")
     owners = leaves.get("state.client_ids", np.arange(len(next(iter(own.values())))))

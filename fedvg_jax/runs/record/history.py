@@ -164,9 +164,7 @@ class History(_Results):
         """Returns a client's own model from the newest intact checkpoint, on the host.
 
         It is the personal model of a method with one, and where tensors stay with the clients the global model with
-        the client's. With `client_models` in `record` it is, under any algorithm, the model that the client trained in
-        the newest round in which it took part, with the client's local tensors and the running statistics of the global
-        model.
+        the client's.
 
         Raises:
             UsageError: the run has no folder, or no checkpoint holds such a model.

@@ -1,6 +1,5 @@
 """The round where clients drop out, diverge or straggle, and the clients' optimisers."""
 
-import itertools
 import json
 from dataclasses import replace
 
@@ -115,25 +114,19 @@ def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64):
 
     def weigh(hyper, raw, view):
         weights = basic.broadcast_weights(basic.shares(raw, view.participating), view)
-        spoilt = (jnp.arange(5) == position) & view.participating & ~jnp.isfinite(hyper["weight"])
-        return jax.tree.map(lambda w: jnp.where(spoilt, hyper["weight"], w), weights)
+        factors = jnp.where(jnp.arange(5) == position, hyper["factor"], 1)
+        return jax.tree.map(lambda w: jnp.where(view.participating, factors * w, 0), weights)
 
     rule = Weighting(signal, weigh, score=lambda raw: raw, detail=basic.no_detail)
     step, state = worlds.make_round(WORLD, algorithm, rule), worlds.state(WORLD, algorithm, TASK)
-    for where, bad in itertools.product(("signal", "weight"), (np.nan, np.inf)):
-        hyper = (
-            worlds.hyper()
-            | {"signal": jnp.float64(most), "weight": jnp.float64(0)}
-            | {where: jnp.float64(bad)}
-        )
+    dropped = without(schedule, [position])
+    for signal_of_most, factor in ((np.inf, 1.0), (most, np.nan)):
+        own = {"signal": signal_of_most, "factor": factor}
+        hyper = worlds.hyper() | jax.tree.map(jnp.float64, own)
         after, metrics = step(state, schedule, WORLD.data(), hyper)
-        expected, expected_metrics = step(state, without(schedule, [position]), WORLD.data(), hyper)
-        worlds.assert_close(after, expected, 1e-12)
-        np.testing.assert_allclose(metrics.weights, expected_metrics.weights, rtol=1e-12)
-        assert (
-            metrics.finite.tolist() == [k != position for k in range(5)]
-            and metrics.weights[position] == 0
-        )
+        expected, expected_metrics = step(state, dropped, WORLD.data(), hyper)
+        worlds.assert_close((after, metrics.weights), (expected, expected_metrics.weights), 1e-12)
+        assert metrics.finite.tolist() == [k != position for k in range(5)]
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,6 @@ SETTINGS = [
     (BUFFERED | {"algorithm": "scaffold"}, "buffered.size"),
     (BUFFERED | {"algorithm": "ditto"}, "buffered.size"),
     (BUFFERED | {"send": "topk:0.1"}, "buffered.size"),
-    (BUFFERED | {"record": "client_models"}, "buffered.size"),
     (BUFFERED | {"local": "^classifier/", "model": "mlp"}, "local"),
     (BUFFERED | {"dp.clip": 1.0, "weighting": "uniform"}, "dp"),
     (BUFFERED | {"dropout": 0.1}, "dropout"),

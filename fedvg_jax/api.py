@@ -429,12 +429,10 @@ def evaluate(
             metrics |= {f"{part}_{name}": value for name, value in named.items()}
         return metrics
     kind = type(data).__name__
-    if scaled_by and scaled_by.label:
+    if scaled_by:
         data = scaled_by.batch(data)
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
         data = Batch(*(_as_leaf(part, name) for part, name in zip(data, ("x", "y"), strict=True)))
-    if scaled_by and not scaled_by.label and isinstance(data, Batch):
-        data = data._replace(x=scaled_by.scaled(data.x))
     num_rows = checks.num_rows(data, "data")
     num_minibatches = -(-num_rows // ROWS)
     # at most a quarter more, so that tables share programs

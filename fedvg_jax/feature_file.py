@@ -16,7 +16,7 @@ from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.images import Size
 from fedvg_jax.host import files
-from fedvg_jax.resolve import data as populations, model as models
+from fedvg_jax.resolve import model as models
 
 ROWS = 64
 """Rows of a pass through the network."""
@@ -47,8 +47,8 @@ def write(
     if os.path.lexists(path):
         raise UsageError(f"out {path}: the file exists; name another, or remove it")
     target = files.export_target(path, "out")
-    if scaled_by := populations.make_columns(config, arrays):
-        arrays = populations.encoded(arrays, scaled_by)
+    if arrays.table is not None:
+        raise UsageError("features are of arrays, and not of tables; use images or an .npz")
     task, row_shape = _task(config, arrays, size)
     variables = models.make_variables(config, task.init)
     extract = _extractor(task, variables, row_shape)

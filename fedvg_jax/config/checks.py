@@ -198,8 +198,6 @@ def _privacy_problems(config: Config) -> Iterator[str]:
         yield f"dp does not account for what clients keep, as local {_shorten(config.local)}; leave one out"
     if config.selection != "uniform":
         yield f"dp accounts for uniform cohorts; selection {config.selection} depends on the clients; use uniform"
-    if config.normalise == "columns":
-        yield "normalise columns takes statistics of the clients' rows without noise; dp needs normalise none"
     if config.dataset in ("breast_cancer", "wine", "iris"):
         yield f"dataset {config.dataset} is scaled by statistics of all clients' rows without noise; dp needs another"
     if config.tuning.steps and options.choice(config, "validation.source")[0] == "clients":
@@ -241,8 +239,6 @@ def _validation_problems(config: Config) -> Iterator[str]:
     source, _ = options.choice(config, "validation.source")
     if source == "clients" and config.val_ratio == 0:
         yield f"val_ratio must be in (0, 1); got {config.val_ratio}; 0 is for an external --validation.source"
-    if source != "clients" and config.normalise == "columns":
-        yield f"normalise columns scales the clients' rows only, and validation.source is {source}; use none"
     if source == "npz" and config.validation.data_dir is None:
         yield "validation.source npz needs --validation.data-dir DIR with its file"
 

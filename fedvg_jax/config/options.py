@@ -309,10 +309,9 @@ class Config(Shorthands):
     group_pattern: str = setting("", kind="data", used=(_FOLDER, _GROUPED), word="REGEX")
     """Group of every image of a folder: what matches at the beginning of its file name, or the first group of the
     expression, such as ([^_]+) for patient7 of patient7_3.png."""
-    normalise: str = setting("none", ("none", "imagenet", "half", "columns"))
+    normalise: str = setting("none", ("none", "imagenet", "half"))
     """Normalisation of pixels after division by 255. none is published; imagenet: mean and deviation of ImageNet; half:
-    mean and deviation 1/2; columns, for tables and float images: mean and deviation of each column, or channel, over
-    the clients' training rows."""
+    mean and deviation 1/2."""
     augment: str = setting("none", ("none", "flip", "crop", "flip_crop"))
     """Augmentation of training images. none is published; crop pads by 4 pixels."""
     model: str = setting("mlp", MODELS, topic="Model")

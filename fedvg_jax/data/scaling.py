@@ -1,6 +1,5 @@
-"""Transformers of scikit-learn, fitted to the training rows of all clients, encode tables and scale columns.
+"""Transformers of scikit-learn, fitted to the training rows of all clients, encode tables of numbers and categories.
 
-The same mechanism serves `normalise columns`, for arrays of numbers [T, ..., D], and tables of numbers and categories.
 Reading a fitted transformer of a run folder or a model runs no code of the file.
 """
 
@@ -15,47 +14,45 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import plain_pickles, table
-from fedvg_jax.data.arrays import Arrays, reading
+from fedvg_jax.data.arrays import Table, reading
 
 FILE = "columns.json"
 """Name in a run folder."""
 
 
 class Columns(NamedTuple):
-    """A fitted transformer of rows."""
+    """A fitted transformer of the rows of a table."""
 
     transformer: Any
-    """of scikit-learn; takes float64 [n, D], or a DataFrame of the inputs of a table"""
-    label: str | None = None
-    """Name of a table's column of labels; None for arrays."""
+    """of scikit-learn; takes a DataFrame of the inputs"""
+    label: str
+    """Name of the column of labels."""
     class_names: tuple[str, ...] = ()
-    """Names of a table's classes."""
 
-    def scaled(self, x: Any) -> np.ndarray:
-        """Returns rows as the model takes them, float32.
+    def scaled(self, frame: Any) -> np.ndarray:
+        """Returns rows as the model takes them, float32 [n, D'].
 
         Args:
-            x: numbers [T, ..., D], or a DataFrame with the columns of the table.
+            frame: a DataFrame with the columns of the table.
 
         Raises:
-            UsageError: x has other columns.
+            UsageError: it has other columns, or values that the transformer does not take.
         """
-        if self.label is not None:
-            if not table.is_frame(x):
-                raise UsageError("x must be a DataFrame, as the data that the model was trained on")
-            names = self.transformer.feature_names_in_
-            return _transformed(self.transformer, table.inputs_of(x, names))
-        width, shape = self.transformer.n_features_in_, np.shape(x)
-        if shape[-1:] != (width,):
+        if not table.is_frame(frame):
+            raise UsageError("x must be a DataFrame, as the data that the model was trained on")
+        inputs = table.inputs_of(frame, self.transformer.feature_names_in_)
+        with reading("transformer", "able to take the data", "give another transformer"):
+            values = self.transformer.transform(inputs)
+            values = values.toarray() if hasattr(values, "toarray") else values
+            values = np.asarray(values, np.float32)
+        if values.ndim != 2 or not np.isfinite(values).all():
             raise UsageError(
-                f"x {list(shape)} must have {width} columns, those that the model was trained on"
+                f"transformer must give finite numbers [T, D]; got {list(values.shape)}; impute missing values"
             )
-        flat = np.asarray(x, np.float64).reshape(-1, width)
-        return _transformed(self.transformer, flat).reshape(shape)
+        return values
 
     def batch(self, data: Any) -> tuple[np.ndarray, Any]:
-        """Returns x as `scaled`, and y, of a table: a DataFrame with its inputs and labels, or a pair (inputs, y)."""
-        assert self.label is not None, "arrays are scaled by `scaled`"
+        """Returns x as `scaled`, and y, of a DataFrame with inputs and labels, or of a pair (inputs, y)."""
         if table.is_frame(data):
             return self.scaled(data), table.labels_of(data, self.label, self.class_names)
         inputs, y = data
@@ -98,59 +95,27 @@ def default_transformer(inputs: Any) -> Any:
     return ColumnTransformer([("numbers", scale, numbers), ("categories", encode, others)])
 
 
-def fit(arrays: Arrays, rows: np.ndarray) -> Columns:
-    """Returns the transformer of a data set, fitted to some of its rows.
-
-    It is the table's custom one, or `default_transformer`; for arrays a StandardScaler of the last axis.
+def fit(unencoded: Table, rows: np.ndarray) -> Columns:
+    """Returns the transformer of a table, its custom one or `default_transformer`, fitted to some of its rows.
 
     Args:
-        arrays: the data set, x [T, ..., D].
+        unencoded: inputs of T rows.
         rows: int [n], numbers of the rows.
 
     Raises:
         UsageError: the transformer cannot be fitted, gives no finite numbers, or cannot be stored.
-
-    >>> x = np.array([[0.0, 7.0], [4.0, 7.0], [8.0, 7.0]])
-    >>> columns = fit(Arrays("x", x, np.zeros(3), (), 3), np.array([0, 1]))
-    >>> columns.scaled([[0.0, 7.0], [8.0, 7.0]]).tolist()
-    [[-1.0, 0.0], [3.0, 0.0]]
     """
-    from sklearn.preprocessing import StandardScaler
+    from sklearn.base import clone
 
-    if arrays.table is None:
-        some = np.asarray(arrays.x[rows], np.float64).reshape(-1, arrays.x.shape[-1])
-        return Columns(StandardScaler().fit(some))
-    inputs, label, class_names, custom = arrays.table
-    training = inputs.iloc[rows]
-    transformer = _fitted(custom or default_transformer(inputs), training)
-    columns = Columns(transformer, label, class_names)
+    training = unencoded.inputs.iloc[rows]
+    names = ", ".join(training.columns)
+    with reading("transformer", "one of scikit-learn that fits", f"the columns are {names}"):
+        unfitted: Any = clone(unencoded.transformer or default_transformer(unencoded.inputs))
+        transformer = unfitted.fit(training)
+    columns = Columns(transformer, unencoded.label, unencoded.class_names)
     columns.scaled(training)
     columns.as_json()
     return columns
-
-
-def _fitted(transformer: Any, frame: Any) -> Any:
-    from sklearn.base import BaseEstimator, clone
-
-    if not isinstance(transformer, BaseEstimator) or not hasattr(transformer, "transform"):
-        raise UsageError(
-            f"transformer must be one of scikit-learn, such as a ColumnTransformer; got {type(transformer).__name__}"
-        )
-    with reading("transformer", "fit for these columns", f"they are {', '.join(frame.columns)}"):
-        unfitted: Any = clone(transformer)
-        return unfitted.fit(frame)
-
-
-def _transformed(transformer: Any, rows: Any) -> np.ndarray:
-    """Returns float32 [n, D']; a UsageError for values that are not finite."""
-    with reading("transformer", "able to take the data", "give another transformer"):
-        values = transformer.transform(rows)
-        values = np.asarray(values.toarray() if hasattr(values, "toarray") else values, np.float32)
-    if values.ndim != 2 or not np.isfinite(values).all():
-        raise UsageError(
-            f"transformer must give finite numbers [T, D]; got {list(values.shape)}; impute missing values"
-        )
-    return values
 
 
 def from_json(stored: Mapping[str, Any], source: object) -> Columns:

@@ -88,11 +88,6 @@ def from_frame(
     return with_groups(arrays, frame[group].astype(str).to_numpy(str), f"{name}, column {group}")
 
 
-def rows(arrays: Arrays) -> Any:
-    """Returns x [T, ...] of a data set, or the DataFrame of a table's inputs."""
-    return arrays.x if arrays.table is None else arrays.table.inputs
-
-
 def inputs_of(frame: Any, names: Sequence[str]) -> Any:
     """Returns the columns of these names of another DataFrame.
 

@@ -178,7 +178,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_columns(path: Path) -> Columns | None:
-    """Returns by what the columns of rows are scaled that the model of a file takes; None for rows as they are.
+    """Returns what encodes the tables that the model of a file takes; None for arrays.
 
     Raises:
         UsageError: as `read`.

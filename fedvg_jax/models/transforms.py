@@ -139,11 +139,9 @@ STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]] | None] = {
     "none": None,
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "half": ((0.5,), (0.5,)),
-    "columns": None,
 }
 """Name -> mean and standard deviation of each channel of pixels in [0, 1]. imagenet: torchvision's, for its ImageNet
-weights; half: timm's, for its ViTs; none: the published code does not normalise; columns: scaled before,
-by `data.scaling`."""
+weights; half: timm's, for its ViTs; none: the published code does not normalise."""
 
 
 def scale(x: Array, dtype, statistics: str = "none") -> Array:

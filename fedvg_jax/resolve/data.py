@@ -21,7 +21,6 @@ from fedvg_jax.data.partitions.client_rows import Partition, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.data.readers.hugging_face import PREFIX as HUB
 from fedvg_jax.data.scaling import Columns
-from fedvg_jax.data.table import rows as rows_of
 from fedvg_jax.engine import attacks
 from fedvg_jax.host.files import user_path
 from fedvg_jax.models import pretrained
@@ -139,55 +138,39 @@ def take_partition(
     return _checked(config, arrays, partition, "the partition given")
 
 
-def make_columns(
-    config: Config, arrays: Arrays, training_rows: np.ndarray | None = None
-) -> Columns | None:
-    """Returns what encodes a table or scales columns: the stored model's, or else fitted to the training rows.
+def make_columns(config: Config, arrays: Arrays, training_rows: np.ndarray) -> Columns | None:
+    """Returns what encodes a table: the stored model's transformer, or else one fitted to the training rows.
 
     Args:
         config: checked settings.
-        arrays: the data set.
-        training_rows: int [n], of all clients; None where there are none.
+        arrays: the data set; of arrays nothing is encoded.
+        training_rows: int [n], of all clients.
 
     Raises:
-        UsageError: the stored model takes scaled columns, and the config does not scale; it takes other columns; or
-            there are no rows to measure.
+        UsageError: the stored model takes other columns, or differential privacy is asked for.
     """
     stored = columns_of_model(config.init)
-    is_wanted = config.normalise == "columns" or arrays.table is not None
-    if arrays.table is not None and config.dp.clip:
+    if arrays.table is None:
+        if stored:
+            raise UsageError(f"init {config.init} was trained on a table; give a DataFrame or csv")
+        return None
+    if config.dp.clip:
         raise UsageError(
             "dp does not account for what a table's encoding tells of the rows; give arrays"
         )
-    if stored and not is_wanted:
-        raise UsageError(
-            f"init {config.init} was trained on scaled columns; use --normalise columns"
-        )
     if stored:
-        stored.scaled(rows_of(arrays)[:1])  # refuses other columns
-    if stored or not is_wanted:
+        stored.scaled(arrays.table.inputs[:1])  # refuses other columns
         return stored
-    if training_rows is None:
-        raise UsageError(
-            "normalise columns needs training rows, or init of a run that has scaled columns; use none"
-        )
-    return scaling.fit(arrays, training_rows)
-
-
-def encoded(arrays: Arrays, scaled_by: Columns) -> Arrays:
-    """Returns a data set with rows as the model takes them."""
-    return arrays._replace(x=scaled_by.scaled(rows_of(arrays)), table=None)
+    return scaling.fit(arrays.table, training_rows)
 
 
 def columns_of_model(init: Path | None) -> Columns | None:
-    """Returns by what the columns are scaled that a stored model takes; None for rows as they are."""
+    """Returns what encodes the tables that a stored model takes; None for arrays."""
     if init is None:
         return None
-    return (
-        run_folder.read_columns(stored.run_of(init))
-        if stored.is_run(init)
-        else pretrained.read_columns(init)
-    )
+    if stored.is_run(init):
+        return run_folder.read_columns(stored.run_of(init))
+    return pretrained.read_columns(init)
 
 
 def make_shared(
@@ -206,8 +189,8 @@ def make_shared(
     """
     options, seed, classes = config.validation, partition_seed(config), len(arrays.class_names)
     _check_kinds_of_rows(config, arrays)
-    if scaled_by:
-        arrays = encoded(arrays, scaled_by)
+    if scaled_by and arrays.table:
+        arrays = arrays._replace(x=scaled_by.scaled(arrays.table.inputs), table=None)
     source, share = choice(config, "validation.source")
     if source == "clients":
         shared = validation.from_clients(arrays, parts, share, config.val_ratio, seed)

@@ -60,18 +60,8 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
 
 def check_pixel_settings(arrays: Arrays, config: Config) -> None:
     """Raises a UsageError if the config augments or normalises rows that are of another kind."""
-    if config.normalise == "columns" and arrays.table is not None:
-        raise UsageError(
-            "normalise columns has no effect on a table, whose transformer scales it; use none"
-        )
-    if config.normalise == "columns" and (
-        user_data.is_images(arrays) or user_data.is_sequences(arrays) or arrays.x.ndim < 2
-    ):
-        raise UsageError(
-            f"normalise columns takes tables and float images, x is {shape(arrays.x)}; use none or half"
-        )
     for name, value in (("augment", config.augment), ("normalise", config.normalise)):
-        if value in ("none", "columns"):
+        if value == "none":
             continue
         if arrays.x.ndim != 4:
             raise UsageError(
@@ -106,7 +96,7 @@ def check_settings_of_task(config: Config, task: Task, pool: Batch) -> None:
         return
     settings, defaults = flatten(config), flatten(Config())
     for name in MODEL_SETTINGS:
-        if settings[name] not in (defaults[name], "columns") and unmet(config, name) is None:
+        if settings[name] != defaults[name] and unmet(config, name) is None:
             raise UsageError(
                 f"{name} {settings[name]} has no effect beside task=; leave it out, set it in the task"
             )

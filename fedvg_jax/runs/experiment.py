@@ -39,7 +39,7 @@ class Population(NamedTuple):
     partition: Partition
     shared: Shared
     scaled_by: Columns | None = None
-    """what the rows of `shared` are scaled or encoded by; None for rows as they are"""
+    """what the rows of `shared` are encoded by; None for arrays"""
 
     @property
     def inputs(self) -> Arrays:

@@ -1,7 +1,5 @@
 """Readers of digits and .npz, from tiny files in the real formats."""
 
-import warnings
-import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,50 +43,35 @@ def test_cifar_npz_is_read_with_built_in_class_names(tmp_path, place):
 
 
 @pytest.mark.parametrize("pairs", npz.KEYS, ids=lambda pairs: pairs[0][0])
-@pytest.mark.parametrize(
-    ("grey", "column", "dtype"), [(True, True, np.uint8), (False, False, np.int64)]
-)
-def test_every_npz_layout_is_pooled_in_order(tmp_path, pairs, grey, column, dtype):
-    x, y = (
-        images(2 * len(pairs), 4, 5, *(() if grey else (3,))),
-        np.arange(2 * len(pairs), dtype=dtype),
-    )
-    members = {}
+def test_every_npz_layout_is_pooled_in_order(tmp_path, pairs):
+    num = 2 * len(pairs)
+    x, y, members = images(num, 4, 5), np.arange(num), {"other": np.zeros(3)}
     for i, (images_key, labels_key) in enumerate(pairs):
         part = slice(2 * i, 2 * i + 2)
-        members |= {images_key: x[part], labels_key: y[part, None] if column else y[part]}
-    np.savez_compressed(tmp_path / "set.npz", **members, other=np.zeros(3))
+        members |= {images_key: x[part], labels_key: y[part, None].astype(np.uint8)}
+    np.savez_compressed(tmp_path / "set.npz", **members)
     arrays = data.load("npz", tmp_path, tmp_path / "cache")
-    assert_rows(arrays, x[..., None] if grey else x, y)
-    assert arrays.y.dtype == np.int32 and arrays.name == "set"
-    assert arrays.num_train == 2 and arrays.class_names == tuple(map(str, range(2 * len(pairs))))
+    assert_rows(arrays, x[..., None], y)
+    assert (arrays.y.dtype, arrays.name, arrays.num_train) == (np.int32, "set", 2)
+    assert arrays.class_names == tuple(map(str, range(num)))
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA])
-def test_damaged_npz_raises_only_usage_errors(tmp_path, method):
-    plain = tmp_path / "plain.npz"
-    np.savez_compressed(plain, x=images(20, 8, 8), y=np.arange(20) % 3)
+def test_damaged_npz_raises_only_usage_errors(tmp_path):
     file = tmp_path / "set.npz"
-    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(file, "w", method) as target:
-        for name in source.namelist():
-            target.writestr(name, source.read(name))
-    intact = file.read_bytes()
-    expected = data.load("npz", file)
-    truncated = [intact[:n] for n in (0, 1, 40, len(intact) // 2, len(intact) - 1)]
-    flipped = [
-        intact[:n] + bytes([intact[n] ^ 0x55]) + intact[n + 1 :] for n in range(0, len(intact), 29)
-    ]
-    for damaged in truncated + flipped:
+    np.savez_compressed(file, x=images(20, 8, 8), y=np.arange(20) % 3)
+    intact, expected = file.read_bytes(), data.load("npz", file)
+    damages = [intact[:n] for n in (0, 1, 40, len(intact) // 2, len(intact) - 1)]
+    for n in range(0, len(intact), 29):
+        damages.append(intact[:n] + bytes([intact[n] ^ 0x55]) + intact[n + 1 :])
+    for damaged in damages:
         file.write_bytes(damaged)
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # zipfile's, about duplicate names
-                actual = data.load("npz", file)
+            actual = data.load("npz", file)
         except UsageError as error:
             assert str(file) in str(error) and "\n" not in str(error)
         else:  # the changed byte is not used, such as a time stamp
-            assert damaged in flipped
-            assert np.array_equal(actual.x, expected.x) and np.array_equal(actual.y, expected.y)
+            assert len(damaged) == len(intact)
+            assert_rows(actual, expected.x, expected.y)
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">f8", "f2"])

@@ -47,40 +47,6 @@ def test_official_stream_gives_recorded_sizes(alpha, first, extremes, totals):
         assert same_partition(parts, make(CIFAR, kind="official", num_clients=100, alpha=alpha))
 
 
-def published(labels, num_clients, alpha, seed, minimum=10):
-    """Draws a partition with NumPy's global stream by the rule that the paper describes: (train, val, test) rows."""
-    np.random.seed(seed)
-    members = [np.flatnonzero(labels == label) for label in range(labels.max() + 1)]
-    smallest = 0
-    while smallest < minimum:
-        clients = [[] for _ in range(num_clients)]
-        for rows in members:
-            np.random.shuffle(rows)
-            shares = np.random.dirichlet([alpha] * num_clients)
-            ends = (np.cumsum(shares) * len(rows)).astype(int)[:-1]
-            for client, piece in zip(clients, np.split(rows, ends), strict=True):
-                client.extend(piece.tolist())
-        smallest = min(map(len, clients))
-    parts = []
-    for rows in clients:
-        np.random.shuffle(rows)
-        num_test, num_val = int(0.25 * len(rows)), int(0.1 * len(rows))
-        parts.append(
-            (rows[num_test + num_val :], rows[num_test : num_test + num_val], rows[:num_test])
-        )
-    return tuple(zip(*parts, strict=True))
-
-
-@pytest.mark.parametrize(("num_clients", "alpha", "seed"), [(8, 0.2, 0), (20, 5.0, 1)])
-def test_official_stream_gives_the_published_rows(num_clients, alpha, seed):
-    state = np.random.get_state()
-    expected = published(LABELS, num_clients, alpha, seed)
-    np.random.set_state(state)
-    assert same_partition(
-        expected, make(kind="official", num_clients=num_clients, alpha=alpha, seed=seed)
-    )
-
-
 def test_bulk_draws_have_the_published_distribution_of_sizes():
     """Means and mean squares of the sorted sizes, and of single clients' sizes, agree within 4.5 standard errors.
 

@@ -148,12 +148,6 @@ def test_groups_are_not_divided_and_spread_evenly():
     assert all(set(client_rows % 7) == {k} for k, client_rows in enumerate(ids))
 
 
-def test_groups_may_be_any_integers_or_strings_one_per_row():
-    parts = make(kind="group", held_out="global")
-    for groups in (GROUPS.tolist(), [f"{group:02}" for group in GROUPS], GROUPS * 3 - 5):
-        assert same_partition(parts, make(kind="group", held_out="global", groups=groups))
-
-
 def _stream(seed):
     return np.random.default_rng(seed)
 

@@ -1,14 +1,19 @@
 """Tables: their columns are encoded by the training rows alone, from Python and from a .csv file alike."""
 
+import base64
 import dataclasses
+import json
+import pickle
 
 import numpy as np
 import pytest
+from sklearn import show_versions
 from support.files import usage_error
 
 import fedvg_jax as fv
 from fedvg_jax import prepare
 from fedvg_jax.data import scaling, table, user_data
+from fedvg_jax.models import pretrained
 from fedvg_jax.runs.record import folder, provenance
 
 pandas = pytest.importorskip("pandas")
@@ -125,16 +130,19 @@ def test_a_custom_transformer_takes_the_place_of_the_default():
 
 
 def test_a_stored_model_encodes_new_rows_as_it_was_trained_on(tmp_path):
-    finished = fv.run(dataclasses.replace(CONFIG, out=tmp_path / "run"), data=FRAME, **OF_TABLE)
-    stored, sim = folder.read_columns(finished.folder), simulated()
-    np.testing.assert_array_equal(stored.scaled(FRAME), sim.data.pool.x)
+    config = dataclasses.replace(CONFIG, out=tmp_path / "run", export=tmp_path / "m.safetensors")
+    finished, sim = fv.run(config, data=FRAME, **OF_TABLE), simulated()
     # in another order, and without groups
     new = FRAME[["outcome", "city", "age", "flag"]].iloc[:40].copy()
     new.loc[0, "city"] = "Bern"  # a category that no training row has
-    init = dataclasses.replace(CONFIG, init=finished.folder, partition="iid")
-    again = fv.simulation(init, data=new, label="outcome")
-    np.testing.assert_array_equal(again.data.pool.x[1:], sim.data.pool.x[1:40])
-    assert not np.asarray(again.data.pool.x[0, 2:]).any()
+    checkpoint = next((tmp_path / "run" / "checkpoints").iterdir())
+    for init in (finished.folder, checkpoint, config.export):
+        of_model = dataclasses.replace(CONFIG, init=init, partition="iid")
+        again = fv.simulation(of_model, data=new, label="outcome")
+        np.testing.assert_array_equal(again.data.pool.x[1:], sim.data.pool.x[1:40])
+        assert not np.asarray(again.data.pool.x[0, 2:]).any()
+        with usage_error("init", "table"):
+            fv.simulation(of_model, data=(np.ones((T, 5)), np.arange(T) % 2))
     of_frame = fv.evaluate(sim, finished.variables, new)
     y = (new["outcome"] == "ill").to_numpy(np.int32)
     assert of_frame == fv.evaluate(sim, finished.variables, (new, y))
@@ -164,13 +172,9 @@ def test_floats_are_targets_of_a_regression():
 
 REFUSED = {
     "outcom": (FRAME, {"label": "outcom"}, "outcome"),
-    "no label": (FRAME, {"label": None}, "label"),
-    "no group": (FRAME, {"group": "hospital"}, "hospital"),
-    "a missing label": (FRAME.assign(outcome=[None, *FRAME["outcome"][1:]]), {}, "row 0"),
     "a missing group": (FRAME, {"group": "city"}, "row 9"),
     "dates": (FRAME.assign(day=pandas.date_range("2026-01-01", periods=T)), {}, "'day'"),
     "two columns": (FRAME.set_axis(["age", "age", *FRAME.columns[2:]], axis=1), {}, "age, age"),
-    "no input": (FRAME[["site", "outcome"]], {}, "outcome"),
     "no transformer": (FRAME, {"transformer": "scale"}, "transformer"),
     "a failing one": (FRAME, {"transformer": preprocessing.StandardScaler()}, "transformer"),
     "arrays": ((AGE, AGE), {}, "label"),
@@ -186,7 +190,7 @@ def test_a_table_that_cannot_be_used_is_refused(kind):
 
 @pytest.mark.parametrize(
     ("setting", "value"),
-    [("normalise", "columns"), ("dp", {"clip": 1.0}), ("model", "lenet5"), ("partition", "iid")],
+    [("normalise", "half"), ("dp", {"clip": 1.0}), ("model", "lenet5"), ("partition", "iid")],
 )
 def test_settings_that_do_not_fit_a_table_are_refused(setting, value):
     config = dataclasses.replace(CONFIG, **{setting: value}, weighting="uniform")
@@ -200,4 +204,37 @@ def test_a_transformer_that_no_run_folder_can_store_is_refused(function):
         FRAME[["flag", "outcome"]], "outcome", None, preprocessing.FunctionTransformer(function)
     )
     with usage_error("transformer", "store"):
-        scaling.fit(arrays, np.arange(T))
+        scaling.fit(arrays.table, np.arange(T))
+
+
+def calls(function, *arguments):
+    """Returns an object whose pickle calls a function."""
+    return type("Call", (), {"__reduce__": lambda self: (function, arguments)})()
+
+
+DAMAGED = {
+    "no pickle": b"{}",
+    "a function": pickle.dumps(calls(print, "ran!")),
+    "a function of NumPy": pickle.dumps(calls(np.save, "x.npy", 1)),
+    "a file of NumPy": pickle.dumps(calls(np.memmap, "x.npy", "uint8", "w+", 0, (1,))),
+    "a function of scikit-learn": pickle.dumps(calls(show_versions)),
+    "a member": b"\x80\x04\x8c\x0csklearn.base\x8c\x0fwarnings.sys.exit\x93.",
+    "an array": pickle.dumps(np.ones(1), 4),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGED)
+def test_damaged_columns_are_refused_and_nothing_of_them_is_called(
+    tmp_path, monkeypatch, capsys, kind
+):
+    monkeypatch.chdir(tmp_path)
+    text = base64.b64encode(DAMAGED[kind]).decode()
+    written = json.dumps({"transformer": text, "label": None, "class_names": []})
+    (tmp_path / "columns.json").write_text(written)
+    with usage_error("columns.json"):
+        folder.read_columns(tmp_path)
+    path = tmp_path / "m.safetensors"
+    pretrained.write(path, {"w": np.ones(1)}, {pretrained.COLUMNS: written})
+    with usage_error("m.safetensors"):
+        pretrained.read_columns(path)
+    assert not capsys.readouterr().out and len(list(tmp_path.iterdir())) == 2

@@ -51,7 +51,6 @@ TOGETHER = [
     ({"robust": "krum:4", "weighting": "uniform"}, "krum"),
     ({"clients": 4, "client_chunk": 1, "weighting": "permuted(fedvg)"}, "client_chunk"),
     (MEDIAN | {"client_chunk": 1}, "client_chunk"),
-    (DP | {"normalise": "columns"}, "normalise"),
     (DP | {"tuning.steps": 1}, "tuning.steps"),
     (DP | {"robust": "median"}, "robust"),
     (DP | {"local": "^classifier/"}, "local"),

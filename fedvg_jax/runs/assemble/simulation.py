@@ -91,7 +91,7 @@ class Simulation(NamedTuple):
     traffic: communication.Traffic = communication.Traffic()
     """bytes that a client of a cohort receives and sends in a round"""
     scaled_by: Columns | None = None
-    """what scaled the columns of `data`, or encoded its table; None for rows as they are"""
+    """what encoded the table of `data`; None for arrays"""
     timeline: Timeline | None = None
     """of a buffered server; None of a synchronous one"""
     account: privacy.Account | None = None

@@ -100,7 +100,7 @@ def read_config(folder: Path) -> Config:
 
 
 def read_columns(run: Path) -> Columns | None:
-    """Returns by what the columns of a run's rows are scaled; None for rows as they are.
+    """Returns what encodes the table of a run; None for arrays.
 
     Raises:
         UsageError: the file is damaged.
@@ -164,7 +164,7 @@ def write_settings(
     Args:
         layers: names of the layers, for the shares of the score in the history.
         partition: its statistics.
-        scaled_by: means and deviations of columns; None for rows as they are.
+        scaled_by: what encodes a table; None for arrays.
     """
     write_json(folder / "config.json", to_json(config))
     columns = scaled_by and scaled_by.as_json()

@@ -44,6 +44,8 @@ from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.views import tracking
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedvg_jax.study.executors import ExecutorOrMaker
     from fedvg_jax.study.sweep_folder import SweepResult
 
@@ -142,10 +144,14 @@ def run(
     methods = task, algorithm, weighting, selection, aggregate, send, attack
     custom = Custom(data, partition, *methods, hyper, clock, initial)
     code = code_of(custom, metrics) if config.out else {}  # only a manifest has it
+    changes = {"metrics": metrics, "code": code}
     if _is_shown(progress):
-        finished = _run_with_progress(config, custom, metrics, code, observers)
+        from rich.console import Console
+
+        console = Console(quiet=not processes.is_first())
+        finished = run_with_progress(console, config, custom, changes=changes, **observers)
     else:
-        sim = experiments.simulate(config, custom)._replace(metrics=metrics, code=code)
+        sim = experiments.simulate(config, custom)._replace(**changes)
         finished = tracking.run_simulation(sim, **observers)
         loop.export(sim, finished)
     stopped_by = finished.summary["stopped_by"]
@@ -181,7 +187,7 @@ def _checked_metrics(metrics: Metrics | None) -> dict[str, Metric]:
                 f"metric '{name}': rows must be 'val' or 'test', and better 'higher' or 'lower'; got {metric[1:]}"
             )
         if not isinstance(name, str) or history.is_reserved(name) or name in history.BETTER:
-            raise UsageError(f"metric '{name}' has no name of its own in the history; rename it")
+            raise UsageError(f"metric '{name}' is already a name of the history; give it another")
         checked[name] = metric
     return checked
 
@@ -204,20 +210,40 @@ def _check_arguments(function: Callable, what: str, arguments: str) -> None:
         return
 
 
-def _run_with_progress(
-    config: Config, custom: Custom, metrics, code, observers: Mapping[str, Any]
+def run_with_progress(
+    console: Console,
+    config: Config,
+    custom: Custom,
+    unused: str = "",
+    changes: Mapping[str, Any] = {},
+    on_chunk_done: Callable[[], None] = lambda: None,
+    **observers: Any,
 ) -> History:
-    """Runs as the command line does, on standard output or in the cell of a notebook."""
-    from rich.console import Console
+    """Runs as the command line does, on standard output or in the cell of a notebook.
 
+    Args:
+        console: where to print.
+        config: checked settings.
+        custom: objects that take the place of settings.
+        unused: as in `display.start_text`.
+        changes: fields of the simulation.
+        on_chunk_done: called after every chunk of rounds, before its records are shown.
+        **observers: of `loop.run_simulation`.
+    """
     from fedvg_jax.views import display, output
 
-    console = Console(quiet=not processes.is_first())
-    sim = display.prepare(console, config, custom)._replace(metrics=metrics, code=code)
+    with processes.together():
+        sim = display.prepare(console, config, custom, unused)._replace(**changes)
     log = functools.partial(output.say, console)
     with display.round_progress(console, config.rounds) as show:
-        finished = tracking.run_simulation(sim, **observers, on_records=show, log=log)
-    display.print_results(console, finished)
+
+        def on_records(records: list[Record]) -> None:
+            on_chunk_done()
+            show(records)
+
+        finished = tracking.run_simulation(sim, **observers, on_records=on_records, log=log)
+    if processes.is_first():
+        display.print_results(console, finished)
     loop.export(sim, finished)
     return finished
 

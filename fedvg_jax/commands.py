@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, command_line, options
-from fedvg_jax.host import hardware
+from fedvg_jax.config import Config, command_line
+from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.views import output
@@ -113,14 +113,12 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
             f"{path}: config is read from the command line only; copy the settings of that file"
         )
     start = None
-    resumed = values.get("resume") or options.registered(
-        "resume", file.get("resume", run_folder.AUTO)
-    )
+    resumed = values.get("resume") or file.get("resume", run_folder.AUTO)
     if isinstance(resumed, str) and resumed != run_folder.AUTO:
         # the settings of that run need not be repeated
-        start = dataclasses.replace(
-            run_folder.read_config(Path(resumed)), out=Path(resumed), resume=resumed
-        )
+        folder = files.user_path(resumed)
+        stored = run_folder.read_config(folder)
+        start = dataclasses.replace(stored, out=folder, resume=resumed)
     config = configs.check(configs.layered([(file, str(path)), (values, "command line")], start))
     configs.refuse_unused(config, values)
     unused = configs.unused(config, [name for name in file if name not in values])

@@ -23,7 +23,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.host import extras, files
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs import endings, launch
-from fedvg_jax.runs.record import folder as run_folder, history
+from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.views import output, tracking
 
 if TYPE_CHECKING:
@@ -121,28 +121,19 @@ def _train(
         starting.callback(gc.freeze)  # what the start leaves lives as long as the process
         with processes.together():
             commands.start_jax()
-            from fedvg_jax.resolve.custom import Custom
-            from fedvg_jax.views import display
+        from fedvg_jax import api
+        from fedvg_jax.resolve.custom import Custom
 
-            sim = display.prepare(console, config, Custom(), unused)
-        with display.round_progress(console, config.rounds) as show:
-
-            def on_records(records: list[history.Record]) -> None:
-                starting.close()
-                show(records)
-
-            finished = tracking.run_simulation(sim, on_records=on_records, log=log)
+        finished = api.run_with_progress(
+            console, config, Custom(), unused, on_chunk_done=starting.close
+        )
     if not processes.is_first():
         return (
             endings.exit_code(finished.summary["stopped_by"])
             if finished.summary["interrupted"]
             else 0
         )
-    display.print_results(console, finished)
     if config.export:
-        from fedvg_jax.runs import loop
-
-        loop.export(sim, finished)
         log(f"model written to {config.export}")
     if not commands.can_draw():
         log(commands.NO_PICTURES)

@@ -1,7 +1,6 @@
 """Packages import in one direction, without circles, and no library that is not used."""
 
 import ast
-import collections
 import functools
 import subprocess
 import sys
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import fedvg_jax
 from fedvg_jax import algorithms
 
 PACKAGE = Path(__file__).parent.parent / "fedvg_jax"
@@ -18,9 +16,6 @@ ORDER = (
     "resolve", "views", "study", "integrations",
 )  # fmt: skip
 """A package imports itself and packages before it; the modules of the root, commands and public API, import any."""
-
-ROOMS = ("runs/experiment", "runs/record", "runs/placement", "runs/assemble", "runs")
-"""Within `runs`, a package imports itself and packages before it; the modules of `runs` itself import any."""
 
 
 @functools.cache
@@ -82,17 +77,6 @@ def test_packages_import_only_packages_before_them():
             ), module
 
 
-def test_packages_of_runs_import_only_packages_before_them():
-    def rank(module: str) -> int:
-        return next(i for i, room in enumerate(ROOMS) if f"{module}/".startswith(f"{room}/"))
-
-    for module in sources():
-        for other in imported_modules(module) if module.startswith("runs/") else ():
-            assert not other.startswith("runs/") or rank(other) <= rank(module), (
-                f"{module} imports {other}"
-            )
-
-
 def test_no_modules_import_each_other_in_a_circle():
     done: set[str] = set()
     while len(done) < len(sources()):
@@ -149,29 +133,3 @@ def test_the_name_of_an_algorithm_stands_in_its_file_the_registry_and_tables():
         and not module.startswith("algorithms/")
     ]
     assert not elsewhere
-
-
-ONCE = (
-    "config.checks.check",
-    "resolve.hyperparameters.make_hyper",
-    "resolve.model.make_local",
-    "resolve.method.make_method",
-)
-"""Functions of which a run needs one result."""
-
-
-def test_settings_are_checked_and_made_into_objects_once_for_a_run():
-    calls = collections.Counter()
-
-    def count(frame, event, arg):
-        if event == "call":
-            module = frame.f_globals.get("__name__", "").removeprefix("fedvg_jax.")
-            calls[f"{module}.{frame.f_code.co_name}"] += 1
-
-    config = fedvg_jax.Config(rounds=1, clients=4, model="linear", batch_size=31)
-    sys.setprofile(count)
-    try:
-        fedvg_jax.run(config)
-    finally:
-        sys.setprofile(None)
-    assert {name: calls[name] for name in ONCE} == dict.fromkeys(ONCE, 1)

@@ -13,7 +13,7 @@ from support.cases import naming
 
 import fedvg_jax
 from benchmarks import table as tables_of_pages
-from benchmarks.pages import claims, pieces, studies
+from benchmarks.pages import pieces
 from fedvg_jax import report
 from fedvg_jax.config import Config
 from fedvg_jax.runs.record import folder
@@ -62,17 +62,6 @@ def test_generated_parts_of_pages_are_up_to_date_and_every_marker_has_a_piece():
         for name in re.findall(r"<!-- (\S+): begin -->", page.read_text("utf-8"))
     }
     assert names - {"one_round"} == texts.keys()
-
-
-def test_the_ledger_s_gain_over_fedavg_is_that_of_clients_of_several_sizes():
-    """A folder of results may also have clients of one size."""
-    (shown,) = (
-        s
-        for s in studies.studies()
-        if s.what == "CIFAR-10, 12,000 images, LeNet-5" and s.alpha == "0.05"
-    )
-    (result,) = (r for r in claims.results_of_controls() if r.scale[:2] == (12_000, "cifar10"))
-    assert f"{shown.gaps['FedAvg'][0]:+.2f} points" in result.finding.text
 
 
 @pytest.mark.parametrize(
@@ -206,18 +195,6 @@ def test_the_readme_s_comparison_ends_with_the_answer_that_it_shows(monkeypatch,
     exec(re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)[0], {})
     assert report.main(["runs/mine"]) == 0
     assert_says(capsys.readouterr().out, shown)
-
-
-@pytest.mark.slow
-def test_the_landing_page_s_comparison_ends_with_the_answer_that_it_shows(monkeypatch, tmp_path):
-    pytest.importorskip("scipy", reason="reports need the report extra")
-    text = (DOCS / "index.md").read_text(encoding="utf-8")
-    (command,) = re.findall(r"^```sh\n(.*?)\n```", text, re.S | re.M)
-    (shown,) = re.findall(r"^> (.*)$", text, re.M)
-    words = [sys.executable, *command.split()[1:]]
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert_says(done.stdout, shown)
 
 
 def test_every_key_of_a_run_folder_is_described(tmp_path):

@@ -17,7 +17,7 @@ from support.cases import naming
 
 from fedvg_jax import commands, config, resolve
 from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity
-from fedvg_jax.config import Config, fidelity, options, presets
+from fedvg_jax.config import Config, fidelity, options
 from fedvg_jax.core.types import Anchor, ClientReturn, Cohort
 from fedvg_jax.data.partitions import client_rows, draw
 from fedvg_jax.engine import schedule as schedules
@@ -218,9 +218,3 @@ def test_momentum_moves_running_statistics_and_untrained_clients_count_under_the
     np.testing.assert_allclose(
         state.variables.stats["steps"], (2 + 2 * beta + beta**2) * mean, rtol=1e-5
     )
-
-
-def test_profile_is_valid_with_every_method():
-    for method in presets.METHODS:
-        with naming(method):
-            config.check(commands.parse(["--fidelity", "official", "--method", method]))

@@ -139,13 +139,6 @@ def test_models_that_callbacks_and_metrics_keep_outlive_the_round():
     )
 
 
-def test_a_metric_that_is_not_finite_is_null_in_the_history():
-    """JSON has no other value for it."""
-    settings = fv.Config(rounds=1, clients=4)
-    history = fv.run(settings, **linear.GIVEN, metrics={"mine": lambda model, data: np.nan})
-    assert history.records[-1]["mine"] is None
-
-
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     """A run with progress: its history, and what it printed."""
@@ -166,16 +159,3 @@ def test_loaded_history_is_the_history_of_the_run(finished):
     chex.assert_trees_all_equal(loaded.variables, finished.variables)
     chex.assert_trees_all_equal(loaded.best_variables, finished.best_variables)
     assert repr(loaded) == repr(finished) and len(repr(loaded).splitlines()) == 3
-
-
-def test_runs_of_a_sweep_start_at_a_given_model(tmp_path):
-    """A sweep of another one is another sweep."""
-    given = linear.GIVEN | {"initial": fv.Variables({"w": np.full(3, 5, np.float32)}, {})}
-    config = replace(SMALL, weighting="uniform", partition="iid")
-    (swept,) = fv.run_sweep(config, {"lr": [0.05]}, tmp_path, **given)
-    assert (
-        swept.result.records[-1]["val_loss"]
-        == fv.run(replace(config, lr=0.05), **given).records[-1]["val_loss"]
-    )
-    with pytest.raises(fv.UsageError, match="initial"):
-        fv.run_sweep(config, {"lr": [0.05]}, tmp_path, **linear.GIVEN)

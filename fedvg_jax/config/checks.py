@@ -101,10 +101,9 @@ def _check_texts(config: Config) -> None:
     for name, pattern in patterns.items():
         compiled(pattern, name)
     check_image_size(config.image_size)
-    is_lanes = config.lanes in ("auto", "all") or _is_count(config.lanes)
-    _require(is_lanes, "lanes", config.lanes, "auto, all, or a number >= 1")
-    is_devices = config.devices == "auto" or _is_count(config.devices)
-    _require(is_devices, "devices", config.devices, "auto, or a number >= 1")
+    for name in ("lanes", "devices"):
+        value = getattr(config, name)
+        _require(value == "auto" or _is_count(value), name, value, "auto, or a number >= 1")
 
 
 def check_image_size(text: str) -> None:
@@ -158,8 +157,6 @@ def _training_problems(config: Config) -> Iterator[str]:
         yield f"test_ratio + val_ratio must be below 1; got {config.test_ratio + config.val_ratio}"
     if config.batch_size == 1 and as_reference(config, "single-rows"):
         yield "batch_size must be >= 2 with reference single-rows; got 1"
-    if config.lanes == "all" and config.devices not in ("auto", "1"):
-        yield f"lanes all is one vmap on one device; got devices {config.devices}; use --lanes auto"
 
 
 def _method_problems(config: Config) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from fedvg_jax.config import presets
 from fedvg_jax.config.declare import descriptions, suggestion
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, PERSONAL, WEIGHTINGS
-from fedvg_jax.config.options import GROUPS, SETTINGS, Config, registered
+from fedvg_jax.config.options import GROUPS, SETTINGS, Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 
@@ -156,9 +156,7 @@ def read_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str
 
 def value_of(name: str, text: str) -> Any:
     """Returns the value of a flag as one of its setting's types; of a shorthand, the text."""
-    if name in SETTINGS:
-        return SETTINGS[name].typed(text, flag_of(name))
-    return registered(name, text)
+    return SETTINGS[name].typed(text, flag_of(name)) if name in SETTINGS else text
 
 
 def _word(name: str) -> str:

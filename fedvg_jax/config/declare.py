@@ -15,7 +15,6 @@ import itertools
 import math
 import operator
 import os
-import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -29,22 +28,13 @@ Kind = Literal["compiled", "data", "host"]
 """What a setting changes. compiled: the program of a run; data: its numbers, of the same program; host: no result."""
 
 
-def as_name(text: str) -> str:
-    """Returns a name in lower case, as all are registered; a text with a colon, such as a path, as it is.
-
-    >>> as_name("FedAvg + FedVG"), as_name("hf:Birds")
-    ('fedavg+fedvg', 'hf:Birds')
-    """
-    return text if ":" in text else re.sub(r"\s*\+\s*", "+", text.lower())
-
-
 ABOVE_0 = Range(0, excludes_low=True)
 FROM_0 = Range(0)
 COUNT = Range(1)
 FRACTION = Range(0, 1, excludes_low=True)
 BETWEEN_0_AND_1 = Range(0, 1, excludes_low=True, excludes_high=True)
 BELOW_1 = Range(0, 1, excludes_high=True)
-SEED = Range(0, 2**32, excludes_high=True, text="in [0, 2**32)")
+SEED = Range(0, 2**32, excludes_high=True)
 UNIT = Range(0, 1)
 
 
@@ -79,8 +69,6 @@ class Facts(NamedTuple):
     """Its entry in help; by default the docstring below the field."""
     used: tuple[Condition, ...] = ()
     """Conditions that must all hold for a run to use the setting."""
-    form: Callable[[str], str] | None = None
-    """Makes the one form of a text, such as a name in lower case; None where `allowed` and the types say it."""
     word: str = ""
     """Word for its value in help, where the type says too little."""
     topic: str = ""
@@ -178,15 +166,6 @@ class Setting(NamedTuple):
             raise ValueError(f"{name}:VALUE takes {len(defaults)} number(s) {argument.range.words}")
         return name, numbers if is_tuple else numbers[0]
 
-    def formed(self, value: Any) -> Any:
-        """Returns a text in its one form: a name in lower case, as all are registered, a path with its ~ expanded."""
-        if not isinstance(value, str | Path):
-            return value
-        if Path in self.types:
-            return type(value)(os.path.expanduser(value))
-        form = self.facts.form or (as_name if self.names else str)
-        return form(str(value))
-
     def typed(self, value: Any, where: str) -> Any:
         """Returns a value as one of the setting's types: an int becomes a float or text, a text a number or a path.
 
@@ -205,7 +184,7 @@ class Setting(NamedTuple):
             is_empty = value == "" and is_optional
             if kind in self.types and type(value) in accepted and not is_empty:
                 with contextlib.suppress(ValueError, OverflowError):
-                    return kind(self.formed(value))
+                    return kind(os.path.expanduser(str(value)) if kind is Path else value)
         names = " or ".join(NOUNS[kind] for kind in self.types if kind in NOUNS)
         raise UsageError(f"{where} must be {names}; got {shown(value)}")
 

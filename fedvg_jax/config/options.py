@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedvg_jax import compression
 from fedvg_jax.config import declare, methods, presets
-from fedvg_jax.config.declare import Condition, as_name, groups, is_one, setting, table
+from fedvg_jax.config.declare import Condition, groups, is_one, setting, table
 from fedvg_jax.config.fidelity import as_reference
 from fedvg_jax.config.methods import ALGORITHMS, Methods
 from fedvg_jax.config.weighting_grammar import method_of
@@ -162,7 +162,7 @@ class Privacy:
 class Tuning:
     """The server's own training steps on the shared validation set, after every round."""
 
-    steps: int = setting(0, Range(0, 2**31, excludes_high=True, text=">= 0 and below 2**31"))
+    steps: int = setting(0, Range(0, 2**31, excludes_high=True))
     """Minibatch steps per round; 0 for none. Validation accuracy is then training accuracy."""
     lr: float = setting(0.01, declare.ABOVE_0, is_traced=True, used=(_SERVER_STEPS,))
     """Learning rate of the plain SGD."""
@@ -278,13 +278,13 @@ class Config(Shorthands):
 
     algorithm: str = setting("fedavg", ALGORITHMS, topic="Method")
     """Federated algorithm."""
-    weighting: str = setting("fedvg", form=as_name, word="NAME")
+    weighting: str = setting("fedvg", word="NAME")
     """Aggregation weights of the clients. samples is n_k / sum_j n_j; native takes the weights of the algorithm's own
     paper. A method sets its own. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
-    reference: str = setting("", form=as_name, word="NAME,...")
+    reference: str = setting("", word="NAME,...")
     """Behaviours of the published code that replace the papers', NAME,... official stands for all behaviours of
     --fidelity official, and no-NAME takes one out. By default a run has external-copies and truck."""
-    dataset: str = setting("digits", kind="data", form=as_name, topic="Data set", word="NAME")
+    dataset: str = setting("digits", kind="data", topic="Data set", word="NAME")
     """Name of the data set. digits is built in; npz reads arrays; folder reads one sub-folder per class; csv reads a
     table; tfds:NAME is a set of tensorflow-datasets; hf:FOLDER is a set of Hugging Face datasets, from save_to_disk or
     parquet files, and hf:OWNER/NAME one of its hub that prepare has downloaded."""
@@ -296,7 +296,7 @@ class Config(Shorthands):
     splits: str = setting("all", kind="data", used=(_SPLIT,), word="NAME,...")
     """Official splits that are pooled. all; official: DermaMNIST without its validation split (the published code);
     NAME,...: only these splits of a set hf:FOLDER, such as train,validation."""
-    max_rows: int = setting(0, Range(0, text=">= 0, where 0 is all"), "data")
+    max_rows: int = setting(0, declare.FROM_0, "data")
     """Largest number of rows of the data set that are used, at equal distances in its order. 0: all."""
     input: str = setting("", kind="data", used=(_HUB_SET,), word="NAME")
     """Column of images or texts of a set hf:FOLDER. Default: the only such column, or the one called image or text."""
@@ -347,12 +347,7 @@ class Config(Shorthands):
     shards:S, S pieces of the rows sorted by label, 2 by default; file:FILE, the rows in a .json file."""
     alpha: float = setting(
         0.05,
-        Range(
-            0,
-            1e30,
-            excludes_low=True,
-            text="> 0 and at most 1e30; 0.05 is very skewed, 100 almost even",
-        ),
+        Range(0, 1e30, excludes_low=True),
         "data",
         used=(
             is_one(
@@ -384,10 +379,10 @@ class Config(Shorthands):
     """Fraction of every client's rows that joins the test set."""
     val_ratio: float = setting(
         0.1,
-        Range(0, 1, excludes_high=True, text="in [0, 1); 0 only with an external D_val"),
+        declare.BELOW_1,
         "data",
     )
-    """Fraction of every client's rows that joins the shared validation set D_val."""
+    """Fraction of every client's rows that joins the shared validation set D_val; 0 with an external one."""
     rounds: int = setting(100, declare.COUNT, is_traced=True, topic="Training")
     """Number of federated rounds."""
     local_epochs: int | str = setting(5, kind="data", word="INT|MIN:MAX")
@@ -425,7 +420,7 @@ class Config(Shorthands):
     """Seed of the model, the partition, the cohorts and the minibatches."""
     eval_every: int = setting(5, declare.COUNT, "data")
     """Rounds between two evaluations. The last round is always evaluated."""
-    record: str = setting("", form=as_name, word="NAME,...")
+    record: str = setting("", word="NAME,...")
     """Further entries of the history, NAME,... For every client in every round: client_accuracy, its model's accuracy
     on the test set; client_val_loss, its loss on D_val; client_drift, the L2 norm of its update; client_joint_fisher,
     the trace of its empirical Fisher information on D_val, by tensor. At evaluations: confusion, the confusion matrix
@@ -434,8 +429,8 @@ class Config(Shorthands):
     devices: str = setting("auto", topic="Hardware", word="INT|auto")
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
     devices."""
-    lanes: str = setting("auto", word="INT|auto|all")
-    """Clients that train side by side on a device. auto, a number, or all: one vmap over the cohort."""
+    lanes: str = setting("auto", word="INT|auto")
+    """Clients that train side by side on a device, auto or a number."""
     client_chunk: int = setting(0, declare.FROM_0)
     """Most clients with models in memory at a time, which limits the memory of a round. 0 holds the whole cohort."""
     placement: str = setting("auto", ("auto", "device", "host"), "data")
@@ -453,7 +448,7 @@ class Config(Shorthands):
     float32 throughout; bfloat16: parameters, norms and averages stay float32."""
     out: Path | None = setting(None, kind="host", topic="Files, stopping and resuming", word="DIR")
     """Run folder. Default: runs/<time>-<method>."""
-    resume: str | None = setting(None, kind="host", form=os.path.expanduser, word="RUN|auto")
+    resume: str | None = setting(None, kind="host", word="RUN|auto")
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
     checkpoint_every: int = setting(0, declare.FROM_0, "host", used=(_CHECKPOINTS,))
     """Rounds between two checkpoints; 0: about one a minute. The last round and every stop are saved in any case."""
@@ -463,7 +458,7 @@ class Config(Shorthands):
     """Folder for decoded data and compiled programs. Default: $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax."""
     export: Path | None = setting(None, kind="host", word="FILE")
     """File for the final model, .safetensors. ResNets, ViTs and the EfficientNet have PyTorch's names."""
-    track: str = setting("", kind="host", form=as_name, word="NAME,...")
+    track: str = setting("", kind="host", word="NAME,...")
     """Trackers that the run reports to, NAME,...: tensorboard (events in the run folder), wandb."""
     robust: str = setting("mean", robust.BY_NAME, topic="Corrupt updates")
     """Aggregation of the clients' models. mean, and clipped_mean:C, which shortens updates to the norm C, 10 by
@@ -494,19 +489,6 @@ SETTINGS = table(Config)
 
 GROUPS = groups(Config)
 """Name of a group -> its dataclass."""
-
-
-def registered(name: str, value: Any) -> Any:
-    """Returns a value of a setting or a shorthand in its one form: names in lower case, paths with their ~ expanded.
-
-    Papers write FedAvg, SCAFFOLD and FedAvg + FedVG.
-
-    >>> registered("method", "FedAvg + FedVG"), registered("dataset", "hf:Birds"), registered("fedvg.include", "Fc")
-    ('fedavg+fedvg', 'hf:Birds', 'Fc')
-    """
-    if name in SETTINGS:
-        return SETTINGS[name].formed(value)
-    return as_name(value) if isinstance(value, str) else value
 
 
 def layered(layers: Sequence[tuple[Mapping[str, Any], str]], start: Config | None = None) -> Config:

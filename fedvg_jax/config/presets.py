@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from fedvg_jax.config import declare, fidelity
-from fedvg_jax.config.declare import as_name, suggestion
+from fedvg_jax.config.declare import suggestion
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, PERSONAL, WEIGHTINGS
 from fedvg_jax.config.weighting_grammar import parse_weighting
 from fedvg_jax.core.types import UsageError
@@ -98,7 +98,7 @@ def dataset_preset(name: str) -> dict:
     >>> dataset_preset("covid19")["clients"], dataset_preset("tfds:mnist")["model"], dataset_preset("nosuch")
     (20, 'lenet5', {})
     """
-    return _OWN if name.startswith(tuple(OUTSIDE)) else DATASETS.get(name.lower(), {})
+    return _OWN if name.startswith(tuple(OUTSIDE)) else DATASETS.get(name, {})
 
 
 # --- from names and values to settings
@@ -146,9 +146,9 @@ def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
     """
     settings = {}
     if "method" in shorthands:
-        settings |= of_method(as_name(str(shorthands["method"])))
+        settings |= of_method(str(shorthands["method"]))
     if "fidelity" in shorthands:
-        name = as_name(str(shorthands["fidelity"]))
+        name = str(shorthands["fidelity"])
         if name not in FIDELITY:
             raise UsageError(f"unknown fidelity {name!r}{suggestion(name, FIDELITY)}")
         settings |= FIDELITY[name]
@@ -178,30 +178,26 @@ def fields(config: type, settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: a name is unknown, or a value has another type.
     """
-    groups, names = declare.groups(config), [field.name for field in dataclasses.fields(config)]
-    given = {}
+    groups, given = declare.groups(config), {}
     for name, value in settings.items():
-        if name in groups and not isinstance(value, groups[name] | Mapping):
-            got = declare.shown(value)
-            raise UsageError(
-                f"Config: {name} must be a {groups[name].__name__} or a dict; got {got}"
-            )
         if name not in groups:
             given[name] = value
             continue
-        for key, inner in (value if isinstance(value, Mapping) else vars(value)).items():
-            given[f"{name}.{key}"] = inner
-    meant = {name: given.pop(name, None) for name in SHORTHANDS}
-    meant = {name: value for name, value in meant.items() if value is not None}
-    given = given | meaning(meant) if settings.keys() >= {*names} else with_meaning(given | meant)
-    values, result, of_groups = _typed(config, given, "Config"), {}, {}
+        if not isinstance(value, groups[name] | Mapping):
+            raise UsageError(f"Config: {name} must be a dict; got {declare.shown(value)}")
+        inner = value if isinstance(value, Mapping) else vars(value)
+        given |= {f"{name}.{key}": one for key, one in inner.items()}
+    shorthands = {n: v for n in SHORTHANDS if (v := given.pop(n, None)) is not None}
+    if settings.keys() >= {field.name for field in dataclasses.fields(config)}:
+        given |= meaning(shorthands)
+    else:
+        given = with_meaning(given | shorthands)
+    values, result = _typed(config, given, "Config"), {}
     for name, declared in declare.table(config).items():
         group, dot, last = name.rpartition(".")
-        arguments = of_groups.setdefault(group, {}) if dot else result
-        arguments[last] = values.get(name, declared.default)
-    for name, arguments in of_groups.items():
-        result[name] = groups[name](**arguments)
-    return result
+        target = result.setdefault(group, {}) if dot else result
+        target[last] = values.get(name, declared.default)
+    return {n: groups[n](**value) if n in groups else value for n, value in result.items()}
 
 
 def apply(config: T, settings: Mapping[str, Any], source: str) -> T:

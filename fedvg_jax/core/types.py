@@ -43,27 +43,23 @@ class Range(NamedTuple):
     excludes_low: bool = False
     """Whether `low` itself is not allowed, as in (0, 1]."""
     excludes_high: bool = False
-    text: str = ""
-    """Words for it, where its ends say too little."""
 
     @property
     def words(self) -> str:
         """What a number must be, as messages say it.
 
-        >>> Range(0, 1, excludes_low=True).words, Range(0).words, Range().words
-        ('in (0, 1]', '>= 0', 'a finite number')
+        >>> Range(0, 1, excludes_low=True).words, Range(0, excludes_high=True).words
+        ('in (0, 1]', 'in [0, inf)')
         """
-        if self.text or self.high == math.inf:
-            at_least = f"{'>' if self.excludes_low else '>='} {self.low:g}"
-            return self.text or (at_least if self.low > -math.inf else "a finite number")
-        opening = "(" if self.excludes_low or math.isinf(self.low) else "["
-        return f"in {opening}{self.low:g}, {self.high:g}{')' if self.excludes_high else ']'}"
+        opening, closing = "[("[self.excludes_low], "])"[self.excludes_high]
+        return f"in {opening}{self.low:g}, {self.high:g}{closing}"
 
     def holds(self, value: float) -> bool:
-        """Returns whether a number is in the range."""
-        above = value > self.low if self.excludes_low else value >= self.low
-        below = value < self.high if self.excludes_high else value <= self.high
-        return above and below and abs(value) < math.inf
+        """Returns whether a finite number is in the range."""
+        is_end = (value == self.low and self.excludes_low) or (
+            value == self.high and self.excludes_high
+        )
+        return self.low <= value <= self.high and math.isfinite(value) and not is_end
 
 
 class Hyperparameter(NamedTuple):

@@ -15,8 +15,8 @@ from fedvg_jax.engine import clock as clocks
 from fedvg_jax.engine.clock import Clock
 from fedvg_jax.host import files
 
-COLUMNS = ("step_seconds", "fixed_seconds", "upload", "download")
-"""Columns of a table beside `client`, as the fields of `Clock`."""
+COLUMNS = {"step_seconds": 0.0, "fixed_seconds": 0.0, "upload": math.inf, "download": math.inf}
+"""Columns of a table beside `client`, as the fields of `Clock` -> value of an empty cell."""
 
 
 def make_clock(config: Config, custom: Clock | None = None) -> Clock | None:
@@ -64,19 +64,17 @@ def read(path: Path, num_clients: int) -> Clock:
     if not {"client"} < {*header} <= {"client", *COLUMNS}:
         allowed = f"client and some of {', '.join(COLUMNS)}"
         raise UsageError(f"clock.file {path} has columns {', '.join(header)}; expected {allowed}")
-    unlimited = {"upload": math.inf, "download": math.inf}
-    columns = {name: np.full(num_clients, unlimited.get(name, 0.0)) for name in COLUMNS}
-    missing = {*range(num_clients)}
-    for line, row in enumerate(rows, 2):
-        try:
-            client = int(row["client"])
-            missing.remove(client)
-            for name in COLUMNS:
-                if row.get(name):
-                    columns[name][client] = float(row[name])
-        except (KeyError, TypeError, ValueError):
-            needed = f"client 0..{num_clients - 1}, each once, and numbers {', '.join(COLUMNS)}"
-            raise UsageError(f"clock.file {path}, line {line}: expected {needed}") from None
-    if missing:
-        raise UsageError(f"clock.file {path} has no row of client {min(missing)}; add it")
+    try:
+        order = np.argsort([int(row["client"]) for row in rows])
+        if [int(rows[i]["client"]) for i in order] != [*range(num_clients)]:
+            raise ValueError("other clients")
+        columns = {
+            name: np.array([float(rows[i].get(name) or default) for i in order])
+            for name, default in COLUMNS.items()
+        }
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(
+            f"clock.file {path} must have the clients 0..{num_clients - 1}, each once, and numbers"
+            f" {', '.join(COLUMNS)}; correct it"
+        ) from None
     return clocks.checked(Clock()._replace(**columns), num_clients)

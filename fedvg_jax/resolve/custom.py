@@ -95,25 +95,17 @@ def traced_anew(custom: Custom) -> Custom:
     """
     for name, kind in KINDS.items():
         value = getattr(custom, name)
-        is_factory = name == "weighting" and callable(value)
-        if value is None or isinstance(value, kind) or is_factory:
-            continue
-        got = type(value).__name__
-        raise UsageError(
-            f"{name} must be a fedvg_jax.{kind.__name__}, got a {got}; Config(...) takes names"
-        )
-    for name in ("aggregate", "attack"):
-        value = getattr(custom, name)
-        if not (value is None or callable(value)):
+        is_function = name in ("weighting", "aggregate", "attack") and callable(value)
+        if not (value is None or is_function or isinstance(value, kind)):
             got = type(value).__name__
-            raise UsageError(f"{name} must be a function, got a {got}; Config(...) takes names")
-    if not isinstance(custom.hyper or {}, Mapping):
-        got = type(custom.hyper).__name__
-        raise UsageError(f"hyper must be a dict, name -> value; got {got}")
+            raise UsageError(
+                f"{name} must be a {kind.__name__} or function, got a {got}; Config(...) takes names"
+            )
     return custom._replace(**{name: new_functions(getattr(custom, name)) for name in FUNCTIONS})
 
 
 KINDS = {"task": Task, "algorithm": Algorithm, "weighting": Weighting, "send": Send}
+KINDS |= {"aggregate": Callable, "attack": Callable, "hyper": Mapping}
 """Argument -> its type. A weighting may also be a function task -> `Weighting`."""
 
 

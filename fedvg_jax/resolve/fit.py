@@ -19,43 +19,33 @@ from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, CONFUSION
 
 def check_model_fits(arrays: Arrays, config: Config) -> None:
     """Raises a UsageError if the config's model cannot take these data."""
-    own = "give run(..., task=fedvg_jax.linen_task(...)) for a model and loss of your own"
-    named, num_classes = f"model {config.model}", len(arrays.class_names)
-    if MODELS[config.model].is_sequence:
-        if not user_data.is_sequences(arrays):
+    named, model = f"model {config.model}", MODELS[config.model]
+    num_classes, of_row = len(arrays.class_names), arrays.x.shape[1:]
+    instead = (
+        "use another model, or give run(..., task=fedvg_jax.linen_task(...)) for one of your own"
+    )
+    if model.is_sequence:
+        is_fitting = user_data.is_sequences(arrays)
+        if not is_fitting or arrays.x.min() < 0 or arrays.x.max() >= num_classes:
             raise UsageError(
-                f"{named} takes sequences, integers x and y [T, L] and one name per character in class_names;"
-                f" {arrays.name} has x {shape(arrays.x)}, y {shape(arrays.y)} and {num_classes} names; use --model mlp"
-            )
-        if arrays.x.min() < 0 or arrays.x.max() >= num_classes:
-            raise UsageError(
-                f"data: characters must be 0..{num_classes - 1}; got {arrays.x.min()}..{arrays.x.max()}"
+                f"{named} takes sequences, integers x and y [T, L] below {num_classes}, the number of class_names;"
+                f" {arrays.name} has x {shape(arrays.x)}; {instead}"
             )
         return
-    user_data.class_labels(
-        arrays, named, "use --model gru" if user_data.is_sequences(arrays) else own
-    )
-    of_row = arrays.x.shape[1:]
-    images = len(of_row) == 3
-    if not MODELS[config.model].takes_rows:
-        if not images:
-            raise UsageError(
-                f"{named} takes images [T, H, W, D], x is {shape(arrays.x)}; use x[..., None], or {own}"
-            )
+    user_data.class_labels(arrays, named, instead)
+    is_image, channels, needed = len(of_row) == 3, model.channels, ""
+    if is_image and not model.takes_rows:
         user_data.refuse_channels_first(arrays, named)
-    if not of_row or not arrays.x[0].size:
-        raise UsageError(
-            f"{named} takes rows [T, D] of one value or more, x is {shape(arrays.x)}; use x[:, None]"
-        )
-    if config.normalise == "imagenet" and not (images and of_row[-1] in (1, 3)):
-        raise UsageError(
-            f"normalise imagenet takes 1 or 3 channels, x is {shape(arrays.x)}; use none or half"
-        )
-    if (channels := MODELS[config.model].channels) and of_row[-1] not in channels:
-        allowed = " or ".join(map(str, channels))
-        raise UsageError(
-            f"{named} is for images of {allowed} channels, x is {shape(arrays.x)}; use another model"
-        )
+    if not (is_image or model.takes_rows):
+        needed = "images [T, H, W, D]"
+    elif not of_row or not arrays.x[0].size:
+        needed = "rows [T, D] of one value or more"
+    elif config.normalise == "imagenet" and not (is_image and of_row[-1] in (1, 3)):
+        needed = "images of 1 or 3 channels for normalise imagenet"
+    elif channels and of_row[-1] not in channels:
+        needed = f"images of {' or '.join(map(str, channels))} channels"
+    if needed:
+        raise UsageError(f"{named} takes {needed}, x is {shape(arrays.x)}; {instead}")
 
 
 def check_pixel_settings(arrays: Arrays, config: Config) -> None:

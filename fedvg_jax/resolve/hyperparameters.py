@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -53,24 +54,17 @@ def make_hyper(
     >>> make_hyper(Config(), fedboost, weightings.uniform(), {"bost": 3}, ["boost"])
     Traceback (most recent call last):
         ...
-    fedvg_jax.UsageError: unknown hyperparameter 'bost' of the given algorithm or weighting; did you mean 'boost'?
+    fedvg_jax.UsageError: unknown hyperparameter 'bost' of the objects given; did you mean 'boost'?
     """
     given, values, custom = given or {}, scalars(config), {}
-    for name in given:
-        if name not in settable:
-            is_setting = "; it is a field of Config" if name in values else ""
-            hint = is_setting or suggestion(name, sorted(settable))
-            message = f"unknown hyperparameter '{name}' of the given algorithm or weighting{hint}"
-            raise UsageError(message)
+    if unknown := [name for name in given if name not in settable]:
+        hint = suggestion(unknown[0], sorted(settable))
+        raise UsageError(f"unknown hyperparameter '{unknown[0]}' of the objects given{hint}")
     for name, parameter in _declared(algorithm, weighting).items():
         of_setting = values.get(name)
-        if name in given:
-            value = checked(parameter, given[name])
-        elif of_setting is not None and parameter in HYPERPARAMETERS:
+        if name not in given and of_setting is not None and parameter in HYPERPARAMETERS:
             continue
-        else:
-            value = checked(parameter, parameter.value)
-        values[name] = np.float32(value)
+        values[name] = np.float32(checked(parameter, given.get(name, parameter.value)))
         if of_setting is None or of_setting != values[name]:
             custom[name] = float(values[name])
     return jax.device_put(values), custom  # jnp.float32 would run a program for each
@@ -78,10 +72,8 @@ def make_hyper(
 
 def scalars(config: Config) -> dict[str, np.float32]:
     """Returns the hyperparameters that settings have."""
-    values = {}
-    for setting in SETTINGS.values():
-        values |= setting.scalars(config)
-    return {name: np.float32(value) for name, value in values.items()}
+    values = (setting.scalars(config).items() for setting in SETTINGS.values())
+    return {name: np.float32(value) for name, value in itertools.chain(*values)}
 
 
 def checked(parameter: Hyperparameter, value: Any) -> float:
@@ -109,10 +101,7 @@ def _declared(algorithm: Algorithm, weighting: Weighting) -> dict[str, Hyperpara
     for parameter in (*algorithm.hyperparameters, *weighting.hyperparameters):
         name, other = parameter.name, declared.setdefault(parameter.name, parameter)
         if other != parameter:
-            meanings = f"{parameter.doc or parameter.value} and as {other.doc or other.value}"
-            raise UsageError(
-                f"hyperparameter '{name}' is declared twice, as {meanings}; rename one"
-            )
+            raise UsageError(f"hyperparameter '{name}' is declared twice; rename one")
         if name in READ_BY_ROUNDS:
             raise UsageError(
                 f"hyperparameter '{name}' is a setting of every run; give yours another name"

@@ -18,12 +18,10 @@ def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Execu
     """Returns the executor for the settings `lanes` and `devices`.
 
     Args:
-        config: its `lanes` is a number per device, "all", or "auto": as `hardware.Choices.max_lanes`.
+        config: its `lanes` is a number per device, or "auto": as `hardware.Choices.max_lanes`.
         devices: jax's devices; defaults to the devices of all processes.
     """
     count = num_devices(config)
-    if config.lanes == "all":
-        return executors.vmapped()
     chosen = hw.choices()
     max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
     num_lanes = min(max_lanes, -(-client_chunk_size(config) // count))
@@ -51,22 +49,13 @@ def num_devices(config: Config) -> int:
     )
     double = bool(jax.config.jax_enable_x64)  # pyright: ignore[reportAttributeAccessIssue]  jax adds it at run time
     most = processes * hw.auto_devices(costs(config.model).client_bytes, double)
-    if processes > 1 and config.lanes == "all":
-        raise UsageError(
-            f"lanes all runs on one device only; got {processes} processes; use --lanes auto"
-        )
-    if processes > size:
-        raise UsageError(
-            f"{processes} processes are more than the {size} clients held at a time; start fewer"
-        )
-    if config.devices == "auto":
-        return min(most, processes * -(-size // processes))
-    wanted = int(config.devices)
+    is_auto = config.devices == "auto"
+    wanted = min(most, processes * -(-size // processes)) if is_auto else int(config.devices)
     if wanted > processes and double and not hw.choices().is_float64_safe_on_many_devices:
         raise UsageError(
             f"devices {wanted}: float64 on several CPU devices may be wrong; use --devices 1, or no JAX_ENABLE_X64"
         )
-    if wanted > min(available, size) or wanted % processes:
+    if processes > size or (not is_auto and (wanted > min(available, size) or wanted % processes)):
         raise UsageError(
             f"devices {wanted}: jax has {available}, {processes} process(es) share them, and {size} clients are"
             " held at a time; use --devices auto, or set JAX_NUM_CPU_DEVICES before jax starts"

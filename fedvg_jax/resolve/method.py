@@ -115,30 +115,24 @@ def _refuse_contradictions(
     """Raises UsageError where algorithm, local tensors, robust rule and cohorts do not fit together."""
     name = "the algorithm" if custom.algorithm else f"algorithm {config.algorithm}"
     robust_name = "aggregate=" if custom.aggregate else f"robust {config.robust}"
+    weights = "weighting=" if custom.weighting else f"the weights of {config.weighting}"
     local_name = f"local {config.local}" if config.local else name
     is_robust, is_personal = rule is not robust.weighted_mean, algorithm.personal is not None
-    if is_robust and sends_messages(algorithm):
-        raise UsageError(
-            f"{robust_name} protects the averaged model only, and the server of {name} also averages other messages"
-            " of the clients; use the mean or another algorithm"
-        )
-    if is_robust and client_chunk_size(config) < cohort_size(config):
-        raise UsageError(f"{robust_name} needs all models of a cohort at once; use client_chunk 0")
+    is_local = bool(config.local) or is_personal
+    is_chunked = client_chunk_size(config) < cohort_size(config)
     has_weights = custom.weighting or config.weighting not in ("uniform", "samples", "native")
-    if has_weights and robust.ignores_weights(rule):
-        weights = "weighting=" if custom.weighting else f"the weights of {config.weighting}"
-        raise UsageError(f"{robust_name} ignores {weights}; use uniform, or a clipped mean")
-    if config.local and is_personal:
-        raise UsageError(
-            f"{name} keeps a personal model of each client, and {local_name} a part; use one of them"
-        )
-    if (config.local or is_personal) and as_reference(config, "server-stats"):
-        raise UsageError(
-            f"{local_name} cannot be used with reference server-stats, of one model for all clients;"
-            " leave one out"
-        )
-    if (config.local or is_personal) and is_robust:
-        raise UsageError(f"{local_name} cannot be used with {robust_name}, which has one model")
+    ignores = robust.ignores_weights(rule)
+    problems = (
+        (is_robust and sends_messages(algorithm), robust_name, f"messages that {name} averages"),
+        (is_robust and is_chunked, robust_name, "client_chunk: it needs all models of a cohort"),
+        (has_weights and ignores, robust_name, f"{weights}, which it ignores"),
+        (config.local and is_personal, local_name, f"personal models of {name}"),
+        (is_local and as_reference(config, "server-stats"), local_name, "reference server-stats"),
+        (is_local and is_robust, local_name, f"{robust_name}, which has one model"),
+    )
+    for holds, one, other in problems:
+        if holds:
+            raise UsageError(f"{one} cannot be used with {other}; leave one out")
 
 
 def _sensitivity(

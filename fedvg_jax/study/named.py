@@ -7,7 +7,6 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
-from fedvg_jax.config.options import registered
 from fedvg_jax.config.presets import METHODS, meaning
 from fedvg_jax.core.types import Algorithm, Selection, Send, Task, UsageError, Weighting
 
@@ -91,7 +90,7 @@ def _is_wrong(axis: str, name: Any, value: Any) -> bool:
     """Returns whether a name is none, or one that a setting takes for something else than the value."""
     if not isinstance(name, str) or not name:
         return True
-    is_same = isinstance(value, str) and registered(axis, value) == name.lower()
+    is_same = isinstance(value, str) and value == name.lower()
     return name.lower() in TAKEN.get(axis, ()) and not is_same
 
 

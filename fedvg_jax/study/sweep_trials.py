@@ -23,7 +23,7 @@ from fedvg_jax.config import presets
 from fedvg_jax.config.checks import check
 from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten, python_scalar, suggestion
-from fedvg_jax.config.options import SETTINGS, Config, layered, registered
+from fedvg_jax.config.options import SETTINGS, Config, layered
 from fedvg_jax.config.presets import SHORTHANDS
 from fedvg_jax.config.uses import PASSED, refuse_unused, replaced_with, unmet
 from fedvg_jax.core.types import UsageError
@@ -219,7 +219,7 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
         except (TypeError, ValueError):
             raise UsageError(f"{source}: {name} must be numbers; got {given!r:.100}") from None
     check_name(name, source)
-    scalars = [registered(name, python_scalar(value)) for value in values]
+    scalars = [python_scalar(value) for value in values]
     if name in PLACES:
         scalars = [value or None for value in scalars]
     return [number for scalar in scalars for number in seeds(name, scalar)]

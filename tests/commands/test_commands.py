@@ -6,9 +6,7 @@ import shlex
 from pathlib import Path
 
 import pytest
-from support.cases import naming
 
-import fedvg_jax
 from fedvg_jax import commands, prepare, sim, sweep as sweep_command
 from fedvg_jax.runs import launch
 
@@ -73,34 +71,6 @@ def test_documented_runs_are_parsed():
         if "--resume R" not in line:
             _, words = launch.read(arguments(line.replace("--resume runs/first", "")))
             assert commands.parse(words).rounds == 200 or "cifar10_resnet18" not in line, line
-
-
-USERS_FILES = re.compile(
-    r"--(data-dir|init|resume|devices)|hf:|file:|DIR|configs/|cifar10|organ|csv"
-)
-"""Commands that need files which a page does not make, or devices; the shipped configs have laws of their own."""
-
-
-def test_documented_runs_without_files_of_the_user_are_assembled():
-    """Their settings fit together with the data, the network and the algorithm, which parsing does not see."""
-    lines = [line for line in documented("sim") if not USERS_FILES.search(line)]
-    assert len(lines) > 15
-    for line in lines:
-        _, words = launch.read(arguments(line))
-        with naming(line):
-            fedvg_jax.simulation(commands.parse(words))
-
-
-def test_the_command_of_the_manifest_for_kubernetes_is_parsed():
-    """One run in two pods, each with the number that Kubernetes gives it."""
-    yaml = pytest.importorskip("yaml", reason="reads the manifest")
-    manifest = (ROOT / "benchmarks" / "kubernetes" / "job.yaml").read_text(encoding="utf-8")
-    _, job = yaml.safe_load_all(manifest)
-    (command,) = job["spec"]["template"]["spec"]["containers"][0]["args"]
-    number = arguments(command.removeprefix("exec ").replace("$JOB_COMPLETION_INDEX", "1"))
-    launched, words = launch.read(number)
-    assert launched == launch.Launch("fedvg-0.fedvg:9911", job["spec"]["completions"], 1)
-    assert commands.parse(words).resume == "auto"
 
 
 def test_documented_resumes_work(folder):

@@ -15,7 +15,7 @@ from fedvg_jax.config import SETTINGS, Config, command_line, presets, uses
 from fedvg_jax.config.declare import Condition
 from fedvg_jax.config.weighting_grammar import WEIGHTINGS, Mean, Permuted, parse_weighting
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import SOURCES, datasets
+from fedvg_jax.data import datasets
 from fedvg_jax.runs.record.history import History
 
 ROOT = Path(__file__).parents[2]
@@ -58,14 +58,12 @@ def test_a_leading_tilde_is_the_home_folder_in_every_setting_of_a_path_wherever_
     tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HOME", str(tmp_path))
-    paths = [name for name, setting in config.SETTINGS.items() if Path in setting.types] + [
-        "resume"
-    ]
+    paths = [name for name, setting in config.SETTINGS.items() if Path in setting.types]
     file = tmp_path / "c.toml"
     for name in paths:
         file.write_text(f'{name} = "~/x"\n')
         flag, stored = parse(f"{command_line.flag_of(name)}=~/x"), config.read_toml(file)
-        for settings in (flag, stored, {name: "~/x"} if name == "resume" else {name: Path("~/x")}):
+        for settings in (flag, stored, {name: Path("~/x")}):
             assert str(config.flatten(config.apply(Config(), settings, "test"))[name]) == str(
                 tmp_path / "x"
             )
@@ -204,14 +202,6 @@ def test_every_conditional_setting_is_used_by_some_runs_and_not_by_others():
         assert uses.unused(made, [name]) == []
         for condition in conditions:
             assert uses.unused(with_condition(made, condition, holds=False), [name]) == [name]
-
-
-def test_data_sets_that_use_image_size_or_splits_are_those_whose_readers_take_them():
-    for setting, option in {"image_size": "size", "splits": "splits"}.items():
-        takers = {name for name, source in SOURCES.items() if option in source.takes}
-        assert takers == {
-            name for name in config.DATASETS if not uses.unused(Config(dataset=name), [setting])
-        }
 
 
 # --- settings given from Python

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings, strategies as st
 
 import fedvg_jax as fv
 from fedvg_jax import commands, config
-from fedvg_jax.runs.record import folder as run_folder, history
+from fedvg_jax.runs.record import folder as run_folder
 
 NAMES = sorted(config.flatten(fv.Config()))
 EXTREME = st.sampled_from(
@@ -92,14 +92,3 @@ JSON = st.recursive(
 def test_any_json_as_the_settings_of_a_run(value):
     with allow_usage_error():
         config.check(run_folder.config_from_json(value, "config.json"))
-
-
-@given(st.binary(max_size=60))
-@example(b'{"round": 1}\n{"round": 2}\n{"rou')
-@example(b"{}\n")
-def test_any_bytes_as_a_history(folder, content):
-    (folder / "history.jsonl").write_bytes(content)
-    with allow_usage_error():
-        assert [r["round"] for r in history.read(folder)] == list(
-            range(1, content.count(b"\n") + 1)
-        )

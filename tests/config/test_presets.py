@@ -7,7 +7,6 @@ import pytest
 from fedvg_jax import commands, config
 from fedvg_jax.config import Config, presets
 from fedvg_jax.config.methods import algorithm_of
-from fedvg_jax.study.sweep_trials import parse_axes
 
 SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
 WEIGHTS = {  # of the algorithms' own papers; FedVG's alone, except FedAvg + FedVG, which is the mean of both
@@ -81,41 +80,6 @@ def test_settings_of_a_group_or_alone_win_beside_a_shorthand():
     made = Config(fidelity="official", feddyn={"alpha": 0.3}, partition="dirichlet")
     assert made.feddyn.alpha == 0.3 and made.reference == "official"
     assert made.partition == "dirichlet" == Config().partition  # given, though the default
-
-
-def test_names_have_any_case_as_papers_print_them(tmp_path):
-    """On the command line, in files, in a config and on the axes of a sweep."""
-    registered = [
-        "--method=scaffold+fedvg",
-        "--dataset=wine",
-        "--record=confusion",
-        "--fedvg.norm=l2",
-    ]
-    printed = [
-        "--method=SCAFFOLD + FedVG",
-        "--dataset=Wine",
-        "--record=Confusion",
-        "--fedvg.norm=L2",
-    ]
-    (tmp_path / "a.toml").write_text(
-        'method = "SCAFFOLD+FedVG"\ndataset = "Wine"\nrecord = "Confusion"\nfedvg.norm="L2"'
-    )
-    expected = commands.parse(registered)
-    assert (
-        commands.parse(printed) == expected
-        and expected.clients == presets.dataset_preset("wine")["clients"]
-    )
-    assert commands.parse(["--config", str(tmp_path / "a.toml")]) == expected
-    assert settings_from_python(
-        method="FedAvg + FedVG", fidelity="Official", model="MLP", fedvg={"norm": "L2"}
-    ) == settings_from_python(
-        method="fedavg+fedvg", fidelity="official", model="mlp", fedvg={"norm": "l2"}
-    )
-    axes = parse_axes(
-        {"method": ["FedAvg", "fedavg", "FedVG", "Uniform"], "weighting": "Samples+Permuted(FedVG)"}
-    )
-    assert axes[0].values == (("fedavg",), ("fedvg",), ("uniform",))
-    assert axes[1].values == (("samples+permuted(fedvg)",),)
 
 
 def test_shorthands_are_no_fields():

@@ -80,8 +80,7 @@ CASES = [
     ("a process that is none of them", launched(process="2"), "process must be"),
     ("devices that processes cannot share", shared(8, 2, devices="3"), "devices"),
     ("more devices than there are", shared(8, 2, devices="10", clients=20), "devices 10"),
-    ("all lanes in several processes", shared(8, 2, lanes="all"), "lanes all"),
-    ("more processes than clients", shared(3, 3, clients=2), "3 processes"),
+    ("more processes than clients", shared(3, 3, clients=2), "3 process"),
     ("fewer rounds than are done", resume(rounds=1), "--rounds must be 3"),
     (
         "as many rounds as are done, of which the last was not evaluated",

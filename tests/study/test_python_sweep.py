@@ -188,7 +188,7 @@ def test_own_weightings_by_name_are_an_axis_whose_trials_equal_runs_alone_and_me
     """Settings that only a named weighting uses multiply its trials alone. Names stand as they are written."""
     pytest.importorskip("scipy", reason="reports need the report extra")
     own = {"Root": power(0.5), "by square": power(2.0)}
-    axes = {"weighting": {**own, "x": "FedVG"}, "fedvg.norm": ["l1", "l2"], "seed": [0]}
+    axes = {"weighting": {**own, "x": "fedvg"}, "fedvg.norm": ["l1", "l2"], "seed": [0]}
     results = {r.name: r.result for r in fv.run_sweep(CONFIG, axes, tmp_path / "s")}
     assert list(results) == [
         f"weighting={name},seed=0"

@@ -425,45 +425,18 @@ def adam(beta_2, v, squared):
     return beta_2 * v + (1 - beta_2) * squared
 
 
-class FullAlgorithm(Algorithm):
-    """Uses every part of the contract: all states, a probe, messages and every argument. For tests only."""
+class FullAlgorithm(Scaffold):
+    """Scaffold with Elastic's probe and FedNova's messages, and the sum of their residuals. For tests only."""
 
-    native = "uniform"
+    probe = Elastic.probe
 
-    def init(self, hyper, params):
-        return each(lambda p: hyper["fedprox.mu"] * p, params), zeros_like(params)
+    def report(self, *arguments):
+        return Scaffold.report(self, *arguments)[0], FedNova.report(self, *arguments)[1]
 
-    def probe(self, hyper, params, stats, batches, position):
-        first = [loss_and_gradients(params, stats, batch, train=False)[0] for batch in batches[:1]]
-        return sum(first) * len(batches) + position * hyper["fedprox.mu"]
-
-    def correct(self, hyper, gradients, params, theta, server, client):
-        return each(
-            lambda g, p, t, c, own: g + 0.5 * (p - t) + c - own,
-            gradients,
-            params,
-            theta,
-            server,
-            client,
-        )
-
-    def report(self, hyper, params, theta, server, client, displacement):
-        far = hyper["lr"] + displacement
-        own = each(lambda own, c, t, p: own - c + (t - p) / far, client, server, theta, params)
-        return own, each(np.subtract, own, client)
-
-    def residual(self, hyper, server, theta, cohort):
-        added, moved = {}, {}
-        for path in theta:
-            messages, probes = [message[path] for message in cohort.messages], cohort.probes
-            message = sum(
-                w * (m + o) for w, m, o in zip(cohort.weights[path], messages, probes, strict=True)
-            )
-            added[path] = (
-                0.1 * theta[path] - 0.25 * cohort.update[path] + hyper["fedvg.eps"] * message
-            )
-            moved[path] = server[path] + sum(messages) / len(cohort.client_states)
-        return added, moved
+    def residual(self, *arguments):
+        added, server = Scaffold.residual(self, *arguments)
+        others = [kind.residual(self, *arguments)[0] for kind in (Elastic, FedNova)]
+        return each(lambda *residuals: sum(residuals), added, *others), server
 
 
 ALGORITHMS = {

@@ -205,54 +205,22 @@ ON_QUADRATICS = [
 
 @functools.cache
 def full_algorithm() -> types.Algorithm:
-    """Uses every part of the contract: all states, a probe, both kinds of messages and every argument."""
+    """Returns Scaffold with Elastic's probe and FedNova's messages, and the sum of their residuals."""
+    scaffold, elastic, nova = map(algorithm, ("scaffold", "elastic", "fednova"))
 
-    def init(hyper, params):
-        own = {
-            "c": tree.zeros_like(params),
-            "moved": jnp.zeros((), float),
-            "rounds": jnp.zeros((), jnp.int32),
-        }
-        return {"c": tree.scale(hyper["fedprox.mu"], params)}, own
-
-    def correct(hyper, grads, params, anchor):
-        def one(g, p, theta, c, own):
-            return g + 0.5 * (p - theta) + c - own
-
-        return jax.tree.map(
-            one, grads, params, anchor.params, anchor.server["c"], anchor.client["c"]
-        )
-
-    def report(hyper, params, anchor, displacement):
-        def one(p, theta, c, own):
-            return own - c + (theta - p) / (hyper["lr"] + displacement)
-
-        own = jax.tree.map(one, params, anchor.params, anchor.server["c"], anchor.client["c"])
-        after = {
-            "c": own,
-            "moved": anchor.client["moved"] + displacement,
-            "rounds": anchor.client["rounds"] + 1,
-        }
-        moved = tree.sub(own, anchor.client["c"])
-        return after, moved, moved
-
-    def probe(hyper, probe):
-        loss, _ = probe.task.loss(*probe.variables, *probe.batch(0), False)
-        count, position = (n.astype(loss.dtype) for n in (probe.num_batches, probe.position))
-        return jnp.where(count > 0, loss, 0) * count + position * hyper["fedprox.mu"]
+    def report(*arguments):
+        return (*scaffold.report(*arguments)[:2], nova.report(*arguments)[2])
 
     def residual(hyper, server, params, cohort):
-        def one(p, u, total, mean, w, c):
-            message = mean + w @ cohort.probes
-            return 0.1 * p - 0.25 * u + hyper["fedvg.eps"] * message, c + total / cohort.num_clients
+        added, after = scaffold.residual(hyper, server, params, cohort)
+        for other in (elastic, nova):
+            added = tree.add(added, other.residual(hyper, (), params, cohort)[0])
+        return added, after
 
-        both = jax.tree.map(
-            one, params, cohort.update, cohort.summed, cohort.averaged, cohort.weights, server["c"]
-        )
-        added, c = jax.tree.transpose(jax.tree.structure(params), jax.tree.structure((0, 0)), both)
-        return added, {"c": c}
-
-    return types.Algorithm(init, correct, report, residual, probe, native_weighting="uniform")
+    declared = scaffold.hyperparameters + elastic.hyperparameters
+    return scaffold._replace(
+        report=report, residual=residual, probe=elastic.probe, hyperparameters=declared
+    )
 
 
 # --- compiled cheaply

@@ -207,7 +207,7 @@ def settings_to_resume(config: Config) -> Config:
     """
     if config.resume is None:
         return config
-    folder = _newest_match(config) if config.resume == AUTO else Path(config.resume)
+    folder = _newest_match(config) if config.resume == AUTO else files.user_path(config.resume)
     if folder is None:
         return dataclasses.replace(config, resume=None)
     if config.out and config.out.resolve() != folder.resolve():

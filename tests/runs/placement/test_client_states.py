@@ -115,7 +115,7 @@ def test_a_run_is_resumed_with_more_rounds_wherever_its_client_states_were(
     """A checkpoint of states on the host holds those of sampled clients only."""
     run(first, callbacks=False, rounds=2, out=tmp_path / "run")
     leaves = stored.about(stored.checkpoint_path(tmp_path / "run", 2))["leaves"]
-    assert leaves["state.clients.c.w"][0] == [num_stored, 3]
+    assert leaves["state.clients.w"][0] == [num_stored, 3]
     assert ("state.client_ids" in leaves) == (first != "device")
     history, states = run(then, out=tmp_path / "run", resume=str(tmp_path / "run"))
     whole = run("device")

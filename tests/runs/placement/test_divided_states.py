@@ -96,10 +96,10 @@ def exchanged_bytes(sim):
 
 
 def test_a_round_exchanges_the_rows_of_its_cohort_whatever_their_number():
-    """The state of a client has 3 + 1 + 1 + 3 numbers; a round takes four of them, and gathers four new ones."""
+    """The state of a client has 3 numbers; a round takes four of them, and gathers four new ones."""
     few, many = (exchanged_bytes(simulated(clients=n, join_ratio=4 / n)) for n in (10, 20))
     assert few == many
-    of_cohort = 4 * 4 * 8
+    of_cohort = 4 * 4 * 3
     assert of_cohort <= few["all-reduce"] < 3 * of_cohort and few["all-gather"] <= 2 * of_cohort
 
 
@@ -121,7 +121,7 @@ def test_a_checkpoint_of_three_devices_is_that_of_one_and_continues_on_any_numbe
     """On three devices to the bit."""
     run(3, callbacks=False, rounds=2, out=tmp_path / "three")
     leaves = stored.about(stored.checkpoint_path(tmp_path / "three", 2))["leaves"]
-    assert leaves["state.clients.c.w"][0] == [NUM_CLIENTS, 3]
+    assert leaves["state.clients.w"][0] == [NUM_CLIENTS, 3]
     for devices in (3, 1):
         out = tmp_path / f"on {devices}"
         shutil.copytree(tmp_path / "three", out)

@@ -36,9 +36,9 @@ SETTINGS = [
 """Settings that contradict each other, and the name."""
 
 TABLES = {
-    "client,step_seconds\n0,1\n": "client 1",
+    "client,step_seconds\n0,1\n": "clients 0..1",
     "client,seconds\n0,1\n1,1\n": "columns client, seconds",
-    "client,step_seconds\n0,x\n1,1\n": "line 2",
+    "client,step_seconds\n0,x\n1,1\n": "clients 0..1",
     "client,step_seconds\n0,-1\n1,1\n": "step_seconds",
 }
 """Table of the clock of two clients -> the name."""

@@ -196,12 +196,7 @@ def _task(
     block_of: Callable[[str], str] | None,
 ) -> Task:
     """Returns the task of a network; further arguments as in `linen_task`."""
-    named = metrics or {}
-    if not isinstance(named, Mapping) or "loss" in named:
-        raise UsageError(
-            f"metrics must be a dict, name -> function, with other names than loss; got {metrics!r:.99}"
-        )
-    given = {name: m if isinstance(m, Metric) else Metric(m) for name, m in named.items()}
+    given = _by_name({} if metrics is None else metrics)
     functions = {"loss": loss, **{name: metric.function for name, metric in given.items()}}
 
     def forward(
@@ -242,6 +237,15 @@ def _task(
         forward=forward,
         better=tuple((name, metric.better) for name, metric in given.items() if metric.better),
     )
+
+
+def _by_name(metrics: Any) -> dict[str, Metric]:
+    """Returns metrics by name; raises UsageError if they are no dict, or one is called loss."""
+    if not isinstance(metrics, Mapping) or "loss" in metrics:
+        raise UsageError(
+            f"metrics must be a dict, name -> function, with other names than loss; got {metrics!r:.99}"
+        )
+    return {name: m if isinstance(m, Metric) else Metric(m) for name, m in metrics.items()}
 
 
 def _row(example: Any) -> jax.ShapeDtypeStruct:

@@ -43,7 +43,7 @@ def classification(
         return transforms.scale(x, dtype, normalise)
 
     row = jax.ShapeDtypeStruct(tuple(image_shape), jnp.float32)
-    return _labelling(module, num_classes, row, scaled, "images", block_of)
+    return _labelling(module, num_classes, row, scaled, block_of)
 
 
 def next_character(
@@ -70,7 +70,7 @@ def next_character(
     (2, 8, 5)
     """
     row = jax.ShapeDtypeStruct((length,), jnp.int32)
-    return _labelling(module, num_classes, row, lambda x, dtype: x, "sequences", block_of)
+    return _labelling(module, num_classes, row, lambda x, dtype: x, block_of)
 
 
 def _labelling(
@@ -78,7 +78,6 @@ def _labelling(
     num_classes: int,
     row: jax.ShapeDtypeStruct,
     prepare: Callable[[Array, Any], Array],
-    rows: str,
     block_of: Callable[[str], str] | None,
 ) -> Task:
     """Returns the task of giving one of C labels to each row, or to each place of it, by cross-entropy.
@@ -88,7 +87,6 @@ def _labelling(
         num_classes: C.
         row: shape and dtype of a row.
         prepare: (x, dtype of the parameters) -> the module's input.
-        rows: what rows are, in errors.
         block_of: path of a tensor -> name of its block; None for `head_and_base`.
     """
 
@@ -109,7 +107,7 @@ def _labelling(
     ) -> tuple[Outputs, Tree]:
         if (shape := batch.x.shape[1:]) != row.shape:
             raise UsageError(
-                f"{rows} of {shape} for the loss of a task made for {row.shape}; make a task for {shape}"
+                f"rows of {shape} for the loss of a task made for {row.shape}; make a task for {shape}"
             )
         with recorded_features() as features:
             logits, stats = apply(params, stats, batch.x, mask, train)
@@ -120,27 +118,24 @@ def _labelling(
         return apply(params, stats, batch.x, jnp.ones(len(batch.x), bool), False)[0]
 
     def measure(params: Tree, stats: Tree, batch: Batch, mask: Array) -> Tree:
-        logits = predict(params, stats, batch)
-        true, predicted = batch.y.astype(jnp.int32), jnp.argmax(logits, -1).astype(jnp.int32)
-        is_real = tree.where(mask, jnp.ones_like(true), jnp.zeros_like(true))
-        # in int32: a product of uint8 labels wraps from 256 on
-        cells = jnp.zeros(num_classes**2, jnp.int32)
-        confusion = cells.at[true * num_classes + predicted].add(is_real)
-        losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
-        total = tree.where(mask, losses, jnp.zeros_like(losses)).sum()
-        return {"loss": total, "confusion": confusion}
+        return _sums(predict(params, stats, batch), batch.y, mask, num_classes)
 
-    block_of = block_of or head_and_base
-    return Task(
-        init,
-        loss_of(forward),
-        predict,
-        measure,
-        metrics,
-        block_of,
-        takes_groups=True,
-        forward=forward,
-    )
+    names = block_of or head_and_base
+    loss = loss_of(forward)
+    return Task(init, loss, predict, measure, metrics, names, takes_groups=True, forward=forward)
+
+
+def _sums(logits: Array, y: Array, mask: Array, num_classes: int) -> Tree:
+    """Returns the summed loss [] of the real rows, and their confusion matrix [C * C]."""
+    true, predicted = y.astype(jnp.int32), jnp.argmax(logits, -1).astype(jnp.int32)
+    is_real = tree.where(mask, jnp.ones_like(true), jnp.zeros_like(true))
+    # in int32: a product of uint8 labels wraps from 256 on
+    cells = jnp.zeros(num_classes**2, jnp.int32)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, y)
+    return {
+        "loss": tree.where(mask, losses, jnp.zeros_like(losses)).sum(),
+        "confusion": cells.at[true * num_classes + predicted].add(is_real),
+    }
 
 
 def loss_of(forward: Callable[..., tuple[Outputs, Tree]]) -> Callable[..., tuple[Array, Tree]]:

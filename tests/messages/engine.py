@@ -137,5 +137,5 @@ CASES = [
         hypergradient({"a": jnp.float32(2)}, ["a"], power),
         "fedvg_jax.unrolled",
     ),
-    ("sequences of another length", short_sequences, "sequences of (3,)"),
+    ("sequences of another length", short_sequences, "rows of (3,)"),
 ]

@@ -7,6 +7,7 @@ fetched and unpacked in a draft folder. They reach their place by one rename, af
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -137,7 +138,7 @@ def fetch(name: str, place: Path, size: Size | None = None) -> None:
             shutil.unpack_archive(draft / file, draft, **options)
         for unused in published.left_out:
             (draft / published.folder / unused).unlink()
-        _move(draft / target.name, target)
+        os.replace(draft / target.name, target)
 
 
 def fetch_hub_set(name: str, target: Path) -> None:
@@ -150,9 +151,8 @@ def fetch_hub_set(name: str, target: Path) -> None:
     Raises:
         UsageError: the extra is not installed, the name is another, or the download fails.
     """
-    owner, _, rest = name.partition("/")
-    set_name, _, config = rest.partition("/")
-    if not owner or not set_name or "/" in config:
+    match = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
+    if not match:
         raise UsageError(
             f"hf:{name} must be hf:OWNER/NAME or hf:OWNER/NAME/CONFIG to be downloaded"
         )
@@ -161,13 +161,11 @@ def fetch_hub_set(name: str, target: Path) -> None:
         return
     with drafting(target) as draft:
         try:
-            found = library.load_dataset(
-                f"{owner}/{set_name}", config or None, cache_dir=str(draft / "cache")
-            )
+            found = library.load_dataset(*match.groups(), cache_dir=str(draft / "cache"))
         except Exception as error:  # of the network, the hub, or the files of the set
             raise UsageError(f"hf:{name}: cannot be downloaded ({files.reason(error)})") from error
         found.save_to_disk(draft / target.name)
-        _move(draft / target.name, target)
+        os.replace(draft / target.name, target)
 
 
 @contextmanager
@@ -189,15 +187,6 @@ def drafting(target: Path) -> Iterator[Path]:
             with suppress(OSError):  # it has files, unless the download failed
                 if is_new:
                     target.parent.rmdir()
-
-
-def _move(draft: Path, target: Path) -> None:
-    """Gives a draft its name, unless another process has brought the same files meanwhile."""
-    try:
-        os.replace(draft, target)
-    except OSError:
-        if not target.is_dir():
-            raise
 
 
 def _retrieve(published: Published, file: str, draft: Path) -> None:

@@ -127,10 +127,6 @@ def take_partition(
         UsageError: it is not a partition of these data among the config's clients, or the lists are to be split, and
             the config's `holdout` holds rows out before the partition.
     """
-    if isinstance(partition, str):
-        raise UsageError(
-            f"partition= takes the clients' rows; {partition!r} is a setting, Config(partition=...)"
-        )
     if config.holdout != "client" and not isinstance(partition, tuple):
         raise UsageError(
             f"holdout {config.holdout} is made before a partition; use client, or give (train, val, test)"

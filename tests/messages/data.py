@@ -86,11 +86,11 @@ def arrays(**members):
     return load("npz", {"set.npz": members})
 
 
-def folders(*names, wanted="folder"):
+def folders(*names):
     """Returns the call that reads a folder with these files, images where their names end in .png."""
     image = png(np.zeros((9, 20, 3), np.uint8))
     content = {".png": image, ".ppm": b"P6 1 1 255\none", ".ps": b"%!PS-Adobe-3.0 EPSF-3.0"}
-    return load(wanted, {name.partition("#")[0]: content[Path(name).suffix] for name in names})
+    return load("folder", {name.partition("#")[0]: content[Path(name).suffix] for name in names})
 
 
 def _deep_image():
@@ -114,7 +114,6 @@ DATA_SETS = [
     ("images that are floats", arrays(x=X.astype(np.float32), y=Y), "float32"),
     ("labels beyond 32 bits", arrays(x=X, y=Y + 2**62, class_names=["a"]), "32 bits"),
     ("images of two sizes", arrays(x_train=X, y_train=Y, x_test=X[:, 1:], y_test=Y), "one size"),
-    ("three classes of X-rays", folders("a/1.png", "b/1.png", "c/1.png", wanted="covid19"), "10.17632/9xkhgts2s6"),
     ("one class", folders("train/a/1.png", "test/1.png"), "1 classes"),
     ("images of two sizes in a folder", folders("a/1.png", "b/1.ppm"), "--image-size"),
     ("a size that MedMNIST does not have", load("dermamnist", size=(30, 30)), "--image-size 30"),
@@ -226,7 +225,7 @@ def populated(partition=_SPLIT, **settings):
 POPULATIONS = [
     ("min_samples of rows that are split", populated(min_samples=20), "min_samples"),
     ("rows of each client, held out first", populated(_ROWS, holdout="global"), "holdout global"),
-    ("a name in place of rows", populated("iid"), "Config(partition=...)"),
+    ("a name in place of rows", populated("iid"), "the partition given"),
     ("no test row", populated((*_SPLIT[:2], [[]])), "test"),
 ]
 

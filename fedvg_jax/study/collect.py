@@ -121,8 +121,8 @@ def _places(read: Sequence[Folder], sweeps: Sequence[Stored], is_one_sweep: bool
 def _listed(lines: Sequence[str]) -> str:
     """Returns lines joined by semicolons, at most `MAX_LISTED` of them."""
     shown = list(dict.fromkeys(lines))
-    more = [f"and {len(shown) - MAX_LISTED} more"] if len(shown) > MAX_LISTED else []
-    return "; ".join(shown[:MAX_LISTED] + more)
+    more = f"; and {len(shown) - MAX_LISTED} more" if len(shown) > MAX_LISTED else ""
+    return "; ".join(shown[:MAX_LISTED]) + more
 
 
 def _has_personal_models(run: Run) -> bool:

@@ -67,7 +67,7 @@ def latex(table: Table) -> str:
     """Returns a `tabular` environment with booktabs' rules; the caption and notes of a paper are its own."""
     alignment = "".join("l" if title in LEAD else "r" for title in table.shown)
     styled = _styled(table.shown, "latex", "textbf:--rwrap;")
-    return styled.to_latex(hrules=True, column_format=alignment)
+    return styled.to_latex(hrules=True, column_format=alignment).replace("<", r"\textless{}")
 
 
 def hypertext(table: Table) -> str:

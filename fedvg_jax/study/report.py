@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from fedvg_jax.config import method_title
 from fedvg_jax.config.checks import require_name
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
@@ -22,7 +21,7 @@ from fedvg_jax.study.figures import FIGURES, base
 from fedvg_jax.study.groups import Study
 from fedvg_jax.study.markup import Table, csv_text, html_table, hypertext, latex, plain_html
 from fedvg_jax.study.outcomes import CHOICES, Choice
-from fedvg_jax.study.places import condition_text, settings_of, value_text
+from fedvg_jax.study.places import settings_of, value_text
 from fedvg_jax.study.reading import Folder, read_all
 from fedvg_jax.study.run import Run
 from fedvg_jax.study.sweep_folder import DOCUMENT, Failure, Stored, StoredTrial, SweepResult, count
@@ -144,14 +143,11 @@ def page(
     import pandas
 
     runs, methods = count(len(study.runs), "run"), count(len(study.methods), "method")
-    titles = "; ".join(map(method_title, study.methods))
-    conditions = "; ".join(filter(None, map(condition_text, study.conditions)))
-    where = f" in {len(study.conditions)} settings ({conditions})" if conditions else ""
     shared = [(name, value_text(value)) for name, value in sorted(study.settings.items())]
     settings = pandas.DataFrame(shared, columns=["setting", "value"])
     return TEMPLATE.substitute(
         title=plain_html(study.title),
-        summary=plain_html(f"{runs} of {methods} ({titles}){where}."),
+        summary=f"{runs} of {methods} in {count(len(study.conditions), 'condition')}.",
         findings="".join(f"<p>{plain_html(line)}</p>\n" for line in sentences),
         tables="".join(f"<div class=scroll>{hypertext(table)}</div>\n" for table in made),
         figures="".join(pictures),

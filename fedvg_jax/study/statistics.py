@@ -165,10 +165,12 @@ def findings(study: Study, compared: Frame, choice: Choice) -> list[str]:
     lines = []
     for position in range(len(study.conditions)):
         rows = ordered[(ordered["condition"] == position) & (ordered["n"] > 0)]
-        is_decided = rows["outcome"] != "undecided"
+        words: dict[str, list[str]] = {}
+        for row in rows.itertuples():
+            words.setdefault(row.outcome, []).append(_comparison(study.outcome, row))
+        undecided = words.pop("undecided", [])
         sentences = _lost(study, position, choice)
-        sentences += [_sentence(study.outcome, row) for row in rows[is_decided].itertuples()]
-        undecided = [_undecided(study.outcome, row) for row in rows[~is_decided].itertuples()]
+        sentences += [f"{text}." for text in itertools.chain(*words.values())]
         sentences += [f"Undecided: {'; '.join(undecided)}."] if undecided else []
         where = condition_text(study.conditions[position])
         line = ": ".join(filter(None, (where, " ".join(sentences))))
@@ -205,20 +207,17 @@ def _clock(study: Study) -> str:
     return f" Virtual time: {', '.join(used)}." if used else ""
 
 
-def _sentence(outcome: Outcome, row: Any) -> str:
-    """Returns a decided comparison as a sentence."""
+def _comparison(outcome: Outcome, row: Any) -> str:
+    """Returns a comparison in words."""
     ours, against = method_title(row.method), method_title(row.against)
+    if row.outcome == "undecided":
+        size = amount(outcome, row.difference, row.t_low, row.t_high)
+        return f"{ours} against {against}, {size}"
     verdict = "ahead of" if row.outcome == "ahead" else "behind"
     sign = -1 if row.difference < 0 else 1
     limits = sorted((sign * row.t_low, sign * row.t_high))
     size = amount(outcome, sign * row.difference, *limits)
-    return f"{ours} is {verdict} {against} by {size}."
-
-
-def _undecided(outcome: Outcome, row: Any) -> str:
-    """Returns an undecided comparison in words."""
-    size = amount(outcome, row.difference, row.t_low, row.t_high)
-    return f"{method_title(row.method)} against {method_title(row.against)}, {size}"
+    return f"{ours} is {verdict} {against} by {size}"
 
 
 def amount(outcome: Outcome, mean: float, low: float, high: float) -> str:

@@ -85,15 +85,16 @@ def footnotes(study: Study, choice: Choice) -> list[str]:
     return lines + [f"Note: {note}." for note in study.notes]
 
 
+def _settings(study: Study, rows: Frame) -> Frame:
+    """Returns rows whose `condition` is a text."""
+    texts = [condition_text(study.conditions[position]) for position in rows["condition"]]
+    return rows.assign(condition=texts).rename(columns={"condition": "setting"})
+
+
 def _named(study: Study, rows: Frame) -> Frame:
-    """Returns rows with `condition` and methods as texts for people, without the conditions where there is one."""
-    named = rows.assign(method=rows["method"].map(method_title))
-    texts = [
-        condition_text(study.conditions[position]) or "none" for position in named.pop("condition")
-    ]
-    if len(study.conditions) > 1:
-        named.insert(0, "setting", texts)
-    return named
+    """Returns rows with names for people, without the conditions where there is one."""
+    named = _settings(study, rows).assign(method=rows["method"].map(method_title))
+    return named if len(study.conditions) > 1 else named.drop(columns="setting")
 
 
 # --- results
@@ -127,37 +128,22 @@ def accuracy(study: Study, chosen: Options) -> Table:
     return Table("accuracy", title, _settings(study, numbers), texts, notes)
 
 
-def _settings(study: Study, rows: Frame) -> Frame:
-    """Returns rows whose `condition` is a text."""
-    texts = [condition_text(study.conditions[position]) for position in rows["condition"]]
-    return rows.assign(condition=texts).rename(columns={"condition": "setting"})
-
-
 # --- effects
 
 
 def effects(study: Study, chosen: Options) -> Table:
     """Returns the differences of paired runs, with intervals and p values corrected by Holm, a row per comparison."""
-    compared = chosen.compared(study)
-    digits = study.outcome.digits
-    rows = []
-    for row in compared.itertuples():
-        low, high = (number(limit, digits, "+") for limit in (row.t_low, row.t_high))
-        rows.append(
-            {
-                "condition": row.condition,
-                "method": row.method,
-                "against": method_title(row.against),
-                "n": str(row.n),
-                "difference": number(row.difference, digits, "+"),
-                "95 % t interval": f"[{low}, {high}]" if math.isfinite(row.t_low) else "–",
-                "p, t test": p_value(row.t_p),
-                "p, Holm": p_value(row.t_p_holm),
-            }
-        )
-    import pandas
-
-    shown = _named(study, pandas.DataFrame(rows))
+    compared, digits = chosen.compared(study), study.outcome.digits
+    shown = _named(study, compared[["condition", "method", "against"]])
+    shown["against"] = shown["against"].map(method_title)
+    low, high, shown["difference"] = (
+        [number(value, digits, "+") for value in compared[name]]
+        for name in ("t_low", "t_high", "difference")
+    )
+    shown["95 % t interval"] = [f"[{a}, {b}]" for a, b in zip(low, high, strict=True)]
+    for title, name in {"p, t test": "t_p", "p, Holm": "t_p_holm"}.items():
+        shown[title] = compared[name].map(p_value)
+    shown["n"] = compared["n"].astype(str)
     note = (
         f"Differences in {study.outcome.title}, {statistics.stands_for(study, chosen.choice)}, paired by seed and"
         f" partition seed. {statistics.family(compared)} A method that has runs without a result is not tested: the"
@@ -184,7 +170,7 @@ def means(study: Study) -> Table:
         numbers[name] = by_group[name].median().to_numpy()
     shown = _named(study, numbers)
     for name in columns:
-        shown[name] = [f"{value:,.5g}" if math.isfinite(value) else "–" for value in numbers[name]]
+        shown[name] = shown[name].map("{:,.5g}".format).replace({"nan": "–", "inf": "–"})
     note = "Means over runs, shares in percent; seconds and bytes are of all rounds."
     if targets:
         note += (

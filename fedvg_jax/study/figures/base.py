@@ -135,12 +135,9 @@ def add_legend(figure: Figure) -> None:
         handles |= dict(zip(labels, found, strict=True))
     if not handles:
         return
-    inch = FONT / 72
-    widest = max(len(line) for label in handles for line in label.split("\n"))
-    columns = max(1, int(WIDTH / (0.55 * inch * (widest + 9))))  # 9 for the line
-    lines = max(label.count("\n") + 1 for label in handles) * -(-len(handles) // columns)
-    figure.set_figheight(figure.get_figheight() + 1.4 * inch * lines)
-    options: dict[str, Any] = {"ncols": columns, "handlelength": 3, "frameon": False}
+    lines = max(label.count("\n") + 1 for label in handles) * -(-len(handles) // 2)
+    figure.set_figheight(figure.get_figheight() + 1.5 * FONT / 72 * lines)
+    options: dict[str, Any] = {"ncols": 2, "handlelength": 3, "frameon": False}
     figure.legend([*handles.values()], [*handles], loc="outside lower center", **options)
 
 

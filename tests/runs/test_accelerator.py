@@ -11,16 +11,14 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
-from support import resolved, worlds
-from support.cases import naming
+from support import worlds
 
 from fedvg_jax import config as configs, resolve
 from fedvg_jax.core import groups, norms, tree
-from fedvg_jax.core.types import Batch, UsageError
+from fedvg_jax.core.types import Batch
 from fedvg_jax.engine import federated_round, local_training, schedule
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.models import efficientnet, layers, networks, resnet, task as tasks, vit
+from fedvg_jax.models import layers, task as tasks
 from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
@@ -30,16 +28,6 @@ ONE_CPU = hw.Hardware("cpu", "", num_devices=1, cores=1, memory_bytes=None)
 
 SIDE = {"lanes": "4", "client_chunk": 0, "scoring": 1024}
 """Choices that are the accelerator's: lanes, and the rows of a scoring pass."""
-
-
-def drawn(factors, is_valid, count):
-    """Different valid cases with a random level of each factor."""
-    rng, cases = np.random.default_rng(0), {}
-    while len(cases) < count:
-        case = {name: levels[rng.integers(len(levels))] for name, levels in factors.items()}
-        if is_valid(case):
-            cases[str(case)] = case
-    return list(cases.values())
 
 
 # --- the data
@@ -130,9 +118,6 @@ def compare(actual, expected):
         worlds.assert_close(one, other, 1e-9)
 
 
-# --- in the suite: the accelerator's factors on one network
-
-
 class ConvNet(nn.Module):
     """Convolution, BatchNorm, ReLU, dense."""
 
@@ -178,81 +163,3 @@ def test_an_accelerator_s_rounds_equal_those_of_a_cpu(x64, monkeypatch):
     expected = play(settings(model="tinycnn"), image, ONE_CPU, small_program, rules)
     config = settings(model="tinycnn", lanes=SIDE["lanes"], client_chunk=SIDE["client_chunk"])
     compare(play(config, image, accelerator(monkeypatch, SIDE), small_program, rules), expected)
-
-
-# --- the campaign: every model, norm, algorithm and weighting, by the programs of runs
-
-
-NARROW = {
-    "resnet18": configs.MODELS["resnet18"]._replace(
-        make=lambda classes, norm: resnet.ResNet(classes, (1, 1), width=4, norm=norm)
-    ),
-    "vit_s16": configs.MODELS["vit_s16"]._replace(
-        make=lambda classes: vit.ViT(classes, patch=4, width=8, depth=1, heads=2, image_size=8)
-    ),
-    "efficientnet_lite0": networks.MODELS["efficientnet_lite0"]._replace(
-        make=lambda classes, norm: efficientnet.EfficientNet(
-            classes, ((1, 3, 1, 1, 4), (2, 5, 2, 2, 6)), stem=4, head=8, norm=norm
-        )
-    ),
-}
-"""Narrower networks under the names of the package's, whose choices they take."""
-
-IMAGES = {
-    "resnet18": (9, 12, 3),
-    "vit_s16": (6, 9, 3),
-    "tinycnn": (6, 4, 2),
-    "lenet5": (16, 16, 1),
-    "cnn": (16, 16, 1),
-}
-IMAGES |= {"efficientnet_lite0": (9, 8, 3), "mlp": (2, 3, 1), "linear": (2, 3, 1)}
-
-CAMPAIGN = {
-    "model": list(IMAGES), "algorithm": list(configs.ALGORITHMS),
-    "weighting": ["native", *configs.WEIGHTINGS, "permuted(fedvg)", "samples+fedvg"],
-    "norm": ["l1", "l2", "spectral", "spectral_l2", "delta"], "granularity": ["modelwise", "layerwise", "blockwise"],
-    "mode": ["train", "eval"], "lanes": ["1", "2", "4"], "client_chunk": [0, 2],
-    "scoring": [8, 1024],
-}  # fmt: skip
-
-
-def config_of(case):
-    """The settings of a case of the campaign."""
-    values = {name: level for name, level in case.items() if name != "scoring"}
-    of_fedvg = {name: values.pop(name) for name in ("norm", "granularity", "mode")}
-    return settings(
-        **values, **{"fedvg": dict(**of_fedvg)} if "fedvg" in values["weighting"] else {}
-    )
-
-
-@functools.cache
-def is_allowed(config):
-    try:
-        configs.check(config)
-    except UsageError:
-        return False
-    # normalisations have no matrix
-    return (config.fedvg.norm, config.fedvg.granularity) != (
-        "spectral",
-        "layerwise",
-    )
-
-
-def program_of_run(config, image):
-    program = resolved.program(config, image, worlds.CLASSES)
-    return program.task, program.algorithm, program.executor, program.chunk
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("part", range(20))
-def test_drawn_settings_run_on_an_accelerator_as_on_a_cpu(x64, monkeypatch, part):
-    for name, network in NARROW.items():
-        monkeypatch.setitem(configs.MODELS, name, network)
-    cases = drawn(CAMPAIGN, lambda case: is_allowed(config_of(case)), count=100)
-    for case in cases[part::20]:
-        config, image = config_of(case), IMAGES[case["model"]]
-        with naming(case):
-            expected = play(
-                replace(config, client_chunk=0, lanes="auto"), image, ONE_CPU, program_of_run
-            )
-            compare(play(config, image, accelerator(monkeypatch, case), program_of_run), expected)

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import safetensors.numpy
 from rich.console import Console
 from support import worlds
 
@@ -126,12 +125,3 @@ def test_models_of_clients_are_their_personal_ones_or_have_their_own_tensors(tmp
             np.testing.assert_array_equal(leaf, expected[path])
     with pytest.raises(fv.UsageError, match=r"\A[^\n]*there is no client 4[^\n]*\Z"):
         history.client_variables(4)
-
-
-def test_the_model_of_a_task_of_one_s_own_is_exported_by_path(tmp_path):
-    history = run_small(rounds=1, export=tmp_path / "m.safetensors")
-    written = safetensors.numpy.load_file(tmp_path / "m.safetensors")
-    expected = tree.by_path(history.variables)
-    assert written.keys() == expected.keys()
-    for path, leaf in expected.items():
-        np.testing.assert_array_equal(written[path], leaf)

@@ -86,26 +86,9 @@ def test_on_records_of_a_resumed_run_first_gets_the_records_before_its_checkpoin
     assert list(itertools.chain(*received)) == finished.records
 
 
-def test_a_resumed_run_ends_without_a_round_if_the_earlier_records_end_it(tmp_path):
-    settings = replace(SETTINGS, out=tmp_path / "run")
-    first = run(settings, on_records=stop_at(4))
-    again = run(replace(settings, resume=str(settings.out), rounds=10), on_records=stop_at(4))
-    assert again.records == first.records and again.summary["stopped_early"] == "callback: enough"
-
-
 def test_on_records_gets_no_round_after_the_one_that_diverged():
     received = []
     with pytest.raises(fv.DivergedError) as error:
         run(replace(SETTINGS, lr=3.0, eval_every=9, nonfinite="raise"), on_records=received.append)
     assert [len(records) for records in received] == [1, 1, 1], "the third chunk has seven rounds"
     assert list(itertools.chain(*received)) == error.value.history.records
-
-
-def test_callbacks_and_on_records_are_called_in_the_same_run():
-    received, rounds = [], []
-    run(
-        SETTINGS,
-        on_records=received.append,
-        callbacks=[lambda record, state: rounds.append(int(state.round))],
-    )
-    assert [len(records) for records in received] == [1] * 9 and rounds == list(range(1, 10))

@@ -55,53 +55,6 @@ def test_whatever_a_call_is_given_is_traced_by_that_call(kind, monkeypatch):
     assert program(0.5) == program(0.5) != program(0.75)
 
 
-def rated_measure(*batch):
-    sums = linear.TASK.measure(*batch)
-    return sums | {"loss": sums["loss"] * RATE}
-
-
-@pytest.mark.parametrize("jit", [lambda function: function, jax.jit], ids=["plain", "jitted"])
-def test_an_evaluation_computes_with_the_values_of_its_call(jit, monkeypatch):
-    task, (x, y) = linear.TASK._replace(measure=jit(rated_measure)), linear.data()
-    data = fv.simulation(SETTINGS_OF_RUN, **linear.GIVEN).data
-    variables = task.init(jax.random.key(0))
-
-    def losses(rate: float) -> np.ndarray:
-        monkeypatch.setitem(globals(), "RATE", rate)
-        metrics = fv.evaluate(task, variables, (x, y)) | fv.evaluate(task, variables, data)
-        return np.array([metrics[name] for name in ("loss", "val_loss", "test_loss")])
-
-    np.testing.assert_allclose(losses(1.5), 3 * losses(0.5), rtol=1e-6)
-
-
-def test_a_first_state_is_drawn_with_the_values_of_its_call(monkeypatch):
-    task = linear.TASK._replace(
-        init=lambda key: fv.Variables({"w": np.full(3, RATE, np.float32)}, {})
-    )
-
-    def first(rate: float) -> np.ndarray:
-        monkeypatch.setitem(globals(), "RATE", rate)
-        return fv.init_state(task, fv.algorithms.fedavg(), 2, {"lr": 0.1}).variables.params["w"]
-
-    np.testing.assert_array_equal(first(1.5), 3 * first(0.5))
-
-
-def test_a_simulation_computes_with_the_values_that_it_was_first_used_with(monkeypatch):
-    sim = fv.simulation(
-        SETTINGS_OF_RUN, **GIVEN, task=linear.TASK._replace(measure=rated_measure, loss=rated_loss)
-    )
-
-    def losses() -> list[float]:
-        return [
-            *fv.evaluate(sim, sim.state.variables).values(),
-            float(sim.validation_loss(sim.state)),
-        ]
-
-    first = losses()
-    monkeypatch.setitem(globals(), "RATE", 3 * RATE)
-    assert losses() == first
-
-
 class Double(nn.Module):
     @nn.compact
     def __call__(self, x):

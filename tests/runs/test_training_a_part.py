@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support import worlds
-from support.programs import compilations
 from support.small_sweeps import timeless
 
 import fedvg_jax as fv
@@ -72,13 +71,6 @@ def test_a_resumed_run_goes_on_with_its_base_and_refuses_another(tmp_path):
     worlds.assert_close(fv.simulation(HEAD, **GIVEN).whole(old.variables), whole.variables, 0)
 
 
-def test_another_base_compiles_nothing():
-    given = GIVEN | {"task": GIVEN["task"]._replace()}  # of no other run of this file
-    with compilations() as compiled:
-        fv.run_sweep(HEAD, {"seed": [0, 7]}, **given)
-    assert compiled.count("jit(chunk)") == 1
-
-
 def test_metrics_and_accuracies_by_client_are_of_the_whole_model():
     """A head that did not move has the accuracy of the initial model; local tensors are of the trained part."""
     config = dataclasses.replace(
@@ -107,24 +99,3 @@ def test_metrics_and_accuracies_by_client_are_of_the_whole_model():
 def test_an_own_weighting_is_of_the_trained_part():
     last = fv.run(HEAD, weighting=fv.weightings.fedvg, **GIVEN).records[-1]
     assert last["scores"] == run(weighting="fedvg").records[-1]["scores"]
-
-
-def test_published_behaviours_apply_to_the_trained_part():
-    """Everything trained equals no setting, bit for bit; a frozen BatchNorm keeps its statistics, which the server has
-    not."""
-    given = {"data": worlds.random_images(), "task": worlds.TASK}
-    official = fv.Config(
-        fidelity="official", clients=4, join_ratio=1.0, rounds=1, local_epochs=1, alpha=10.0
-    )
-    official = dataclasses.replace(official, weighting="uniform")
-    whole, part = (
-        fv.run(official, **given),
-        fv.run(dataclasses.replace(official, train="."), **given),
-    )
-    assert timeless(whole.records) == timeless(part.records)
-    worlds.assert_close(part.variables, whole.variables, 0)
-    head = dataclasses.replace(official, train="^classifier/")
-    start, ended = fv.simulation(official, **given).state.variables, fv.run(head, **given).variables
-    worlds.assert_close(ended.stats, start.stats, 0)
-    worlds.assert_close(ended.params["fc1"], start.params["fc1"], 0)
-    assert (ended.params["classifier"]["kernel"] != start.params["classifier"]["kernel"]).any()

@@ -1,19 +1,11 @@
 """Weights of real cohorts are checked, and so is what a caller's own objects get; `tests/messages` has the mistakes."""
 
-import dataclasses
-import json
-
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from support import linear, worlds
-from support.files import usage_error
 
 import fedvg_jax as fv
-from fedvg_jax.algorithms import fedavg
-from fedvg_jax.core.types import Batch, Metrics
-from fedvg_jax.engine import schedule as schedules, task_checks
 from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import basic
 
@@ -29,27 +21,6 @@ def test_algorithm_is_checked_on_what_server_stats_hands_to_it():
     fv.simulation(SETTINGS, **own)
     with pytest.raises(fv.UsageError, match=r"algorithm\.residual"):
         fv.simulation(fv.Config(clients=4, reference="server-stats"), **own)
-
-
-def test_details_of_any_rank_pass_and_are_recorded_as_nested_lists():
-    def detail(ones):
-        return {
-            "mine": ones[:, None, None] * jnp.ones((1, 2, 2)),
-            "present": ones > 0,
-            "broken": ones / 0,
-        }
-
-    rule = basic.uniform()._replace(detail=detail)
-    sim = fv.simulation(SETTINGS, **linear.GIVEN | {"weighting": rule})
-    assert sim.step(sim.state, 0)[1].detail["mine"].shape == (4, 2, 2)
-    values = {name: np.asarray(value) for name, value in detail(jnp.ones(3)).items()}
-    metrics = Metrics(*3 * [np.ones(3)], np.ones(3, bool), values)
-    schedule = schedules.pack(
-        np.arange(3), [np.zeros((1, 1), int)] * 3, [1] * 3, num_lanes=1, capacity=3
-    )
-    actual = json.loads(json.dumps(history.record(1, schedule, metrics, 0.0)))
-    assert actual["mine"] == values["mine"].tolist() and actual["present"] == 3 * [True]
-    assert actual["broken"] == 3 * [None]
 
 
 def larger_in_one_tensor(hyper, ones, view):
@@ -94,20 +65,6 @@ def test_weights_of_real_cohorts_are_checked_in_every_tensor(kind):
         fv.run(settings, weighting=rule, data=worlds.images(120))
 
 
-def test_negative_losses_have_no_weights_by_validation_loss():
-    """A density's, of which 1 / loss says nothing."""
-
-    def loss(*arguments):
-        value, stats = linear.TASK.loss(*arguments)
-        return value - 50, stats
-
-    settings = fv.Config(
-        clients=3, rounds=1, local_epochs=1, alpha=10.0, weighting="samples+val_loss"
-    )
-    with pytest.raises(fv.UsageError, match=r"round 1: weights sum .*negative measurements"):
-        fv.run(settings, data=linear.data(), task=linear.TASK._replace(loss=loss))
-
-
 RECORDS = [
     {
         "round": 1,
@@ -146,40 +103,3 @@ def test_a_history_is_two_tables():
 
 
 # --- settings beside a user's task act as beside the config's model; `tests/messages/objects.py` has the refusals
-
-
-CONFIG = fv.Config(
-    clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1"
-)
-
-
-def built(task=linear.TASK, given=None, **changes):
-    """Returns the simulation of a task on rows of three classes."""
-    config = dataclasses.replace(CONFIG, **changes)
-    return fv.simulation(config, data=linear.data(), task=task, algorithm=given)
-
-
-def scores(num_classes):
-    def predict(params, stats, batch):
-        return jnp.stack(num_classes * [batch.x @ params["w"]], -1)
-
-    return linear.TASK._replace(predict=predict)
-
-
-@pytest.mark.parametrize("setting", [{"weighting": "val_accuracy"}, {"record": "client_accuracy"}])
-def test_scores_of_more_classes_than_the_labels_have_are_accuracies(setting):
-    built(scores(4), **setting)
-
-
-def test_scores_of_sequences_have_an_axis_for_their_places():
-    batch = Batch(jnp.ones((9, 5, 3)), jnp.zeros((9, 5), int))
-    task_checks.check_scores(scores(2), batch, "it", "leave it", 2)
-    with usage_error("it needs floats [7, 5, C]", "float32 of shape (7, 5)"):
-        task_checks.check_scores(linear.TASK, batch, "it", "leave it", 2)
-
-
-def test_settings_of_a_named_algorithm_do_not_act_on_a_given_one():
-    named = {"algorithm": "scaffold", "reference": "scaffold-steps"}
-    given, other = (built(given=fedavg(), **changes).schedule(0) for changes in (named, {}))
-    assert given.num_steps.tolist() == other.num_steps.tolist()
-    assert built(**named).schedule(0).num_steps.tolist() != given.num_steps.tolist()

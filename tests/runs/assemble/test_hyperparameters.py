@@ -30,13 +30,6 @@ def test_declared_defaults_equal_the_config_s():
             )
 
 
-def test_no_two_settings_are_one_hyperparameter():
-    names = [
-        name for setting in config.SETTINGS.values() for name in setting.scalars(config.Config())
-    ]
-    assert len(names) == len(set(names)) == len(resolve.hyperparameters.scalars(config.Config()))
-
-
 @pytest.mark.parametrize(
     ("algorithm", "weighting"),
     [*((name, "uniform") for name in config.ALGORITHMS)]
@@ -69,12 +62,6 @@ def test_a_built_in_algorithm_passed_as_an_object_takes_the_config_s_field():
         parts = settings, algorithm, weightings.uniform()
         assert make_hyper(*parts)[0][name] == value
         assert make_hyper(*parts, {name: 0.75}, [name])[0][name] == 0.75
-
-
-def test_a_declaration_of_the_user_s_own_replaces_a_field_of_the_same_name():
-    own = algorithms.fedavg()._replace(hyperparameters=(Hyperparameter("fedprox.mu", 2.0),))
-    hyper, custom = make_hyper(config.Config(), own, weightings.uniform())
-    assert hyper["fedprox.mu"] == 2 and custom == {"fedprox.mu": 2.0}
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Partition, validation set, selecting rows, corrupt rows and single rows of minibatches, from a config."""
 
-import json
 from dataclasses import replace
 
 import jax
@@ -11,7 +10,6 @@ from support import resolved, worlds
 import fedvg_jax
 from fedvg_jax import config, data, resolve
 from fedvg_jax.config import Config
-from fedvg_jax.config.options import Tuning
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
@@ -91,16 +89,6 @@ def test_corruption_does_not_change_validation_and_test_rows():
     np.testing.assert_array_equal(y[others], DIGITS.y[others])
 
 
-@pytest.mark.parametrize("kinds", [("none", "noise"), ("feature_noise", "noise")])
-def test_corrupt_rows_and_corrupt_updates_use_the_same_clients(kinds):
-    made = settings(**{"corrupt.kind": kinds[0], "attack": kinds[1]}, clients=20)
-    assert config.num_corrupt(made) == 4
-    alone = settings(attack="noise", clients=20)
-    assert (
-        resolve.data.corrupt_clients(made).tolist() == resolve.data.corrupt_clients(alone).tolist()
-    )
-
-
 def scored(size, model="mlp", pixels=16, batch_size=4, task=None, others=None, **fedvg):
     """Returns the number of scored rows of a D_val of `size` rows."""
     rng = np.random.default_rng(0)
@@ -122,40 +110,6 @@ def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, p
     assert scored(9, model, pixels) == kept
     assert scored(9, model, pixels, mode="eval") == 9
     assert scored(8, model, pixels) == 8
-
-
-def test_single_last_row_of_a_users_model_is_scored_unless_normalised_over_the_batch():
-    assert scored(9, task=worlds.TASK) == 8
-    assert scored(9, task=worlds.QUADRATIC) == 9
-
-
-@pytest.mark.parametrize(
-    "others", [{"weighting": "samples"}, {"tuning": Tuning(steps=1)}], ids=["unused", "trained"]
-)
-def test_single_last_row_is_scored_only_if_nothing_else_than_an_evaluation_reads_it(others):
-    assert scored(9, task=worlds.TASK, mode="eval") == 9
-    assert scored(9, task=worlds.TASK, mode="eval", others=others) == 8
-
-
-def test_resuming_with_other_external_validation_images_is_refused(tmp_path):
-    """The manifest has a digest of these images beside those of data and partition."""
-    file, y = tmp_path / "external.npz", np.arange(20) % 10
-    x = np.random.default_rng(0).integers(0, 256, (20, 8, 8), np.uint8)
-    np.savez(file, x=x, y=y)
-    options = {
-        "validation.source": "npz",
-        "validation.data_dir": str(file),
-        "val_ratio": 0.0,
-        "checkpoint_every": 1,
-    }
-    first = settings(rounds=1, out=str(tmp_path / "run"), local_epochs=1, **options)
-    fedvg_jax.run(first)
-    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
-    assert {"data", "partition", "validation"} <= manifest.keys()
-    x[0, 0, 0] ^= 1
-    np.savez(file, x=x, y=y)
-    with pytest.raises(UsageError, match="other validation "):
-        fedvg_jax.run(replace(first, rounds=2, out=None, resume=str(tmp_path / "run")))
 
 
 def test_max_rows_holds_for_named_and_for_given_data():

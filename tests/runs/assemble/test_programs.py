@@ -75,28 +75,6 @@ def test_program_depends_on_static_settings_only(settings):
     assert program_text(whole).split() == program_text(static).split()
 
 
-ARGUMENTS = [
-    (name, choice, argument)
-    for name, setting in config.SETTINGS.items()
-    for choice, argument in setting.arguments.items()
-    if setting.facts.kind == "compiled" and not argument.traced
-]
-"""Choices with a value that the program depends on."""
-
-
-@pytest.mark.parametrize(("name", "choice", "argument"), ARGUMENTS, ids=str)
-def test_the_value_behind_a_name_has_a_program_of_its_own(name, choice, argument):
-    default = argument.default
-    other = (
-        ",".join(map(str, np.asarray(default) + 1)) if isinstance(default, tuple) else default * 2
-    )
-    keys = {
-        resolve.experiment.static_settings(replace(SMALL, **{name: text}))
-        for text in (choice, f"{choice}:{other}")
-    }
-    assert len(keys) == 2
-
-
 OBJECTS = {
     "aggregate": ({"robust": "trimmed_mean:0.3"}, fedvg_jax.robust.trimmed_mean(0.3)),
     "send": ({"send": "topk:0.05"}, fedvg_jax.compression.top_k(0.05)),
@@ -134,14 +112,6 @@ def test_other_settings_of_jax_have_a_program_of_their_own():
     with jax.default_matmul_precision("highest"), compilations() as compiled:
         fedvg_jax.run(SMALL)
     assert {"jit(chunk)", "jit(evaluate)"} <= set(compiled)
-
-
-def test_every_default_device_computes_its_own_runs():
-    config = replace(SMALL, rounds=1, devices="1")
-    for device in jax.devices():
-        with jax.default_device(device):
-            model = fedvg_jax.run(config).variables
-        assert {leaf.device for leaf in jax.tree.leaves(model)} == {device}
 
 
 def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_of_their_own():

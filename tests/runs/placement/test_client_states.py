@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 from support import linear, worlds
-from support.programs import compilations
 from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
@@ -98,13 +97,6 @@ def test_client_states_on_the_host_are_those_on_the_device_to_the_bit():
     assert states[-1].client_ids.tolist() == sampled
 
 
-def test_chunks_of_several_rounds_exchange_the_states_of_all_their_clients():
-    assert_equal_runs(
-        run("host", callbacks=False, eval_every=3)[0],
-        run("device", callbacks=False, eval_every=3)[0],
-    )
-
-
 @pytest.mark.parametrize(
     ("first", "then", "num_stored"),
     [("device", "host, a round", 20), ("host, a round", "device", 7)],
@@ -139,18 +131,6 @@ def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_
         with pytest.raises(UsageError, match="other initial model"):
             fv.run(config, **linear.GIVEN, initial=other)
     fv.run(config, **linear.GIVEN, initial=model)
-
-
-def test_another_seed_compiles_nothing(monkeypatch):
-    monkeypatch.setattr(client_states, "CHUNK_BYTES", 1)
-    # of this test
-    given = linear.GIVEN | {
-        "algorithm": worlds.full_algorithm(),
-        "task": linear.GIVEN["task"]._replace(),
-    }
-    with compilations() as compiled:
-        fv.run_sweep(replace(SETTINGS, placement="host"), {"seed": [0, 1]}, **given)
-    assert compiled.count("jit(chunk)") == 1
 
 
 # --- the choice

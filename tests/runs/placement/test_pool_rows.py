@@ -7,7 +7,6 @@ import jax
 import numpy as np
 import pytest
 from support import worlds
-from support.programs import compilations
 from support.several_processes import assert_equal_histories, run_processes
 from support.small_sweeps import assert_equal_runs
 
@@ -67,19 +66,6 @@ def test_a_run_is_resumed_wherever_its_rows_are(tmp_path):
             run(placement=then, out=tmp_path / first, resume=str(tmp_path / first)),
             run(placement="device"),
         )
-
-
-def test_metrics_of_a_model_are_those_of_its_rows_on_the_device():
-    made = [
-        fv.simulation(replace(SETTINGS, placement=pool), data=IMAGES, task=TASK)
-        for pool in ("device", "host")
-    ]
-    variables = run(placement="device").variables
-    on_device, on_host = (fv.evaluate(sim, variables) for sim in made)
-    assert on_device == on_host
-    with compilations() as compiled:
-        assert fv.evaluate(made[1], variables) == on_host
-    assert compiled == []
 
 
 @pytest.mark.slow

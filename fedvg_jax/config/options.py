@@ -222,8 +222,8 @@ class Buffered:
     """A server that updates whenever some clients have arrived, without waiting for the others."""
 
     size: int = setting(0, declare.FROM_0)
-    """Clients B that arrive before the server updates its model, which is a round; 0 for synchronous rounds. 1 is
-    FedAsync."""
+    """Clients B that arrive before the server updates its model, which is a round; 0 for synchronous rounds. 1
+    updates after every client, as FedAsync does."""
     concurrency: int | None = setting(None, declare.COUNT, "data", used=(_BUFFERED,))
     """Clients M in training at any time. Default: the cohort of join_ratio."""
     discount: float = setting(0.5, declare.FROM_0, is_traced=True, used=(_BUFFERED,))

@@ -3,8 +3,9 @@
     theta <- theta - sum_k s_k (1 + tau_k)^(-a) (theta_{v_k} - theta_k) + R
 
 theta_{v_k} is the model that client k received, tau_k the updates of the server since then, and s_k the weights of any
-weighting, of sum 1 (FedBuff, Nguyen et al. 2022, with s_k = 1 / B; with B = 1 FedAsync, Xie et al. 2019). A round of
-such a server is a synchronous one in which
+weighting, of sum 1 (FedBuff, Nguyen et al. 2022, with s_k = 1 / B). With B = 1 the server updates after every client,
+as FedAsync does (Xie et al. 2019), which moves theta towards theta_k, not by the client's update. A round of such a
+server is a synchronous one in which
 
 - client k starts from theta_{v_k}, which the state keeps in a slot of `versions`;
 - client k counts as theta - (theta_{v_k} - theta_k), its update applied to the present model, with the discount

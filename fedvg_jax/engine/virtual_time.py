@@ -1,7 +1,7 @@
 """The timeline of a buffered server, which updates whenever B clients have arrived, without waiting for others.
 
 M clients train at any time. When one arrives, another client that is not in training receives the present model at
-once; with B arrivals the server updates (FedBuff, Nguyen et al. 2022; with B = 1 FedAsync, Xie et al. 2019). A client
+once; with B arrivals the server updates (FedBuff, Nguyen et al. 2022; B = 1 as in FedAsync, Xie et al. 2019). A client
 that arrives and fills the buffer is replaced after the update, and arrivals at one instant all enter before any
 replacement starts.
 

@@ -123,7 +123,7 @@ LONG = {
     "own_model",
     "own_weighting",
 }
-LONG |= {"privacy", "resuming", "sixty_seconds", "sweeps"}
+LONG |= {"privacy", "resuming", "sixty_seconds", "slow_clients", "sweeps"}
 """Those that train for more than a few seconds."""
 
 

@@ -18,6 +18,7 @@ slots are reused.
 
 from __future__ import annotations
 
+import collections
 import heapq
 import math
 from collections.abc import Callable, Sequence
@@ -74,6 +75,7 @@ def assign_slots(
             last_use.setdefault(version, update)
     slot_of: dict[int, int] = {}
     free: list[int] = []
+    ending = collections.defaultdict(list)  # update -> versions that no later one needs
     stored = np.zeros(num_updates + 1, np.int32)
     received = np.zeros(staleness.shape, np.int32)
     count = 0
@@ -81,10 +83,11 @@ def assign_slots(
         stored[version] = -1
         if version in last_use:
             slot_of[version] = stored[version] = heapq.heappop(free) if free else count
+            ending[min(last_use[version], version + max_staleness)].append(version)
             count = max(count, slot_of[version] + 1)
         if version < num_updates:
             received[version] = [slot_of.get(needed, 0) for needed in versions[version]]
-        for over in [v for v in slot_of if min(last_use[v], v + max_staleness) == version]:
+        for over in ending[version]:
             heapq.heappush(free, slot_of.pop(over))
     return Slots(received, np.where(stored < 0, count, stored)[1:].astype(np.int32), count)
 

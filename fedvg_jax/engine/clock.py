@@ -40,7 +40,7 @@ class Clock(NamedTuple):
     """bytes a second"""
     download: Vector = math.inf
     """bytes a second"""
-    jitter: float = 0.0
+    jitter: Vector = 0.0
     """standard deviation of the logarithm of a factor on each training"""
 
     def seconds(
@@ -63,22 +63,22 @@ class Clock(NamedTuple):
             seed: of the run.
         """
         clients = np.asarray(clients)
-        fields = (np.asarray(field, np.float64) for field in self[:4])
-        step, fixed, upload, download = (
+        fields = (np.asarray(field, np.float64) for field in self)
+        step, fixed, upload, download, jitter = (
             values[clients] if values.ndim else values for values in fields
         )
         total = bytes_down / download + fixed + np.asarray(steps) * step + bytes_up / upload
-        if not self.jitter:
+        if not jitter.any():
             return total
         normal = [
             np.random.default_rng([_JITTER, seed, round, client]).standard_normal()
             for client in clients.tolist()
         ]
-        return total * np.exp(self.jitter * np.array(normal))
+        return total * np.exp(jitter * np.array(normal))
 
 
 def checked(clock: Clock, num_clients: int) -> Clock:
-    """Returns a clock of a federation of N clients.
+    """Returns a clock of a federation of N clients, with arrays.
 
     Raises:
         UsageError: a field is no number, negative or not finite, or has another length than N.
@@ -91,19 +91,22 @@ def checked(clock: Clock, num_clients: int) -> Clock:
     """
     if not isinstance(clock, Clock):
         raise UsageError(f"clock must be a fedvg_jax.Clock; got a {type(clock).__name__}")
+    fields = {}
     for name, field in clock._asdict().items():
+        got = " ".join(f"{field!s:.60}".split())
         try:
             values = np.asarray(field, np.float64)
         except (TypeError, ValueError):
-            raise UsageError(f"clock: {name} must be numbers; got {field!s:.60}") from None
+            raise UsageError(f"clock: {name} must be numbers; got {got}") from None
         is_rate = name in ("upload", "download")
         is_allowed = (values > 0) if is_rate else (values >= 0) & (values < math.inf)
         if values.shape not in ((), (num_clients,)) or not is_allowed.all():
             allowed = "> 0" if is_rate else "finite and >= 0"
             raise UsageError(
-                f"clock: {name} must be {allowed}, one number or one for each of {num_clients} clients; got {field}"
+                f"clock: {name} must be {allowed}, one number or one for each of {num_clients} clients; got {got}"
             )
-    return clock
+        fields[name] = values
+    return Clock(**fields)
 
 
 def factors(kind: str, parameters: Sequence[float], num_clients: int, seed: int) -> np.ndarray:

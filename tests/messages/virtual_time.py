@@ -4,6 +4,8 @@ import functools
 import tempfile
 from pathlib import Path
 
+import numpy as np
+
 import fedvg_jax as fv
 from fedvg_jax import config
 
@@ -45,6 +47,7 @@ TABLES = {
 
 CLOCKS = {
     "too short": (fv.Clock([1.0, 2.0]), "step_seconds"),
+    "of two axes": (fv.Clock(np.ones((20, 2))), "step_seconds"),
     "negative": (fv.Clock(-1.0), "step_seconds"),
     "a text": (fv.Clock(["fast"]), "step_seconds"),  # pyright: ignore[reportArgumentType]
     "another type": (3.0, "clock"),

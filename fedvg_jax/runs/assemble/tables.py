@@ -220,7 +220,7 @@ def make_arrivals(
     if of_clients is None:
         return None
     num_asked = cohorts.num_asked or cohorts.size
-    if not of_clients.jitter:  # which may be of any length
+    if not np.any(of_clients.jitter):  # which may be of any length
         # a bound for any rule on single rows
         fewest_steps = np.maximum(sizes // training["batch_size"], 1) * cohorts.local_epochs[0]
         least = of_clients.seconds(np.arange(len(sizes)), fewest_steps, *traffic, 0, 0).min()

@@ -90,6 +90,6 @@ def durations_of(
         return clock.seconds(clients, steps, *traffic, number, seed)
 
     fewest, most = cohorts.local_epochs
-    if clock.jitter or fewest < most:
+    if np.any(clock.jitter) or fewest < most:
         return lambda client, number: float(seconds(np.array([client]), number)[0])
     return seconds(np.arange(len(sizes)), 0)

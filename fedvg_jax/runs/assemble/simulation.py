@@ -357,7 +357,7 @@ def _make_state(
     if client_bytes and cohorts.buffer:
         raise UsageError(
             "buffered.size: the method keeps a state of every client, and one update may have two trainings of a"
-            " client; use an algorithm, a compression (qsgd), a weighting and records without one"
+            " client; use an algorithm, a compression (qsgd) and a weighting without one"
         )
     state_placement = client_states.choose(
         experiment.placement,

@@ -172,7 +172,7 @@ def columns_of_model(init: Path | None) -> Columns | None:
 def make_shared(
     config: Config, arrays: Arrays, parts: Partition, scaled_by: Columns | None = None
 ) -> validation.Shared:
-    """Builds D_val and the pool of a run: scaled columns, external images, noise and corrupt rows.
+    """Builds D_val and the pool of a run: encoded tables, external images, noise and corrupt rows.
 
     Args:
         config: checked settings.

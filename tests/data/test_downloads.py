@@ -16,9 +16,8 @@ import pytest
 from support.files import assert_rows, usage_error, write_stl, write_tiny
 
 from fedvg_jax import data, prepare
-from fedvg_jax.data import downloads, validation
-from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.readers import cifar_stl10, hugging_face
+from fedvg_jax.data import downloads
+from fedvg_jax.data.readers import hugging_face
 
 RNG = np.random.default_rng(5)
 
@@ -168,14 +167,6 @@ def test_an_archive_is_unpacked_once_it_is_verified(
     assert left_in(tmp_path / "in") == [folder]
     assert not any((tmp_path / "in" / folder / unused).exists() for unused in left_out)
     assert_rows(data.load(name, tmp_path / "in"), x, y)
-
-
-def test_external_validation_images_are_looked_for_where_they_were_downloaded(tmp_path):
-    x, _ = write_stl(downloads.folder(tmp_path, "stl10"))
-    names = cifar_stl10.CLASS_NAMES
-    target = Arrays("ten", np.zeros((1, 96, 96, 3), np.uint8), np.zeros(1, int), names, 1)
-    outside = validation.outside_images("stl10", None, target, cache_dir=tmp_path)
-    np.testing.assert_array_equal(outside[0], x[:3])
 
 
 @pytest.mark.parametrize(("name", "size"), [("covid19", None), ("organamnist", (30, 30))])

@@ -1,5 +1,7 @@
 """The shared validation set D_val: clients' rows, external sets and their class maps, subsets, imbalance, noise."""
 
+import itertools
+
 import numpy as np
 import pytest
 from support.files import write_stl
@@ -144,14 +146,11 @@ def test_external_images_follow_the_pool_for_every_seed():
 
 def test_subset_is_random_ordered_and_part_of_every_larger_one():
     whole = shared_rows(RNG.permutation(600))
-    smaller = set()
-    for size in (2, 10, 100, 600):
-        result = validation.subset(whole, size, 42).rows
-        assert len(result) == size and smaller <= set(result)
-        position = {row: i for i, row in enumerate(whole.rows)}
-        assert np.all(np.diff([position[row] for row in result]) > 0)
-        smaller = set(result)
-    assert set(validation.subset(whole, 100, 1).rows) != set(validation.subset(whole, 100, 42).rows)
+    rows = [validation.subset(whole, size, 42).rows for size in (2, 10, 100, 600)]
+    for smaller, larger in itertools.pairwise(rows):
+        np.testing.assert_array_equal(smaller, larger[np.isin(larger, smaller)])
+    assert [*map(len, rows)] == [2, 10, 100, 600] and (rows[-1] == whole.rows).all()
+    assert set(validation.subset(whole, 100, 1).rows) != {*rows[2]}
 
 
 # --- imbalance

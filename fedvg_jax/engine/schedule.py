@@ -77,12 +77,6 @@ def make(
     def stream(domain: int, training: tuple[int, int]) -> np.random.Generator:
         return np.random.default_rng([domain, seed, *training])
 
-    def num_epochs(training: tuple[int, int]) -> int:
-        fewest, most = local_epochs
-        if fewest == most:
-            return fewest
-        return int(stream(_EPOCHS, training).integers(fewest, most + 1))
-
     def train_and_probe_rows(training: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         rows = train_rows[training[1]]
         if not probe_ratio:
@@ -92,7 +86,7 @@ def make(
         return (order[num_probed:] if probe_apart else rows), order[:num_probed]
 
     def batches_of(training: tuple[int, int], rows: np.ndarray) -> np.ndarray:
-        epochs = num_epochs(training)
+        epochs = num_epochs(seed, training, local_epochs)
         batches = minibatches(rows, epochs, batch_size, stream(_MINIBATCHES, training), keep_single)
         return batches[:epochs] if single_batches else batches
 
@@ -120,6 +114,14 @@ def make(
     return schedule._replace(keys=np.stack([key(seed, number) for number in numbers]))
 
 
+def num_epochs(seed: int, training: tuple[int, int], local_epochs: tuple[int, int]) -> int:
+    """Returns the local epochs of a training (round, client), drawn between the fewest and the most."""
+    fewest, most = local_epochs
+    if fewest == most:
+        return fewest
+    return int(np.random.default_rng([_EPOCHS, seed, *training]).integers(fewest, most + 1))
+
+
 def num_local_steps(
     round: int,
     clients: Sequence[int],
@@ -141,13 +143,9 @@ def num_local_steps(
         sizes: int [N], training rows of every client.
         seed, local_epochs, batch_size, probe_ratio, probe_apart, single_batches, keep_single: as in `make`.
     """
-    fewest, most = local_epochs
     steps = []
     for client in clients:
-        epochs = fewest
-        if fewest < most:
-            stream = np.random.default_rng([_EPOCHS, seed, round, client])
-            epochs = int(stream.integers(fewest, most + 1))
+        epochs = num_epochs(seed, (round, client), local_epochs)
         rows = int(sizes[client])
         if probe_ratio and probe_apart:
             rows -= int(probe_ratio * rows)

@@ -8,14 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from support import resolved, worlds
+from support import worlds
 
+import fedvg_jax as fv
 from fedvg_jax import resolve
 from fedvg_jax.config import Config
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Metrics, UsageError, Weighting
-from fedvg_jax.data import user_data
-from fedvg_jax.runs import loop
+from fedvg_jax.core.types import Metrics, Weighting
 from fedvg_jax.runs.record import history
 from fedvg_jax.weightings import basic
 
@@ -129,58 +128,41 @@ def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64):
         assert metrics.finite.tolist() == [k != position for k in range(5)]
 
 
-@pytest.fixture(scope="module")
-def poisoned():
-    """Two rounds on images of four pixels; the loss is NaN on a white one, on which one client of the first round
-    trains."""
-    settings = Config(
-        clients=5, rounds=2, local_epochs=1, lanes="1", alpha=10.0, eval_every=9, model="linear"
-    )
-    arrays = user_data.as_arrays(worlds.images(120))
-    parts = resolve.data.make_partition(settings, arrays)
-    who = (
-        resolve.experiment.simulation(settings, data=arrays, partition=parts).schedule(0).clients[1]
-    )
-    arrays.x[parts.train[who][0]] = 255
-    task = resolve.model.make_task(settings, arrays)
+def poisoned(on_records=None, **settings):
+    """Runs two rounds on images of four pixels; the loss of client 3 is not finite."""
+    (x, y), clients = worlds.images(120), np.array_split(np.arange(120), 5)
+    x = x.copy()
+    x[clients[3]] = 255
+    model = fv.models.classification(fv.models.MLP(3, hidden=()), 3, (2, 2, 1))
 
     def loss(params, stats, batch, mask, train):
-        value, stats = task.loss(params, stats, batch, mask, train)
-        white = ((batch.x == 255).all((1, 2, 3)) & mask).any()
-        return jnp.where(white, jnp.nan, value), stats
+        value, stats = model.loss(params, stats, batch, mask, train)
+        is_white = ((batch.x == 255).all((1, 2, 3)) & mask).any()
+        return jnp.where(is_white & train, jnp.nan, value), stats
 
-    def simulation(nonfinite):
-        changed = replace(settings, nonfinite=nonfinite)
-        return resolve.experiment.simulation(
-            changed, data=arrays, partition=parts, task=task._replace(loss=loss)
-        )
-
-    return simulation, int(who)
+    config = Config(clients=5, join_ratio=1.0, rounds=2, local_epochs=1, weighting="samples")
+    arguments = {"data": (x, y), "partition": clients, "task": model._replace(loss=loss)}
+    return fv.run(replace(config, **settings), on_records=on_records, **arguments)
 
 
-def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(poisoned, tmp_path):
+def test_a_run_stops_at_a_diverged_client_and_names_round_and_client(tmp_path):
     """The record of the round reaches callbacks before the run stops."""
-    (simulation, who), records = poisoned, []
-    out = tmp_path / "run"
-    sim = simulation("raise")
-    with pytest.raises(UsageError) as error:
-        loop.run_simulation(
-            resolved.written_as(sim, replace(sim.config, out=out)), on_records=records.extend
-        )
+    records, out = [], tmp_path / "run"
+    with pytest.raises(fv.DivergedError) as error:
+        poisoned(records.extend, out=out)
     summary = json.loads((out / "summary.json").read_text())
     assert (summary["stopped_by"], summary["rounds"]) == ("diverged", 1)
-    assert [record["diverged"] for record in records] == [[who]]
+    assert [record["diverged"] for record in records] == [[3]]
     assert error.value.history.records == records
-    assert "round 1" in str(error.value) and f"[{who}]" in str(error.value)
+    assert "round 1" in str(error.value) and "[3]" in str(error.value)
 
 
-def test_a_run_skips_a_diverged_client_under_nonfinite_skip(poisoned):
-    simulation, who = poisoned
-    records = loop.run_simulation(simulation("skip")).records
-    assert len(records) == 2 and records[0]["diverged"] == [who] and "dropped" not in records[0]
-    first = dict(zip(records[0]["clients"], records[0]["weights"], strict=True))
-    assert first[who] == 0 and sum(first.values()) == pytest.approx(1, abs=1e-6)
-    assert np.isfinite(records[1]["test_loss"])
+def test_a_run_skips_a_diverged_client_under_nonfinite_skip():
+    first, second = poisoned(nonfinite="skip").records
+    assert first["diverged"] == [3] and "dropped" not in first
+    weights = dict(zip(first["clients"], first["weights"], strict=True))
+    assert weights[3] == 0 and sum(weights.values()) == pytest.approx(1, abs=1e-6)
+    assert np.isfinite(second["test_loss"])
 
 
 # --- the clients' optimisers

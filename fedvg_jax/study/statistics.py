@@ -12,7 +12,7 @@ import numpy as np
 
 from fedvg_jax.config import method_title
 from fedvg_jax.study.groups import Frame, Study
-from fedvg_jax.study.outcomes import CHOICES, TO_TARGET, Choice, Outcome
+from fedvg_jax.study.outcomes import CHOICES, TO_TARGET, Choice, Outcome, has_clock
 from fedvg_jax.study.places import Seeds, condition_text, value_text
 from fedvg_jax.study.sweep_folder import count
 
@@ -201,10 +201,12 @@ def stands_for(study: Study, choice: Choice) -> str:
 
 
 def _clock(study: Study) -> str:
-    """Returns a sentence on the clock that all runs share; "" where they share none."""
+    """Returns a sentence on the clock of all runs; "" where some have none, or its settings are in the conditions."""
+    if not all(map(has_clock, study.runs)) or "clock.step" not in study.settings:
+        return ""
     names = [name for name in study.settings if name.partition(".")[0] == "clock"]
     used = [f"{name} {value_text(study.settings[name])}" for name in names if study.settings[name]]
-    return f" Virtual time: {', '.join(used)}." if used else ""
+    return f" Virtual time: {', '.join(used) or 'a clock from Python'}."
 
 
 def _comparison(outcome: Outcome, row: Any) -> str:

@@ -133,6 +133,8 @@ def test_virtual_seconds_to_a_target_are_compared_like_any_metric_and_the_answer
     assert "target accuracy 60 %" in found.finding
     assert "clock.step 0.5, clock.speeds lognormal:1" in found.finding
     assert [*found.tables["means"]["time_to_target"]] == [np.median(seconds[m]) for m in seconds]
+    write_clocked(tmp_path / "python" / "runs")
+    assert "a clock from Python" in fv.compare(tmp_path / "python" / "runs").finding
     with one_line("target"):
         fv.compare(tmp_path, metric="time_to_target")
     write_run(tmp_path / "fedvg9", (0.5, 0.6), method="fedvg", seed=9)

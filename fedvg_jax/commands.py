@@ -106,12 +106,8 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     values = command_line.parse(argv, RUN)
     is_dry, path = values.pop("dry_run", False), values.pop("config", None)
     file = configs.read_toml(path) if path else {}
-    if any(name.partition(".")[0] in ("axes", "zip", "tiny", "tune") for name in file):
+    if any(name.startswith(("axes.", "zip", "tune.")) for name in file):
         raise UsageError(f"{path} is the file of a sweep; give it to python -m fedvg_jax.sweep")
-    if "config" in file:
-        raise UsageError(
-            f"{path}: config is read from the command line only; copy the settings of that file"
-        )
     start = None
     resumed = values.get("resume") or file.get("resume", run_folder.AUTO)
     if isinstance(resumed, str) and resumed != run_folder.AUTO:

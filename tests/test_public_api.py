@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import linear, worlds
-from support.programs import compilations
 
 import fedvg_jax as fv
 
@@ -99,18 +98,6 @@ def test_research_script_needs_public_names_only(x64):
     for name, at in hyper.items():
         ends = [validation_loss({**hyper, name: at + sign * 1e-5}) for sign in (1, -1)]
         assert float(gradient[name]) == pytest.approx(float(ends[0] - ends[1]) / 2e-5, rel=1e-6)
-
-
-def test_a_simulation_evaluates_tables_of_nearly_as_many_rows_by_one_program():
-    task, model = linear_regression(), fv.Variables({"w": jnp.ones(3)}, {})
-    x = np.random.default_rng(0).normal(size=(64, 3)).astype(np.float32)
-    y = x.sum(1) + np.float32(2)
-    sim = fv.simulation(replace(SMALL, clients=2, partition="iid"), data=(x, y), task=task)
-    assert fv.evaluate(sim, model, (x, y))["loss"] == pytest.approx(4, rel=1e-5)
-    tables = [(array(x[:n]), y[:n]) for n in (1, 2, 33) for array in (np.asarray, jnp.asarray)]
-    with compilations() as compiled:
-        losses = [fv.evaluate(sim, model, table)["loss"] for table in tables]
-    assert compiled == [] and losses == pytest.approx([4] * 6, rel=1e-5)
 
 
 # --- runs and their folders

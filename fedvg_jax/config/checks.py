@@ -48,12 +48,11 @@ def _check_values(config: Config) -> None:
     """Raises UsageError for a value that is not among those its setting allows, or that float32 cannot hold."""
     if not config.dataset.startswith(tuple(OUTSIDE)):
         require_name("dataset", config.dataset, (*DATASETS, *OUTSIDE.values()))
-    for name in listed(config.record):
-        require_name("record", name, RECORDS)
-    for name in listed(config.track):
-        require_name("track", name, TRACKERS)
-    for name in listed(config.reference):
-        require_name("reference", name.removeprefix("no-"), ("official", *options.DIFFERENCES))
+    differences = ("official", *options.DIFFERENCES)
+    lists = {"record": RECORDS, "track": TRACKERS, "reference": differences}
+    for setting, allowed in lists.items():
+        for name in listed(getattr(config, setting)):
+            require_name(setting, name.removeprefix("no-"), allowed)
     for name, setting in SETTINGS.items():
         value, range = setting.get(config), setting.range
         if type(value) is int and abs(value) >= 2**32 and (range is None or range.high == math.inf):

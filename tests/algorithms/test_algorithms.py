@@ -30,7 +30,7 @@ def schedule_of(world, number, **changes):
 def after(algorithm, rounds=1, weighting="samples", world=WORLD, **changes):
     """States after every round; `changes` are hyperparameters."""
     step, state, states = (
-        worlds.any_shared_round(algorithm),
+        worlds.shared_round(algorithm),
         worlds.shared_state(world, algorithm, **changes),
         [],
     )
@@ -198,7 +198,7 @@ CORNERS = {
 def test_states_are_finite_with_zero_gradients_and_clients_with_one_batch_or_none(x64, name):
     """And every round is the same program."""
     algorithm = worlds.algorithm(name)
-    step, counts = worlds.any_shared_round(algorithm), set()
+    step, counts = worlds.shared_round(algorithm), set()
     for corner, world in CORNERS.items():
         state = worlds.shared_state(world, algorithm)
         for number in range(2):
@@ -209,7 +209,7 @@ def test_states_are_finite_with_zero_gradients_and_clients_with_one_batch_or_non
                 corner,
                 number,
             )
-            counts.add(worlds.any_program()._cache_size())
+            counts.add(step._cache_size())
     assert len(counts) == 1
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
-from support.files import one_line, usage_error
+from support.files import one_line
 
 from fedvg_jax import config
 from fedvg_jax.config import SETTINGS, Config, command_line, presets, uses
@@ -41,19 +41,6 @@ def test_digits_config_equals_the_defaults():
     )
 
 
-def test_flatten_and_apply_are_inverse():
-    changed = config.apply(
-        Config(), {"alpha": 3.0, "fedvg.norm": "l2", "lanes": 4, "out": "folder"}, "test"
-    )
-    assert (changed.alpha, changed.fedvg.norm, changed.lanes, changed.out) == (
-        3.0,
-        "l2",
-        "4",
-        Path("folder"),
-    )
-    assert config.apply(Config(), config.flatten(changed), "test") == changed
-
-
 def test_a_leading_tilde_is_the_home_folder_in_every_setting_of_a_path_wherever_it_is_given(
     tmp_path, monkeypatch
 ):
@@ -71,13 +58,6 @@ def test_a_leading_tilde_is_the_home_folder_in_every_setting_of_a_path_wherever_
         datasets.load("hf:~/x")
     with one_line(f"{tmp_path}/x is not a run folder"):
         History.load("~/x")
-
-
-def test_files_are_read_with_a_mark_of_utf_8_and_refused_if_missing(tmp_path):
-    (tmp_path / "marked.toml").write_text("rounds = 3", encoding="utf-8-sig")
-    assert config.read_toml(tmp_path / "marked.toml") == {"rounds": 3}
-    with usage_error("cannot read"):
-        config.read_toml(tmp_path / "mine.toml")
 
 
 def _written(rule) -> str:

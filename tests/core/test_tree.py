@@ -61,20 +61,3 @@ def test_one_nonfinite_number_marks_its_client_at_any_position(size, bad):
     leaf[1 + np.arange(len(places)), places] = bad
     flags = worlds.jit(tree.is_finite)({"a": jnp.asarray(leaf), "none": jnp.zeros((len(leaf), 0))})
     assert flags.tolist() == [True] + len(places) * [False]
-
-
-def test_copies_are_on_the_same_devices_and_outlive_what_they_copy():
-    mesh = jax.sharding.Mesh(jax.devices(), ("devices",))
-    placements = [jax.sharding.NamedSharding(mesh, jax.P(*axes)) for axes in ((), ("devices",))]
-    key = jax.device_put(jax.random.key(1), placements[0])
-    arrays = {
-        "key": key,
-        "rows": [jax.device_put(np.arange(8.0), placement) for placement in placements],
-    }
-    copied = tree.copies(arrays)
-    for leaf, copy in zip(jax.tree.leaves(arrays), jax.tree.leaves(copied), strict=True):
-        assert copy.dtype == leaf.dtype and copy.sharding.is_equivalent_to(leaf.sharding, leaf.ndim)
-    for leaf in arrays["rows"]:
-        leaf.delete()
-    assert [copy.tolist() for copy in copied["rows"]] == 2 * [list(range(8))]
-    assert jax.random.key_data(copied["key"]).tolist() == [0, 1]

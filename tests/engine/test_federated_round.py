@@ -88,7 +88,7 @@ def with_nan(client):
 def test_a_client_that_diverges_equals_one_that_drops_out(x64, name):
     """In every bit, including the states; its metrics mark it as diverged."""
     algorithm, schedule, bad = worlds.algorithm(name), schedule_of(0, THREE), 2
-    step, start = worlds.any_shared_round(algorithm), worlds.shared_state(THREE, algorithm)
+    step, start = worlds.shared_round(algorithm), worlds.shared_state(THREE, algorithm)
     hyper = worlds.by_rule("samples+fedvg")
     expected, expected_metrics = step(start, without(schedule, [bad]), WORLD.data(), hyper)
     state, metrics = step(start, schedule, with_nan(schedule.clients[bad]).data(), hyper)
@@ -306,7 +306,7 @@ DROPPED = {
 def test_round_without_a_participating_client_changes_neither_model_nor_states(x64, name):
     """The server's momentum and duals stay too, because there is no update."""
     algorithm = worlds.algorithm(name)
-    step, hyper = worlds.any_shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
+    step, hyper = worlds.shared_round(algorithm), worlds.by_rule("samples+fedvg", momentum=0.5)
     before = worlds.shared_state(UNEVEN, algorithm)
     for number in range(2):
         before, _ = step(before, of_cohort(number), UNEVEN.data(), hyper)

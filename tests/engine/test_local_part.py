@@ -24,12 +24,6 @@ ALGORITHMS = ("fedprox", "scaffold", "moon", "elastic")
 plan_of = functools.partial(worlds.plan_with_dropouts, WORLD)
 
 
-@functools.cache
-def any_algorithm():
-    """One program for them."""
-    return worlds.any_algorithm({name: worlds.algorithm(name) for name in ALGORITHMS})
-
-
 # --- against the oracle
 
 
@@ -85,11 +79,9 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(
     monkeypatch.setattr(oracle, "probe", probe)
     monkeypatch.setattr(mine, "correct", correct)
     monkeypatch.setattr(mine, "loss", loss)
-    chosen = worlds.hyper() | {"algorithm": jnp.int32(ALGORITHMS.index(name))}
     plan = plan_of() if name == "elastic" else plan_of(client_chunk_size=2)
-    # whose probes are not by tensor
-    algorithm = worlds.algorithm(name) if name == "elastic" else any_algorithm()
-    played = worlds.play(WORLD, plan, algorithm, "uniform", worlds.TASK, chosen, local=part)
+    algorithm = worlds.algorithm(name)
+    played = worlds.play(WORLD, plan, algorithm, "uniform", worlds.TASK, local=part)
     of_oracle = worlds.rounds_of_oracle(WORLD, plan, mine, "uniform")
     for (actual, metrics), (state, expected) in zip(played, of_oracle, strict=True):
         worlds.assert_close(

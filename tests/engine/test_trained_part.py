@@ -117,22 +117,19 @@ def check_rounds(task, trained, algorithms, names, world, send=None):
 
     A `send` compresses what it sends of them, and keeps errors.
     """
-    chosen = worlds.any_algorithm({name: worlds.algorithm(name) for name in algorithms})._replace(
-        send=send
-    )
-    rule, values = any_rule(chosen, task, tuple(names)), worlds.hyper()
-    step = worlds.make_round(world, chosen, rule, task)
-    start = fv.init_state(task, chosen, len(world.train), values, variables=trained)
-    planned = world.schedule(0, 2, probe_ratio=0.5)
-    for number in range(len(algorithms)):
-        for other in range(len(names)):
-            choice = {"algorithm": jnp.int32(number), "rule": jnp.int32(other)}
-            state, metrics = step(start, planned, world.data(), values | choice)
+    for algorithm in algorithms:
+        chosen = worlds.algorithm(algorithm)._replace(send=send)
+        rule, values = any_rule(chosen, task, tuple(names)), worlds.hyper()
+        step = worlds.make_round(world, chosen, rule, task)
+        start = fv.init_state(task, chosen, len(world.train), values, variables=trained)
+        planned = world.schedule(0, 2, probe_ratio=0.5)
+        for number, name in enumerate(names):
+            choice = values | {"rule": jnp.int32(number)}
+            state, metrics = step(start, planned, world.data(), choice)
             assert tree.paths(state) == tree.paths(start)
             leaves = map(jax.tree.leaves, (trained, state.variables))
             for before, after in zip(*leaves, strict=True):
-                assert jnp.isfinite(after).all(), (algorithms[number], names[other])
-                assert (before != after).any(), (algorithms[number], names[other])
+                assert jnp.isfinite(after).all() and (before != after).any(), (algorithm, name)
             assert abs(metrics.weights.sum() - 1) < 1e-5
             assert not send or any(x.any() for x in jax.tree.leaves(state.clients.sent))
 

@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -363,84 +363,6 @@ def any_of(weightings: Sequence[types.Weighting]) -> types.Weighting:
     )
 
 
-def any_algorithm(algorithms: Mapping[str, types.Algorithm]) -> types.Algorithm:
-    """Uses the algorithm with number `hyper["algorithm"]`: one program for all. States and probes are by name, and
-    those of the algorithms that are not chosen take the same rounds."""
-
-    def choose(hyper, of_each):
-        return jax.tree.map(
-            lambda *leaves: jax.lax.select_n(hyper.get("algorithm", jnp.int32(0)), *leaves),
-            *of_each,
-        )
-
-    def init(hyper, params):
-        states = {name: algorithm.init(hyper, params) for name, algorithm in algorithms.items()}
-        return tuple({name: both[i] for name, both in states.items()} for i in (0, 1))
-
-    def correct(hyper, grads, params, anchor):
-        return choose(
-            hyper,
-            [a.correct(hyper, grads, params, _own(anchor, name)) for name, a in algorithms.items()],
-        )
-
-    def report(hyper, params, anchor, displacement):
-        reports = {
-            n: a.report(hyper, params, _own(anchor, n), displacement) for n, a in algorithms.items()
-        }
-        after, summed, averaged = (
-            {name: parts[i] for name, parts in reports.items()} for i in (0, 1, 2)
-        )
-        layout = jax.tree.structure(params)
-        by_tensor = {
-            name: layout.flatten_up_to(message)
-            for name, message in averaged.items()
-            if message != ()
-        }
-        tensors = [
-            dict(zip(by_tensor, parts, strict=True))
-            for parts in zip(*by_tensor.values(), strict=True)
-        ]
-        return after, summed, layout.unflatten(tensors) if by_tensor else ()
-
-    def residual(hyper, server, params, cohort):
-        layout = jax.tree.structure(params)
-        tensors = layout.flatten_up_to(cohort.averaged) if cohort.averaged != () else [{}]
-
-        def one(name, algorithm):
-            averaged = (
-                layout.unflatten([parts[name] for parts in tensors]) if name in tensors[0] else ()
-            )
-            own = cohort._replace(
-                summed=cohort.summed[name], averaged=averaged, probes=cohort.probes[name]
-            )
-            return algorithm.residual(hyper, server[name], params, own)
-
-        results = {name: one(name, algorithm) for name, algorithm in algorithms.items()}
-        return choose(hyper, [added for added, _ in results.values()]), {
-            n: after for n, (_, after) in results.items()
-        }
-
-    def probe(hyper, probe):
-        return {name: algorithm.probe(hyper, probe) for name, algorithm in algorithms.items()}
-
-    def loss(hyper, task, params, stats, batch, mask, key, anchor):
-        def of_task(*arguments):
-            return task.loss(params, stats, batch, mask, True)
-
-        given = hyper, task, params, stats, batch, mask, key
-        losses = [(a.loss or of_task)(*given, _own(anchor, name)) for name, a in algorithms.items()]
-        return choose(hyper, losses)
-
-    has_losses = any(algorithm.loss for algorithm in algorithms.values())
-    return types.Algorithm(
-        init, correct, report, residual, probe, "uniform", loss=loss if has_losses else None
-    )
-
-
-def _own(anchor: types.Anchor, name: str) -> types.Anchor:
-    return anchor._replace(server=anchor.server[name], client=anchor.client[name])
-
-
 @functools.cache
 def weighting(
     name: str,
@@ -510,7 +432,7 @@ def images(count: int) -> tuple[np.ndarray, np.ndarray]:
     ) % 3
 
 
-# --- one program for the laws of an algorithm
+# --- one program for the rules of an algorithm
 
 RULES = ("samples", "uniform", "samples+fedvg")
 
@@ -530,40 +452,6 @@ def shared_round(algorithm: types.Algorithm, **options):
     """Returns the jitted round of three of five quadratics under any of RULES, with kept momentum. Rounds in double
     precision of all worlds from `quadratics` and `uneven` with these numbers of clients share one program."""
     return make_round(uneven(), algorithm, any_rule(algorithm), optimiser=with_momentum, **options)
-
-
-@functools.cache
-def _any_registered() -> types.Algorithm:
-    return any_algorithm({name: algorithm(name) for name in ON_QUADRATICS})
-
-
-def any_shared_round(chosen: types.Algorithm):
-    """Returns the round of `shared_round` as a choice in one program of all registered algorithms; with other settings
-    than the defaults, an algorithm has a program of its own."""
-    names = [name for name in ON_QUADRATICS if algorithm(name) is chosen]
-    if not names:
-        return shared_round(chosen)
-
-    def step(state, schedule, data, hyper):
-        others, number = shared_state(uneven(), _any_registered()), ON_QUADRATICS.index(names[0])
-        server, clients = (
-            others.server | {names[0]: state.server},
-            others.clients | {names[0]: state.clients},
-        )
-        state = state._replace(server=server, clients=clients)
-        state, metrics = any_program()(
-            state, schedule, data, hyper | {"algorithm": jnp.int32(number)}
-        )
-        return state._replace(
-            server=state.server[names[0]], clients=state.clients[names[0]]
-        ), metrics
-
-    return step
-
-
-def any_program():
-    """Returns the jitted function of `any_shared_round`."""
-    return shared_round(_any_registered())
 
 
 def shared_state(

@@ -37,8 +37,6 @@ PARTITIONS = {
 DRAWN_SIZES = ("dirichlet", "official", "quantity")
 """Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
 
-_FRACTION = Choice(argument=Argument(1.0, declare.FRACTION))
-
 CORRUPTIONS = {
     "none": None,
     **dict.fromkeys(

@@ -37,8 +37,6 @@ def parse_weighting(text: str) -> Rule:
     Mean(first='samples', second=Permuted(rule='fedvg'))
     """
     parts = _summands(text)
-    if len(parts) > 2:
-        raise UsageError(f"weighting must be one rule or the mean of two, a+b; got {text}")
     if len(parts) == 2:
         return Mean(*map(parse_weighting, parts))
     inner = re.fullmatch(r"permuted\((.*)\)", text)

@@ -111,7 +111,7 @@ def run(command: CommandLine) -> int:
     if command.is_dry:
         for trial in plan.pending:
             log(trial.name)
-        log(f"{len(plan.pending)} of {count(len(plan.every))} are not finished")
+        log(f"not finished: {count(len(plan.pending))}")
         return 0
     try:
         trials = _compute(command, console)

@@ -75,13 +75,10 @@ def settings_of(
 
 def shared_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the settings that all runs use with the same value, by dotted name."""
-    shared = dict(runs[0])
-    for settings in runs[1:]:
-        shared = {
-            name: value
-            for name, value in shared.items()
-            if name in settings and settings[name] == value
-        }
+    shared = {}
+    for name, value in runs[0].items():
+        if all(name in run and run[name] == value for run in runs):
+            shared[name] = value
     return shared
 
 

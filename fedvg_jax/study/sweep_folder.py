@@ -269,13 +269,12 @@ def pending(out: Path | None, trials: Sequence[Trial]) -> list[Trial]:
     return [trial for trial in trials if not is_done(trial_folder(out, trial.name), trial.config)]
 
 
-def refuse_unfinished(out: Path, trials: Sequence[Trial], noun: str = "trial") -> None:
+def refuse_unfinished(out: Path, trials: Sequence[Trial]) -> None:
     """Raises UsageError unless nothing is left to compute of the trials: they are finished, or they diverged.
 
     Args:
         out: folder of the trials.
         trials: which were computed, unless they failed or the process that held them was lost.
-        noun: what a trial is called.
     """
     left = [trial.name for trial in pending(out, trials)]
     if left:
@@ -283,7 +282,7 @@ def refuse_unfinished(out: Path, trials: Sequence[Trial], noun: str = "trial") -
         name, failure = next((item for item in failures.items() if item[1]), (left[0], None))
         reason = f": {failure.reason}" if failure else ""
         raise UsageError(
-            f"{count(len(left), noun)} not finished, such as {name}{reason}; the same command tries again"
+            f"{count(len(left))} not finished, such as {name}{reason}; the same command tries again"
         )
 
 

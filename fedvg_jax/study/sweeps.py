@@ -128,11 +128,12 @@ def compute_plan(plan: tuning.Plan, work: Work) -> tuple[list[Trial], Results]:
         Stopped: by a signal.
         UsageError: some trial cannot work, a folder cannot be used, or a tuning run has no result.
     """
-    for trial in plan.every:
+    pending = plan.pending
+    for trial in pending:
         tracking.require(trial.config, plan.out is not None)
     if work.recipe.custom.data is None:
-        sweep_folder.check_sources(plan.every)
-    check(plan.pending, work)
+        sweep_folder.check_sources(pending)
+    check(pending, work)
     trials, chosen = plan.trials, {}
     if plan.out and plan.tuning:
         sweep_folder.refuse_taken(plan.out)

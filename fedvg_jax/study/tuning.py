@@ -58,11 +58,6 @@ class Plan(NamedTuple):
     """empty without tuning"""
 
     @property
-    def every(self) -> list[Trial]:
-        """The tuning runs and the trials."""
-        return [*self.tuning_trials, *self.trials]
-
-    @property
     def pending(self) -> list[Trial]:
         """The tuning runs and the trials that are left to compute."""
         tried = sweep_folder.pending(self.out and self.out / FOLDER, self.tuning_trials)
@@ -188,7 +183,7 @@ def choose(out: Path, trials: Sequence[Trial], tuning: Tuning) -> dict[str, Choi
         UsageError: a tuning run failed or is unfinished, so that the choice could be another one with it; or every
             combination of a condition diverged.
     """
-    sweep_folder.refuse_unfinished(out, trials, "tuning run")
+    sweep_folder.refuse_unfinished(out, trials)
     conditions: dict[str, dict[str, list[Trial]]] = {}
     for trial in trials:
         runs_of = conditions.setdefault(condition_of(trial.values, tuning.grid), {})

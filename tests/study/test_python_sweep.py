@@ -6,7 +6,6 @@ import threading
 
 import numpy as np
 import pytest
-from support import linear
 from support.small_sweeps import timeless
 
 import fedvg_jax as fv
@@ -16,7 +15,6 @@ from fedvg_jax.resolve.custom import Custom, identities
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.sweep_trials import Trial
 from fedvg_jax.study.trial_runs import Recipe
-from fedvg_jax.views import tracking
 
 CONFIG = fv.Config(clients=4, rounds=1, model="linear", eval_every=1)
 
@@ -160,16 +158,6 @@ def test_other_objects_have_another_identity():
 TRACKED = fv.Config(
     clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1"
 )
-
-
-def test_failed_trackers_are_logged_with_the_names_of_their_trials(monkeypatch, caplog):
-    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: name)
-    monkeypatch.setitem(tracking.WRITERS, "wandb", lambda run: {}["no answer"])
-    config = dataclasses.replace(TRACKED, track="wandb")
-    fv.run_sweep(config, {"seed": "0:2"}, **linear.GIVEN)
-    lines = [record.getMessage() for record in caplog.records]
-    assert [line.partition(": ")[0] for line in lines] == ["seed=0", "seed=1"]
-    assert all("tracker wandb failed, and the run continues without it" in line for line in lines)
 
 
 def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):

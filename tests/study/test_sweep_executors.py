@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import pickle
 import signal
@@ -138,18 +137,6 @@ def test_trials_of_a_killed_process_are_computed_again_and_one_that_kills_two_fa
 def test_an_executor_that_breaks_and_cannot_be_made_anew_is_one_line(tmp_path):
     with loky.ProcessPoolExecutor(1) as pool, one_line("the executor broke"):
         compute_on(executors.opened(pool, 1), ["always"], tmp_path)
-
-
-def test_trials_of_one_program_follow_one_another_in_a_process():
-    """A process that is done with its program takes the one with the most trials."""
-    queue = {"p": ["p0", "p1"], "q": ["q0"], "r": ["r0", "r1", "r2"]}
-    slots, given = [executors.Slot(executors.Here(), width=math.inf) for _ in range(2)], []
-    for slot in (*slots, *slots, slots[0]):
-        slot.width = len(slot.pending) + 1
-        executors._fill(
-            slot, queue, lambda executor, trial: given.append(trial) or futures.Future()
-        )
-    assert given == ["r0", "p0", "r1", "p1", "r2"]
 
 
 def test_a_trial_whose_folder_cannot_be_made_fails_and_stops_nothing(tmp_path):

@@ -64,7 +64,7 @@ def test_nothing_is_chosen_before_every_tuning_run_has_finished_or_diverged(tmp_
     name = "alpha=5,lr=0.3,seed=5"
     folder = sweep_folder.trial_folder(tmp_path, name)
     (folder / "summary.json").unlink()
-    with one_line(f"1 tuning run not finished, such as {name}"):
+    with one_line(f"1 trial not finished, such as {name}"):
         tuning.choose(tmp_path, trials, TUNING)
     failure = sweep_folder.Failure("failed", 0, "disk full")
     sweep_folder.write_failure(folder, trials[0].config, failure)

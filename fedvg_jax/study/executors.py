@@ -183,7 +183,8 @@ def _stop(slots: Sequence[Slot], on_end: Callable[[Trial, Any], Any]) -> None:
         for slot, future in _finished(slots):
             trial, result = slot.pending.pop(future), _result_of(future)
             if not isinstance(result, Exception):
-                on_end(trial, result)
+                with contextlib.suppress(Stopped):  # by the signal that it was sent
+                    on_end(trial, result)
 
 
 # --- where trials are computed

@@ -166,7 +166,8 @@ def result_text(result: History | Failure) -> str:
     if isinstance(result, Failure):
         return f"{result.kind} in round {result.round} ({result.reason})"
     name = "accuracy" if "test_accuracy_final" in result.summary else "loss"
-    return f"test {name} {result.summary.get(f'test_{name}_final')}"
+    value = result.summary.get(f"test_{name}_final")
+    return f"test {name} {value}" if value is None else f"test {name} {value:.4f}"
 
 
 # --- checks before the first run

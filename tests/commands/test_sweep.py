@@ -37,12 +37,15 @@ def read(*words):
 def run(tmp_path, capsys, monkeypatch):
     """Runs the command in this process; returns (exit code, standard output, standard error)."""
     monkeypatch.setenv("COLUMNS", "200")
+    variables = dict(os.environ)
 
     def run(*words):
         code = sweep.main(short(*words, "--out", str(tmp_path / "out")))
         return code, *capsys.readouterr()
 
-    return run
+    yield run
+    for name in os.environ.keys() - variables.keys():
+        del os.environ[name]
 
 
 def test_command_line_replaces_settings_and_axes_of_the_file(tmp_path):
@@ -125,12 +128,7 @@ def equals_the_run_alone(folder):
 def test_processes_of_one_command_have_the_histories_of_the_runs_alone(run, tmp_path):
     """Their tuning runs, too."""
     words = ["--seed", "0:2", "--rounds", "1", "--jobs", "2"]
-    variables = dict(os.environ)
-    try:
-        code, _, err = run(*words, "--tune", "lr", "0.1", "0.2", "--tune-seeds", "7")
-    finally:
-        for name in os.environ.keys() - variables.keys():
-            del os.environ[name]
+    code, _, err = run(*words, "--tune", "lr", "0.1", "0.2", "--tune-seeds", "7")
     assert (code, err) == (0, "")
     for folder in (tmp_path / "out" / "trials").iterdir():
         assert equals_the_run_alone(folder)
@@ -179,6 +177,8 @@ def test_stopped_sweep_exits_with_the_code_of_its_signal(run, tmp_path):
 
     with ThreadPoolExecutor(1) as pool:
         stopping = pool.submit(stop)
-        code, out, _ = run("--seed", "0:2", "--rounds", "20000", "--eval-every", "20000")  # minutes
+        # minutes, in processes that get another signal
+        words = "--seed", "0:2", "--rounds", "20000", "--eval-every", "20000", "--jobs", "2"
+        code, out, _ = run(*words)
         stopping.result()
     assert code == 130 and "the same command continues the sweep" in out

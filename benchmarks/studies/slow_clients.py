@@ -40,6 +40,21 @@ SERVERS: dict[str, dict[str, Any]] = {
 }
 
 WEIGHTS = ("uniform", "samples", "fedvg", "permuted(fedvg)", "fedvg applied")
+CONTRASTS = {
+    "S1": ("accuracy", ("buffered 20", "uniform"), ("synchronous", "uniform")),
+    "S2": ("accuracy", ("buffered 50", "uniform"), ("buffered 20", "uniform")),
+    "S3": ("accuracy", ("buffered 50", "fedvg"), ("buffered 50", "uniform")),
+    "S4": ("accuracy", ("buffered 50", "fedvg"), ("buffered 50", "permuted(fedvg)")),
+    "S5": ("accuracy", ("buffered 50", "fedvg applied"), ("buffered 50", "fedvg")),
+    "S6": ("correlation", ("buffered 50", "fedvg"), ("buffered 50", "permuted(fedvg)")),
+    "S7": ("gap", ("buffered 50", "uniform"), ("synchronous", "uniform")),
+    "S8": ("gap", ("buffered 50", "fedvg"), ("buffered 50", "uniform")),
+}
+"""Contrast -> what is compared, and the two servers and weights of which it is the difference."""
+
+PRIMARY = {pair for _, *pairs in CONTRASTS.values() for pair in pairs}
+"""Servers and weights of the contrasts, which run first."""
+
 ALPHAS, RATES = (0.05, 0.1), (0.003, 0.01, 0.03)
 SEEDS, TUNING_SEEDS = range(10), (1000, 1001)
 
@@ -66,11 +81,12 @@ class Condition(NamedTuple):
     seed: int
 
 
-def conditions(sets: Sequence[str], seeds: Sequence[int]) -> Iterator[Condition]:
-    """Yields the conditions of some seeds, one federation after the other."""
+def conditions(sets: Sequence[str], seeds: Sequence[int], is_primary: bool) -> Iterator[Condition]:
+    """Yields the conditions of some seeds, one federation after the other: those of the contrasts, or the others."""
     for seed, data, alpha, clock in itertools.product(seeds, sets, ALPHAS, CLOCKS):
         for server, weights in itertools.product(SERVERS, WEIGHTS):
-            if weights != "fedvg applied" or server.startswith("buffered"):
+            exists = weights != "fedvg applied" or server.startswith("buffered")
+            if exists and ((server, weights) in PRIMARY) == is_primary:
                 yield Condition(data, alpha, clock, server, weights, seed)
 
 
@@ -159,10 +175,10 @@ def run(path: Path, files: Mapping[str, Path]) -> None:
     """Runs what is missing in a table of runs."""
     keys = [*Condition._fields, "lr"]
     rounds: dict[Condition, int] = {}
-    for seeds in (TUNING_SEEDS, SEEDS):
+    for is_primary, seeds in itertools.product((True, False), (TUNING_SEEDS, SEEDS)):
         runs = pd.read_csv(path) if path.exists() else pd.DataFrame(columns=keys)
         known = {*runs[keys].itertuples(index=False, name=None)}
-        for condition in conditions([*files], seeds):
+        for condition in conditions([*files], seeds, is_primary):
             file, same = files[condition.data], condition._replace(weights="uniform")
             for rate in RATES if seeds is TUNING_SEEDS else [best_rate(runs, condition)]:
                 if (*condition, rate) in known:
@@ -172,19 +188,6 @@ def run(path: Path, files: Mapping[str, Path]) -> None:
                 line = condition._asdict() | measured(condition, file, rate, rounds[same])
                 table = pd.DataFrame([line])
                 table.to_csv(path, mode="a", header=not path.exists(), index=False)
-
-
-CONTRASTS = {
-    "S1": ("accuracy", ("buffered 20", "uniform"), ("synchronous", "uniform")),
-    "S2": ("accuracy", ("buffered 50", "uniform"), ("buffered 20", "uniform")),
-    "S3": ("accuracy", ("buffered 50", "fedvg"), ("buffered 50", "uniform")),
-    "S4": ("accuracy", ("buffered 50", "fedvg"), ("buffered 50", "permuted(fedvg)")),
-    "S5": ("accuracy", ("buffered 50", "fedvg applied"), ("buffered 50", "fedvg")),
-    "S6": ("correlation", ("buffered 50", "fedvg"), ("buffered 50", "permuted(fedvg)")),
-    "S7": ("gap", ("buffered 50", "uniform"), ("synchronous", "uniform")),
-    "S8": ("gap", ("buffered 50", "fedvg"), ("buffered 50", "uniform")),
-}
-"""Contrast -> what is compared, and the two servers and weights of which it is the difference."""
 
 
 def contrasts(runs: pd.DataFrame) -> pd.DataFrame:

@@ -202,7 +202,8 @@ def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
                 test = stats.ttest_rel(pairs[first], pairs[second])
                 low, high = test.confidence_interval()
                 difference = (pairs[first] - pairs[second]).mean()
-                lines.append((name, *place, len(pairs), difference, low, high, test.pvalue))
+                p = test.pvalue if difference else 1.0  # of equal runs it is not a number
+                lines.append((name, *place, len(pairs), difference, low, high, p))
     columns = ["contrast", "data", "alpha", "clock", "seeds", "difference", "low", "high", "p"]
     table = pd.DataFrame(lines, columns=columns)
     table["p_holm"] = table.groupby("contrast").p.transform(lambda p: statistics.holm([*p]))

@@ -156,10 +156,10 @@ WEIGHTINGS = {
 }
 
 
-def rounds(rule, made=None, applied=False, executor=None, chunk=None, count=3):
+def rounds(rule, made=None, applied=False, executor=None, chunk=None, count=3, discount=0.5):
     """Yields (model, weights) of every round of quadratics; with a timeline, of a buffered server."""
     executor = executor or executors.lanes(1)
-    hyper = {"lr": RATE, "buffered.discount": 0.5, "fedvg.eps": 1e-8}
+    hyper = {"lr": RATE, "buffered.discount": discount, "fedvg.eps": 1e-8}
     slots = made and buffered.assign_slots(made.staleness, made.pending)
     parts = QUADRATIC, fedavg(), WEIGHTINGS[rule], executor, local_training.sgd, 4
     step = jax.jit(federated_round.make_round(*parts, scores_applied=applied))
@@ -192,14 +192,21 @@ def rounds(rule, made=None, applied=False, executor=None, chunk=None, count=3):
 
 
 @pytest.mark.parametrize(
-    ("rule", "applied"),
-    [("samples", False), ("uniform", False), ("fedvg", False), ("fedvg", True)],
+    ("rule", "applied", "discount"),
+    [
+        ("samples", False, 0.5),
+        ("uniform", False, 0.0),
+        ("fedvg", False, 0.5),
+        ("fedvg", True, 1.0),
+    ],
 )
-def test_a_run_of_all_clients_in_flight_equals_a_heap_and_a_replay(x64, rule, applied):
+def test_a_run_of_all_clients_in_flight_equals_a_heap_and_a_replay(x64, rule, applied, discount):
     durations, updates, size = [1.0, 2.75, 1.53, 6.1], 9, 2
-    expected = replay(durations, rule, applied, updates, size, discount=0.5)
+    expected = replay(durations, rule, applied, updates, size, discount)
     made = timeline(durations, concurrency=4, buffer=size, updates=updates)
-    replayed = zip(expected, rounds(rule, made, applied, count=updates), strict=True)
+    replayed = zip(
+        expected, rounds(rule, made, applied, count=updates, discount=discount), strict=True
+    )
     for number, ((seconds, clients, staleness, weights, theta), (model, shares)) in enumerate(
         replayed
     ):

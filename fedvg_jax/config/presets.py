@@ -229,5 +229,6 @@ def _typed(config: type, settings: Mapping[str, Any], source: str) -> dict[str, 
             if name not in declare.groups(config):
                 hint = suggestion(name, [*table, *SHORTHANDS])
             raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{hint}")
-        values[name] = declared.typed(given, f"{source}: {name}")
+        is_default = given is declared.default  # which needs no conversion
+        values[name] = given if is_default else declared.typed(given, f"{source}: {name}")
     return values

@@ -31,7 +31,8 @@ Options of the sweep:
   --executor MODULE:FUNCTION
                          computes the trials on the concurrent.futures.Executor
                          that the function returns
-  --shard I/N            part of the trials that this command computes
+  --shard I/N            part of the trials that this command computes; by
+                         default that of the task of a Slurm array
   --dry-run              list unfinished trials, train nothing
 
 Options of a run: python -m fedvg_jax.sim --help
@@ -202,6 +203,7 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     if "executor" in options and "jobs" in options:
         raise UsageError("--jobs has no effect beside --executor; leave one of the two out")
     others = {name: options[name] for name in ("jobs", "executor", "shard") if name in options}
+    others.setdefault("shard", executors.default_shard())
     command = CommandLine(plan, out, "dry_run" in options, **others)
     executors.of_shard(plan.trials, command.shard)  # refuses what is no part
     return command

@@ -14,7 +14,7 @@ GRAPHS = {
     "step_off": "",
     "step_while": "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,CONDITIONAL,WHILE",
 }
-"""Section -> what XLA launches as CUDA graphs (`xla_gpu_enable_command_buffer`); None for its default."""
+"""Section -> `hardware.Choices.launch_graphs` that it measures."""
 
 
 def run_section(

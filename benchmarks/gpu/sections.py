@@ -49,7 +49,7 @@ def peaks(box: workload.Box) -> Results:
 
 
 def score(box: workload.Box) -> Results:
-    """Rows of D_val scored per second: decides `rows_per_scoring_pass` and bfloat16 activations."""
+    """Rows of D_val scored per second: decides `scoring_conv`, `rows_per_scoring_pass` and bfloat16 activations."""
     rates: dict[str, dict[str, Any]] = {}
     for precision in ("default",) if box.smoke else ("default", "bfloat16"):
         for conv in ("lax", "gemm"):
@@ -59,7 +59,7 @@ def score(box: workload.Box) -> Results:
 
 
 def step(box: workload.Box, graphs: str | None) -> Results:
-    """Milliseconds per client and local step: decides `max_lanes` and training's convolution."""
+    """Milliseconds per client and local step: decides `launch_graphs`, `max_lanes` and training's convolution."""
     results: dict[str, Any] = {}
     for conv in ("gemm",) if box.smoke else ("gemm", "lax"):
         way = workload.Way(conv, graphs=graphs)

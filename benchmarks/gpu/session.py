@@ -117,7 +117,7 @@ def choose(sessions: Sequence[dict[str, Any]], accelerator: str | None) -> dict[
 
     >>> steps = {"milliseconds": {"4 lanes, gemm": 0.3, "10 lanes, lax": 0.1}}
     >>> choose([{"machine": {}, "sections": {"step": steps}}], None)
-    {'max_lanes': 10, 'small_image_conv': 'lax'}
+    {'max_lanes': 10, 'small_image_conv': 'lax', 'launch_graphs': None}
     """
     steps: dict[tuple[str | None, int, str], float] = {}
     rates: dict[tuple[str, int], float] = {}
@@ -135,11 +135,12 @@ def choose(sessions: Sequence[dict[str, Any]], accelerator: str | None) -> dict[
                     rates[conv, int(rows)] = rate
     chosen: dict[str, Any] = {}
     if steps:
-        _, lanes, conv = min(steps, key=lambda way: steps[way])
-        chosen |= {"max_lanes": lanes, "small_image_conv": conv}
+        graphs, lanes, conv = min(steps, key=lambda way: steps[way])
+        chosen |= {"max_lanes": lanes, "small_image_conv": conv, "launch_graphs": graphs}
     if rates:
-        _, rows = max(rates, key=lambda way: rates[way])
+        conv, rows = max(rates, key=lambda way: rates[way])
         chosen |= {
+            "scoring_conv": conv,
             "rows_per_scoring_pass": rows,
             "values_per_scoring_pass": rows * 3072,
         }

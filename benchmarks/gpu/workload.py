@@ -79,7 +79,7 @@ class Way(NamedTuple):
     side: int = 32
     """pixels"""
     graphs: str | None = None
-    """XLA's `xla_gpu_enable_command_buffer`"""
+    """`hardware.Choices.launch_graphs`"""
 
 
 def make_task(box: Box, way: Way) -> Task:

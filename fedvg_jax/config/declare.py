@@ -96,7 +96,7 @@ NOUNS = {int: "an integer", float: "a number", str: "a text", Path: "a path"}
 ACCEPTED: dict[type, tuple[type, ...]] = {
     int: (int, str),
     float: (float, int, str),
-    str: (str, int),
+    str: (str, int, type(Path())),
     Path: (str, type(Path())),
 }
 """Type of a setting -> types of values that become it; the first that a setting has and that fits is taken."""

@@ -68,6 +68,12 @@ class Choices(NamedTuple):
     Winograd's saving of products was measured on CPUs only."""
     large_image_conv: str
     """Convolution of larger images. On an accelerator the memory traffic of patches outweighs what the matmul gains."""
+    scoring_conv: str | None
+    """Convolution of scoring passes, one client after the other, and of evaluations (`--conv auto`); None: as in
+    training, for as many clients as there are lanes.
+
+    Alone, a client's convolution is not grouped, and "lax" writes no patches: the patches of 1,024 images bound
+    scoring on an H200, at 1.8 of the 2.4 TB/s of a copy. `python -m benchmarks.gpu` times it; no GPU has yet."""
     fusion_barriers: bool
     """Whether `models.layers.fusion_barrier` keeps XLA from recomputing a residual stream in every network block.
 
@@ -117,6 +123,12 @@ class Choices(NamedTuple):
 
     On a GPU every tensor is a launch. With vectors, four lanes of ResNet-18 change clients in 23 kernels instead of
     124, and the rest of a round of ten clients has 389 kernels, 151 of them copies, instead of 833 and 383."""
+    launch_graphs: str | None
+    """What a GPU launches as CUDA graphs, by XLA's `xla_gpu_enable_command_buffer`, e.g. "FUSION,CUBLAS,WHILE"; "":
+    nothing; None: XLA's default.
+
+    A training step is bound by its launches: four lanes of ResNet-18 take 1.24 ms on an H200, and their bytes need
+    about 0.35. `python -m benchmarks.gpu` times three values; no GPU has yet."""
     pool_share: float
     """Largest part of a device's memory that the pool of rows may take there (`--placement auto`).
 
@@ -132,6 +144,7 @@ CPU = Choices(
     layout="images_last",
     small_image_conv="winograd",
     large_image_conv="winograd",
+    scoring_conv=None,
     fusion_barriers=True,
     max_lanes=1,
     is_float64_safe_on_many_devices=False,
@@ -141,6 +154,7 @@ CPU = Choices(
     weighted_mean="loop",
     norms="by_tensor",
     is_packed=False,
+    launch_graphs=None,
     pool_share=0.4,
     options_of_once={"xla_backend_optimization_level": 1},
 )
@@ -149,6 +163,7 @@ ACCELERATOR = Choices(
     layout="images_first",
     small_image_conv="gemm",
     large_image_conv="lax",
+    scoring_conv=None,
     fusion_barriers=False,
     max_lanes=4,
     is_float64_safe_on_many_devices=True,
@@ -158,6 +173,7 @@ ACCELERATOR = Choices(
     weighted_mean="product",
     norms="segmented",
     is_packed=True,
+    launch_graphs=None,
     pool_share=0.6,
     options_of_once={},
 )
@@ -167,6 +183,14 @@ ACCELERATOR = Choices(
 def choices() -> Choices:
     """Returns the choices that the `current` hardware calls for."""
     return CPU if current().is_cpu else ACCELERATOR
+
+
+def compiler_options() -> dict[str, str] | None:
+    """Returns the compiler options of the programs of a run; None for XLA's defaults."""
+    graphs = choices().launch_graphs
+    if graphs is None or current().platform != "gpu":
+        return None
+    return {"xla_gpu_enable_command_buffer": graphs}
 
 
 def jit_once(function: Callable) -> Any:

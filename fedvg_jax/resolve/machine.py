@@ -12,6 +12,7 @@ from fedvg_jax.core.types import Executor, UsageError
 from fedvg_jax.engine import executors
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models.networks import costs
+from fedvg_jax.resolve.model import scoring_conv
 
 
 def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Executor:
@@ -26,6 +27,8 @@ def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Execu
     max_lanes = chosen.max_lanes if config.lanes == "auto" else int(config.lanes)
     num_lanes = min(max_lanes, -(-client_chunk_size(config) // count))
     num_mapped = max(num_lanes, costs(config.model).clients_per_scoring_pass)
+    if scoring_conv(config):
+        num_mapped = 1
     if count > 1:
         return executors.sharded(count, num_lanes, devices, num_mapped)
     return executors.lanes(num_lanes, num_mapped)

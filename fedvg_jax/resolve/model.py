@@ -39,16 +39,20 @@ def make_model(
     Raises:
         UsageError: the network cannot take the data.
     """
+    scored = None
     if task is None:
         check_images(config, arrays)
         of_data = arrays.x.shape[1:], len(arrays.class_names)
         make = functools.partial(named_task, config, *of_data)
+        if conv := scoring_conv(config):
+            scored = functools.partial(named_task, dataclasses.replace(config, conv=conv), *of_data)
     else:
         make = functools.partial(trained_part.bind, fast_task(task))
     return Model(
         name="" if task else config.model,
         bound=make,
         initial=lambda init: make_variables(config, init, initial),
+        scored=scored,
         trained=config.train or (adapters.WITH_HEAD if config.lora else ""),
         local=make_local(config),
         local_name=f"local {config.local}",
@@ -99,6 +103,12 @@ def named_task(
     if max_rows := costs(config.model).microbatch_rows:
         return transforms.accumulate_gradients(task, max_rows, base, trained_part.bind)
     return trained_part.bind(task, base)
+
+
+def scoring_conv(config: Config) -> str | None:
+    """Returns the convolution of scoring passes; None if it is the same as in training."""
+    is_chosen = config.conv == "auto" and MODELS[config.model].has_convolutions
+    return hw.choices().scoring_conv if is_chosen else None
 
 
 def make_variables(

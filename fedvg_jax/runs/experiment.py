@@ -61,6 +61,8 @@ class Model(NamedTuple):
     """frozen tensors, arrays or shapes -> the task of the trained part; None -> that of the whole model"""
     initial: Callable[[Callable[[Array], Variables]], Variables]
     """(key -> a drawn model) -> the first model: drawn, of a file, of another run, or given"""
+    scored: Callable[[Variables | None], Task] | None = None
+    """as `bound`, for scoring passes and evaluations; None for the same"""
     trained: str = ""
     """regular expression of the tensors that are trained; "" for all"""
     local: LocalPart = LocalPart()

@@ -352,6 +352,24 @@ def _num_devices(config: Config) -> int:
 # --- shards
 
 
+def default_shard(environ: Mapping[str, str] = os.environ) -> str:
+    """Returns "I/N" for task I of N of an array of Slurm, and otherwise "1/1".
+
+    Raises:
+        UsageError: the numbers of the tasks have gaps.
+
+    >>> default_shard({f"SLURM_ARRAY_TASK_{k}": v for k, v in zip(("ID", "COUNT", "MIN", "MAX"), "6458")})
+    '2/4'
+    """
+    if "SLURM_ARRAY_TASK_ID" not in environ:
+        return "1/1"
+    names = ("ID", "COUNT", "MIN", "MAX")
+    task, count, first, last = (int(environ[f"SLURM_ARRAY_TASK_{name}"]) for name in names)
+    if last - first + 1 != count:
+        raise UsageError(f"task {task} of an array with gaps has no part; give --shard I/N")
+    return f"{task - first + 1}/{count}"
+
+
 def of_shard(trials: Sequence[Trial], shard: str) -> list[Trial]:
     """Returns part I of N of the trials.
 

@@ -3,10 +3,13 @@
 import dataclasses
 
 import jax
+import numpy as np
 import pytest
 
 from fedvg_jax import resolve
 from fedvg_jax.config import Config
+from fedvg_jax.core.types import Batch
+from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import hardware as hw
 
 CPU = hw.Hardware("cpu", "cpu", num_devices=8, cores=8, memory_bytes=16 * 2**30)
@@ -61,3 +64,25 @@ def test_host_memory_is_a_container_s_where_it_has_less(limit, expected, monkeyp
     (tmp_path / "memory.max").write_text(limit)
     monkeypatch.setattr(hw, "Path", lambda path: tmp_path / "memory.max")
     assert hw.host_memory() == expected or (expected is None and hw.host_memory() >= whole)
+
+
+def test_scoring_passes_may_have_convolutions_of_their_own(monkeypatch):
+    """Training keeps patches and matmuls; scoring passes, one client after the other, keep XLA's convolutions."""
+    monkeypatch.setattr(
+        hw, "ACCELERATOR", hw.ACCELERATOR._replace(scoring_conv="lax", launch_graphs="")
+    )
+    config = Config(clients=4, join_ratio=1.0, model="tinycnn")
+    rows = Batch(np.zeros((2, 8, 8, 1), np.uint8), np.zeros(2, np.int32))
+    arrays = Arrays("images", *rows, ("a", "b", "c"), 2)
+    with hw.assumed(GPU._replace(num_devices=1, kind="with convolutions of scoring")):
+        model = resolve.model.make_model(config, arrays)
+        for make, has_convolutions in ((model.bound, False), (model.scored, True)):
+            task = make(None)
+            variables = jax.eval_shape(task.init, jax.random.key(0))
+            loss = jax.make_jaxpr(lambda v, task=task: task.loss(*v, rows, np.ones(2, bool), True))
+            assert ("conv_general_dilated" in str(loss(variables))) == has_convolutions
+        chosen = dataclasses.replace(config, conv="gemm")
+        assert resolve.model.make_model(chosen, arrays).scored is None
+        assert hw.compiler_options() == {"xla_gpu_enable_command_buffer": ""}
+        assert resolve.machine.make_executor(config).lanes_together == 4
+    assert hw.compiler_options() is None

@@ -184,3 +184,17 @@ def test_shards_compute_every_trial_once(tmp_path):
     runs = {path.name: fv.History.load(path) for path in tmp_path.glob("trials/*")}
     assert {*runs} == {"seed=0", "seed=1", "seed=2"}
     assert all(run.summary["resumed_from"] is None for run in runs.values())
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shard"), [("7 4 5 8", "3/4"), ("0 4 0 3", "1/4"), ("1 1 1 1", "1/1")]
+)
+def test_the_shard_of_a_task_is_its_position_in_the_array(numbers, shard):
+    names = ("ID", "COUNT", "MIN", "MAX")
+    environ = {
+        f"SLURM_ARRAY_TASK_{name}": number
+        for name, number in zip(names, numbers.split(), strict=True)
+    }
+    assert executors.default_shard(environ) == shard
+    with pytest.raises(fv.UsageError, match="--shard"):
+        executors.default_shard({**environ, "SLURM_ARRAY_TASK_MAX": "9"})

@@ -12,6 +12,7 @@ learning rate needs no compilation.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable
 from concurrent import futures
@@ -100,12 +101,12 @@ def make_program(experiment: Experiment, cached: cache.Cache | None = None) -> P
 
 
 def _make(model: Model, method: Method, executor: Executor, num_clients: int) -> Program:
-    whole = _task(model)
+    whole, scored = _tasks(model)
     local = model.local
     base = _shapes_of_base(model, whole)
 
-    def bound(task: Task) -> Bound:
-        weighting = method.weighting(task)
+    def bound(task: Task, scored: Task) -> Bound:
+        weighting = method.weighting(scored)
         measures = {name: recorded.MEASURES[name](task) for name in method.measures}
         if measures:
             weighting = recorded.with_records(weighting, measures)
@@ -134,9 +135,9 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
     init = trained_part.bind(whole, base).init
 
     def bound_to(base: Tree) -> Bound:
-        return bound(_task(model, base)._replace(init=init))
+        return bound(*(task._replace(init=init) for task in _tasks(model, base)))
 
-    first = bound(whole) if base is None else bound_to(base)
+    first = bound(whole, scored) if base is None else bound_to(base)
     bind = bound_to if base is not None else lambda base: first
 
     def chunk(
@@ -147,14 +148,15 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
 
     of_state = cohort_states.placement(executor)
     of_chunk = of_state and (of_state, executor.placement)
+    jit = functools.partial(jax.jit, compiler_options=hw.compiler_options())
     return Program(
         first.task,
         method.algorithm,
         first.weighting,
         executor,
         method.optimiser,
-        jax.jit(chunk, donate_argnums=0, out_shardings=of_chunk),
-        jax.jit(evaluate.make_evaluate(whole, executor), out_shardings=executor.placement),
+        jit(chunk, donate_argnums=0, out_shardings=of_chunk),
+        jit(evaluate.make_evaluate(scored, executor), out_shardings=executor.placement),
         whole,
         bind,
         cache.new(),
@@ -162,10 +164,14 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
     )
 
 
-def _task(model: Model, base: Variables | None = None) -> Task:
-    """Returns the task of the whole model, or with `base` of the trained part, with a jitted loss."""
-    task = model.bound(base)
-    return task._replace(loss=jax.jit(task.loss, static_argnums=4))
+def _tasks(model: Model, base: Variables | None = None) -> tuple[Task, Task]:
+    """Returns the tasks of training and of scoring of the whole model, or of the trained part, with jitted losses."""
+
+    def jitted(task: Task) -> Task:
+        return task._replace(loss=jax.jit(task.loss, static_argnums=4))
+
+    task = jitted(model.bound(base))
+    return task, jitted(model.scored(base)) if model.scored else task
 
 
 def is_trained(model: Model, task: Task) -> trained_part.IsTrained | None:

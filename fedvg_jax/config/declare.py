@@ -115,26 +115,12 @@ class Setting(NamedTuple):
     get: Callable[[Any], Any]
     """Config -> its value."""
 
-    @property
-    def range(self) -> Range | None:
-        """The allowed range; None for other settings."""
-        return self.facts.allowed if isinstance(self.facts.allowed, Range) else None
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The allowed names; empty for other settings."""
-        allowed = self.facts.allowed
-        return () if allowed is None or isinstance(allowed, Range) else tuple(allowed)
-
-    @property
-    def arguments(self) -> dict[str, Argument]:
-        """The allowed names behind which a value may stand."""
-        allowed = self.facts.allowed if isinstance(self.facts.allowed, Mapping) else {}
-        return {
-            name: choice.argument
-            for name, choice in allowed.items()
-            if isinstance(choice, Choice) and choice.argument
-        }
+    range: Range | None = None
+    """The allowed range; None for other settings."""
+    names: tuple[str, ...] = ()
+    """The allowed names; empty for other settings."""
+    arguments: Mapping[str, Argument] = {}
+    """The allowed names behind which a value may stand."""
 
     def made(self, config: Any) -> Any:
         """Returns what the setting names, made from the value behind the name."""
@@ -192,6 +178,8 @@ class Setting(NamedTuple):
         """Returns the traced scalars that have its value, by name; behind a name that is not chosen, the default."""
         if self.facts.is_traced:
             return {self.name: self.get(config)}
+        if not self.arguments:
+            return {}
         traced = {name: a for name, a in self.arguments.items() if a.traced}
         if not traced:
             return {}
@@ -234,8 +222,24 @@ def table(config: type, prefix: str = "", topic: str = "") -> dict[str, Setting]
             continue
         kinds = typing.get_args(hint) or (hint,)
         facts = facts._replace(topic=topic)
-        settings[name] = Setting(name, kinds, field.default, facts, operator.attrgetter(name))
+        declared = Setting(name, kinds, field.default, facts, operator.attrgetter(name))
+        settings[name] = declared._replace(**_allowed(facts.allowed))
     return settings | in_groups
+
+
+def _allowed(allowed: Collection[str] | Range | None) -> dict[str, Any]:
+    """Returns the fields of a setting that say what it may be."""
+    if allowed is None:
+        return {}
+    if isinstance(allowed, Range):
+        return {"range": allowed}
+    choices = allowed if isinstance(allowed, Mapping) else {}
+    arguments = {
+        name: choice.argument
+        for name, choice in choices.items()
+        if isinstance(choice, Choice) and choice.argument
+    }
+    return {"names": tuple(allowed), "arguments": arguments}
 
 
 def flatten(config: Any) -> dict[str, Any]:

@@ -16,11 +16,13 @@ from fedvg_jax.config.methods import HYPERPARAMETERS
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, UsageError, Weighting
 
+_DEFAULTS = Config()
+
 READ_BY_ROUNDS = {
     name
     for setting in SETTINGS.values()
     if setting.name not in methods.SETTINGS
-    for name in setting.scalars(Config())
+    for name in setting.scalars(_DEFAULTS)
 }
 """Hyperparameters that are read beside algorithms and weightings, as lr, dp.clip and clip_norm; none declares them."""
 

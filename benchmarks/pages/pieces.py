@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from benchmarks.machine import RESULTS
-from benchmarks.pages import api, claims, cpu, gpu, measurements, options, studies, validation
+from benchmarks.pages import (
+    api,
+    claims,
+    cpu,
+    gpu,
+    measurements,
+    options,
+    slow_clients,
+    studies,
+    validation,
+)
 from benchmarks.studies import uses
 
 CONTROLS = [folder.name for folder in sorted(RESULTS.glob("controls_*"))]
@@ -57,6 +67,9 @@ def pieces() -> dict[str, str]:
         "claims": claims.claims(),
         "claims_by_data_set": claims.claims_by_data_set(),
         "claims_in_detail": claims.claims_in_detail(),
+        "slow_clients_outcomes": slow_clients.outcomes(),
+        "slow_clients_contrasts": slow_clients.contrasts(),
+        "slow_clients_servers": slow_clients.servers(),
         "studies": studies.index_of_studies(),
         "measurements": measurements.index_of_measurements(),
         **{make.__name__: make() for make in measurements.TABLES},

@@ -61,9 +61,12 @@ def _check_values(config: Config) -> None:
             _check_choice(name, str(value))
         if range and value is not None and not range.holds(value):
             raise UsageError(f"{name} must be {range.words}; got {shown(value)}")
+    for setting in options.SCALARS:
         for number in setting.scalars(config).values():
             if number != 0 and not FLOAT32[0] <= abs(number) <= FLOAT32[1]:
-                raise UsageError(f"{name} must be a number that float32 can hold; got {number}")
+                raise UsageError(
+                    f"{setting.name} must be a number that float32 can hold; got {number}"
+                )
 
 
 def _check_choice(name: str, text: str) -> None:

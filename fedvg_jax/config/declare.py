@@ -223,23 +223,23 @@ def table(config: type, prefix: str = "", topic: str = "") -> dict[str, Setting]
         kinds = typing.get_args(hint) or (hint,)
         facts = facts._replace(topic=topic)
         declared = Setting(name, kinds, field.default, facts, operator.attrgetter(name))
-        settings[name] = declared._replace(**_allowed(facts.allowed))
+        settings[name] = _with_allowed(declared) if facts.allowed is not None else declared
     return settings | in_groups
 
 
-def _allowed(allowed: Collection[str] | Range | None) -> dict[str, Any]:
-    """Returns the fields of a setting that say what it may be."""
-    if allowed is None:
-        return {}
+def _with_allowed(declared: Setting) -> Setting:
+    """Returns a setting with its range, or with its names and their arguments."""
+    allowed = declared.facts.allowed
+    assert allowed is not None, "other settings have neither"
     if isinstance(allowed, Range):
-        return {"range": allowed}
+        return declared._replace(range=allowed)
     choices = allowed if isinstance(allowed, Mapping) else {}
     arguments = {
         name: choice.argument
         for name, choice in choices.items()
         if isinstance(choice, Choice) and choice.argument
     }
-    return {"names": tuple(allowed), "arguments": arguments}
+    return declared._replace(names=tuple(allowed), arguments=arguments)
 
 
 def flatten(config: Any) -> dict[str, Any]:

@@ -78,27 +78,30 @@ normalisation layers."""
 _NAMESPACE = {"__module__": __name__}
 
 
-def _declared() -> Iterator[tuple[Hyperparameter | Option, Condition]]:
-    """Yields what algorithms and weightings declare, with the condition under which a run uses it."""
+def _declared() -> list[tuple[Hyperparameter | Option, Condition]]:
+    """Returns what algorithms and weightings declare, with the condition under which a run uses it."""
+    declared = []
     for kind, entries in {"weighting": WEIGHTINGS, "algorithm": ALGORITHMS}.items():
         owners: dict[str, list[str]] = {}
         parameters: dict[str, Hyperparameter | Option] = {}
         for name, entry in entries.items():
-            for parameter in {p.name: p for p in _declared_by(entry)}.values():
+            for parameter in _declared_by(entry):
                 parameters[parameter.name] = parameter
-                owners.setdefault(parameter.name, []).append(name)
+                of_parameter = owners.setdefault(parameter.name, [])
+                of_parameter += [name] * (name not in of_parameter)
         for name, parameter in parameters.items():
-            yield parameter, _names_one(kind, *owners[name])
+            declared.append((parameter, _names_one(kind, *owners[name])))
+    return declared
 
 
-def _declared_by(entry: NamedAlgorithm | NamedWeighting) -> Iterator[Hyperparameter | Option]:
-    """Yields what an entry declares, also for behaviours of the published code."""
+def _declared_by(entry: NamedAlgorithm | NamedWeighting) -> list[Hyperparameter | Option]:
+    """Returns what an entry declares, also for behaviours of the published code."""
     if isinstance(entry, NamedWeighting):
-        yield from entry.hyperparameters
-    else:
-        for published in (Published(), *entry.published.values()):
-            yield from entry.make(**published.arguments).hyperparameters
-    yield from entry.options
+        return [*entry.hyperparameters, *entry.options]
+    declared: list[Hyperparameter | Option] = []
+    for published in (Published(), *entry.published.values()):
+        declared += entry.make(**published.arguments).hyperparameters
+    return [*declared, *entry.options]
 
 
 def _names_one(kind: str, *names: str) -> Condition:
@@ -156,11 +159,11 @@ def _title(group: str) -> str:
     """Returns the heading of a group in help."""
     if group in WEIGHTINGS or group in ALGORITHMS:
         return label(group)
-    return ", ".join(
-        entry.label
-        for entry in ALGORITHMS.values()
-        if any(parameter.name.startswith(f"{group}.") for parameter in _declared_by(entry))
-    )
+    labels = []
+    for entry in ALGORITHMS.values():
+        groups = [parameter.name.partition(".")[0] for parameter in _declared_by(entry)]
+        labels += [entry.label] * (group in groups)
+    return ", ".join(labels)
 
 
 def label(name: str) -> str:

@@ -485,6 +485,9 @@ class Config(Shorthands):
 SETTINGS = table(Config)
 """Dotted name -> setting, in the order of `--help-all`."""
 
+SCALARS = [s for s in SETTINGS.values() if s.facts.is_traced or s.arguments]
+"""Settings that may have traced scalars."""
+
 GROUPS = groups(Config)
 """Name of a group -> its dataclass."""
 

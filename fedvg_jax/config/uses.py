@@ -46,10 +46,17 @@ def unmet(config: Config, name: str) -> Condition | None:
 
 
 def _first(config: Config, conditions: Iterable[Condition]) -> Condition | None:
-    return next((condition for condition in conditions if not condition.holds(config)), None)
+    for condition in conditions:
+        if not condition.holds(config):
+            return condition
+    return None
 
 
-def unused(config: Config, names: Iterable[str] = tuple(SETTINGS)) -> list[str]:
+CONDITIONAL = [n for n, s in SETTINGS.items() if s.facts.used or n == "reference"]
+"""Settings that some runs do not use."""
+
+
+def unused(config: Config, names: Iterable[str] = tuple(CONDITIONAL)) -> list[str]:
     """Returns the settings, of `names`, that have no effect on this run.
 
     >>> unused(Config(weighting="samples"), ["fedvg.norm", "fedprox.mu", "lr"])

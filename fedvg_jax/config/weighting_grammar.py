@@ -56,6 +56,8 @@ def _summands(text: str) -> list[str]:
     >>> _summands("samples+permuted(uniform+permuted(fedvg))")
     ['samples', 'permuted(uniform+permuted(fedvg))']
     """
+    if "+" not in text:
+        return [text]
     depths = itertools.accumulate((char == "(") - (char == ")") for char in text)
     places = [
         i

@@ -9,10 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from fedvg_jax.config import SETTINGS, Config, methods
+from fedvg_jax.config import Config, methods
 from fedvg_jax.config.checks import FLOAT32
 from fedvg_jax.config.declare import suggestion
 from fedvg_jax.config.methods import HYPERPARAMETERS
+from fedvg_jax.config.options import SCALARS
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, UsageError, Weighting
 
@@ -20,7 +21,7 @@ _DEFAULTS = Config()
 
 READ_BY_ROUNDS = {
     name
-    for setting in SETTINGS.values()
+    for setting in SCALARS
     if setting.name not in methods.SETTINGS
     for name in setting.scalars(_DEFAULTS)
 }
@@ -74,7 +75,7 @@ def make_hyper(
 
 def scalars(config: Config) -> dict[str, np.float32]:
     """Returns the hyperparameters that settings have."""
-    values = (setting.scalars(config).items() for setting in SETTINGS.values())
+    values = (setting.scalars(config).items() for setting in SCALARS)
     return {name: np.float32(value) for name, value in itertools.chain(*values)}
 
 

@@ -78,9 +78,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     args = parser.parse_args(argv)
     results = machine.begin("speed.buffered", argv)
-    results["cases"] = {}
+    results["updates"] = {}
     for name in NAMES:
-        results["cases"][name] = measure(name, args.data_dir, args.repeats)
+        results["updates"][name] = measure(name, args.data_dir, args.repeats)
         print(f"{name}: {results['cases'][name]['ratio']} x a synchronous round", flush=True)
     machine.finish(args.out, results)
     return 0

@@ -276,8 +276,8 @@ def _buffered_problems(config: Config) -> Iterator[str]:
         "local": "one update may have two trainings of a client",
         "selection": "clients that train next are drawn uniformly",
         "dropout": "every client arrives",
-        "overselect": "nobody is waited for",
-        "deadline": "nobody is waited for",
+        "overselect": "the server waits for no round",
+        "deadline": "the server waits for no round",
     }
     for name, reason in reasons.items():
         setting = SETTINGS[name]

@@ -106,6 +106,11 @@ def make_selection(config: Config, custom: Selection | None = None) -> Selection
         raise UsageError(
             "--reference cohorts and a selection both choose the cohorts; leave one out"
         )
+    if config.buffered.size:
+        raise UsageError(
+            "a selection has no meaning with buffered.size, because clients that train next are drawn uniformly; leave"
+            " one out"
+        )
     return chosen
 
 

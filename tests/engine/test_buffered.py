@@ -342,5 +342,5 @@ def test_a_buffered_round_is_differentiable():
         after, _ = step(sim.state, planned, sim.data, hyper)
         return sum((leaf**2).sum() for leaf in jax.tree.leaves(after.variables.params))
 
-    slope = jax.jvp(loss, (jnp.float32(0.5),), (jnp.float32(1.0),))[1]
-    assert np.isfinite(slope)
+    derivative = jax.jvp(loss, (jnp.float32(0.5),), (jnp.float32(1.0),))[1]
+    assert np.isfinite(derivative)

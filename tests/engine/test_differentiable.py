@@ -151,7 +151,7 @@ def test_forward_mode_through_the_fast_executor_equals_reverse_mode(x64):
         hyper = worlds.hyper(lr=lr, **{"fedvg.eps": 1.0})
         (value, by_name), expected = reverse(hyper), forward(hyper)
         worlds.assert_close((value, by_name), expected, 1e-12)
-        assert all(abs(slope) > 1e-6 for slope in by_name.values())
+        assert all(abs(derivative) > 1e-6 for derivative in by_name.values())
     assert reverse._cache_size() == 1
 
 

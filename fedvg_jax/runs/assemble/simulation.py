@@ -182,11 +182,6 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
     _check_features(experiment, program, round_rows, hyper)
     state, state_placement = _make_state(experiment, program, hyper, variables)
     chosen = method.selection
-    if chosen and cohorts.buffer:
-        raise UsageError(
-            "a selection has no meaning with buffered.size, because clients that train next are drawn uniformly; leave"
-            " one out"
-        )
     if chosen and chosen.num_candidates and host:
         raise UsageError(
             "this selection measures losses on the device, and rows are on the host; use placement device"
@@ -194,11 +189,8 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
     if experiment.privacy:
         parts_of_method = program.algorithm, program.weighting, chosen
         privacy.check(experiment.privacy, cohorts, *parts_of_method, state, hyper)
-    # again, to the base on the devices
-    program, parts = (
-        _bound(program, rows.base),
-        population.partition,
-    )
+    program = _bound(program, rows.base)  # again, to the base on the devices
+    parts = population.partition
     select = tables.make_select(cohorts, chosen, program, rows, parts.train) if chosen else None
     account = _account(experiment, hyper)
     num_rows = len(population.arrays.y)
@@ -210,8 +202,7 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
         cohorts, num_rows, parts, program, sent, select, experiment.records.rounds
     )
     if updates:
-        versions = jax.jit(tree.repeat, static_argnums=1)(state.variables, updates.slots.count)
-        state = state._replace(versions=versions)
+        state = _with_slots(state, updates.slots.count)
     is_given = bool(experiment.records.start or experiment.model.has_initial)
     sim = Simulation(
         experiment=experiment,
@@ -236,6 +227,12 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
     if experiment.custom:
         _check_contracts(sim)
     return sim
+
+
+def _with_slots(state: SimState, count: int) -> SimState:
+    """Returns the state with slots for versions of the model, all with the first one."""
+    versions = jax.jit(tree.repeat, static_argnums=1)(state.variables, count)
+    return state._replace(versions=versions)
 
 
 def _check_contracts(sim: Simulation) -> None:

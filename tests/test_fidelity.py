@@ -139,9 +139,11 @@ def regularisation(sim):
 
 def residual_of_second_round(sim):
     """Returns FedDyn's R in the second round, of an update 1 and duals 0."""
-    server = sim.algorithm.init(sim.hyper, ZERO)[0]._replace(round=jnp.int32(1))
+    (dual, _), _ = sim.algorithm.init(sim.hyper, ZERO)
     return float(
-        sim.algorithm.residual(sim.hyper, server, ZERO, Cohort(ONE, ZERO, (), {}, {}, 5))[0]["w"]
+        sim.algorithm.residual(
+            sim.hyper, (dual, jnp.int32(1)), ZERO, Cohort(ONE, ZERO, (), {}, {}, 5)
+        )[0]["w"]
     )
 
 

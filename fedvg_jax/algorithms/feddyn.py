@@ -14,8 +14,6 @@ FedVG's weights it omits the average after the first round: theta <- theta_g + m
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -45,14 +43,6 @@ CLIP = Hyperparameter(
 )
 
 
-class Server(NamedTuple):
-    """The server's state."""
-
-    dual: Tree
-    """mean of all N lambda"""
-    round: Array
-
-
 def feddyn(
     quadratic: bool = True, native_weighting: str = "uniform", averages: bool = True
 ) -> Algorithm:
@@ -74,21 +64,22 @@ def feddyn(
             hyper[CLIP.name], jax.tree.map(regularised, grads, anchor.client, params, anchor.params)
         )
 
-    def residual(hyper: Hyper, server: Server, params: Tree, cohort: Cohort) -> tuple[Tree, Server]:
+    def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
         """Returns R = mean lambda over all N clients; plus u where the server does not average."""
-        dual = jax.tree.map(lambda h, m: h + m / cohort.num_clients, server.dual, cohort.summed)
-        undoes_average = jnp.where(averages | (server.round == 0), 0.0, 1.0)
+        dual, round = server
+        dual = jax.tree.map(lambda h, m: h + m / cohort.num_clients, dual, cohort.summed)
+        undoes_average = jnp.where(averages | (round == 0), 0.0, 1.0)
         residual = jax.tree.map(
             lambda h, u: h + undoes_average.astype(u.dtype) * u, dual, cohort.update
         )
-        return residual, Server(dual, server.round + 1)
+        return residual, (dual, round + 1)
 
     return Algorithm(init, correct, report, residual, no_probe, native_weighting, (ALPHA, CLIP))
 
 
-def init(hyper: Hyper, params: Tree) -> tuple[Server, Tree]:
-    """Returns mean lambda = 0 and lambda_k = 0."""
-    return Server(tree.zeros_like(params), jnp.zeros((), jnp.int32)), tree.zeros_like(params)
+def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
+    """Returns the server's mean lambda = 0 with the number of the round, and lambda_k = 0."""
+    return (tree.zeros_like(params), jnp.zeros((), jnp.int32)), tree.zeros_like(params)
 
 
 def report(hyper: Hyper, params: Tree, anchor: Anchor, displacement) -> tuple[Tree, Tree, Tree]:
@@ -109,6 +100,7 @@ def clipped(max_norm: Array, grads: Tree) -> Tree:
 ENTRY = NamedAlgorithm(
     "FedDyn",
     feddyn,
+    (ALPHA, CLIP),
     published={
         "feddyn-regulariser": Published({"quadratic": False}),
         "feddyn-weights": Published({"native_weighting": "samples"}, weighting="native"),

@@ -26,7 +26,6 @@ times the update by the paper and 10 times by the published code; `optax.adam`, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -70,6 +69,8 @@ EPS = Hyperparameter(
     excludes_low=True,
 )
 
+ADAM = (ETA, B1, B2, EPS)
+
 
 def fedopt(
     optimiser: Callable[[Hyper], optax.GradientTransformation],
@@ -95,15 +96,6 @@ def fedopt(
     return PLAIN._replace(init=init, residual=residual, hyperparameters=hyperparameters)
 
 
-class Moments(NamedTuple):
-    """The server's state in Algorithm 2."""
-
-    first: Tree
-    """m"""
-    second: Tree
-    """v"""
-
-
 SecondMoment = Callable[[Hyper, Array, Array], Array]
 """(hyper, v_{t-1}, Delta_t^2) -> v_t of one tensor"""
 
@@ -125,7 +117,7 @@ def fedyogi(official: bool = False) -> Algorithm:
     def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
         return v - (1 - hyper[B2.name]) * squared * jnp.sign(v - squared)
 
-    return fedopt(adaptive(second_moment, official), (ETA, B1, B2, EPS))
+    return fedopt(adaptive(second_moment, official), ADAM)
 
 
 def fedadam(official: bool = False) -> Algorithm:
@@ -134,7 +126,7 @@ def fedadam(official: bool = False) -> Algorithm:
     def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
         return hyper[B2.name] * v + (1 - hyper[B2.name]) * squared
 
-    return fedopt(adaptive(second_moment, official), (ETA, B1, B2, EPS))
+    return fedopt(adaptive(second_moment, official), ADAM)
 
 
 def adaptive(
@@ -159,20 +151,18 @@ def adaptive(
         b1 = hyper[B1.name] if momentum else 0.0
         start = 0.0 if official else hyper[EPS.name] ** 2
 
-        def init(params: Tree) -> Moments:
-            return Moments(
-                tree.zeros_like(params), jax.tree.map(lambda p: jnp.full_like(p, start), params)
-            )
+        def init(params: Tree) -> tuple[Tree, Tree]:
+            second = jax.tree.map(lambda p: jnp.full_like(p, start), params)
+            return tree.zeros_like(params), second
 
         def update(updates: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
-            first = jax.tree.map(lambda m, u: b1 * m + (1 - b1) * u, state.first, updates)
-            second = jax.tree.map(
-                lambda v, u: second_moment(hyper, v, u * u), state.second, updates
-            )
+            first, second = state
+            first = jax.tree.map(lambda m, u: b1 * m + (1 - b1) * u, first, updates)
+            second = jax.tree.map(lambda v, u: second_moment(hyper, v, u * u), second, updates)
             step = jax.tree.map(
                 lambda m, v: -hyper[ETA.name] * m / (_root(v) + hyper[EPS.name]), first, second
             )
-            return step, Moments(first, second)
+            return step, (first, second)
 
         return optax.GradientTransformation(init, update)
 
@@ -193,9 +183,8 @@ def _root(v: Array) -> Array:
     return jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1)), 0)
 
 
-_BY_PUBLISHED = {"adaptive-servers": Published({"official": True})}
-
-FEDAVGM = NamedAlgorithm("FedAvgM", fedavgm)
-FEDADAM = NamedAlgorithm("FedAdam", fedadam, published=_BY_PUBLISHED)
-FEDYOGI = NamedAlgorithm("FedYogi", fedyogi, published=_BY_PUBLISHED)
-FEDADAGRAD = NamedAlgorithm("FedAdagrad", fedadagrad, published=_BY_PUBLISHED)
+FEDAVGM = NamedAlgorithm("FedAvgM", fedavgm, (BETA, RATE))
+_PUBLISHED = {"adaptive-servers": Published({"official": True})}
+FEDADAM = NamedAlgorithm("FedAdam", fedadam, ADAM, published=_PUBLISHED)
+FEDYOGI = NamedAlgorithm("FedYogi", fedyogi, ADAM, published=_PUBLISHED)
+FEDADAGRAD = NamedAlgorithm("FedAdagrad", fedadagrad, (ETA, B1, EPS), published=_PUBLISHED)

@@ -11,14 +11,7 @@ from typing import Any, NamedTuple
 from fedvg_jax import algorithms, weightings
 from fedvg_jax.config.declare import Condition, group, is_one, setting, table
 from fedvg_jax.config.fidelity import reference_behaviours
-from fedvg_jax.core.types import (
-    Algorithm,
-    Hyperparameter,
-    NamedAlgorithm,
-    NamedWeighting,
-    Option,
-    Published,
-)
+from fedvg_jax.core.types import Algorithm, Hyperparameter, Option
 
 ALGORITHMS, WEIGHTINGS = algorithms.BY_NAME, weightings.BY_NAME
 
@@ -78,54 +71,40 @@ normalisation layers."""
 _NAMESPACE = {"__module__": __name__}
 
 
-def _declared() -> list[tuple[Hyperparameter | Option, Condition]]:
-    """Returns what algorithms and weightings declare, with the condition under which a run uses it."""
-    declared = []
+def _declared() -> Iterator[tuple[Hyperparameter | Option, Condition]]:
+    """Yields what weightings and then algorithms declare, with the condition under which a run uses it."""
     for kind, entries in {"weighting": WEIGHTINGS, "algorithm": ALGORITHMS}.items():
-        owners: dict[str, list[str]] = {}
-        parameters: dict[str, Hyperparameter | Option] = {}
+        declared: dict[str, tuple[Hyperparameter | Option, list[str]]] = {}
         for name, entry in entries.items():
-            for parameter in _declared_by(entry):
-                parameters[parameter.name] = parameter
-                of_parameter = owners.setdefault(parameter.name, [])
-                of_parameter += [name] * (name not in of_parameter)
-        for name, parameter in parameters.items():
-            declared.append((parameter, _names_one(kind, *owners[name])))
-    return declared
-
-
-def _declared_by(entry: NamedAlgorithm | NamedWeighting) -> list[Hyperparameter | Option]:
-    """Returns what an entry declares, also for behaviours of the published code."""
-    if isinstance(entry, NamedWeighting):
-        return [*entry.hyperparameters, *entry.options]
-    declared: list[Hyperparameter | Option] = []
-    for published in (Published(), *entry.published.values()):
-        declared += entry.make(**published.arguments).hyperparameters
-    return [*declared, *entry.options]
+            for parameter in (*entry.hyperparameters, *entry.options):
+                _, owners = declared.setdefault(parameter.name, (parameter, []))
+                owners.append(name)
+        for parameter, owners in declared.values():
+            yield parameter, _names_one(kind, *owners)
 
 
 def _names_one(kind: str, *names: str) -> Condition:
     """Holds where the algorithm is one of the names, or where the weighting combines one of them."""
     if kind == "algorithm":
         return is_one(kind, *names)
-    return Condition(kind, functools.partial(_weighs_by, {*names}), " or ".join(names))
+    return Condition(
+        kind,
+        lambda config: not {*names}.isdisjoint(weighting_names(config.weighting)),
+        " or ".join(names),
+    )
 
 
 def published_behaviours() -> Iterator[tuple[str, tuple[Condition, ...]]]:
     """Yields the published behaviours of algorithms, with the conditions under which a run can have them."""
-    algorithms_of: dict[str, list[str]] = {}
-    beside: dict[str, str] = {}
+    owners: dict[tuple[str, str], list[str]] = {}
     for algorithm, entry in ALGORITHMS.items():
         for name, published in entry.published.items():
-            algorithms_of.setdefault(name, []).append(algorithm)
-            beside[name] = published.weighting
-    for name, owners in algorithms_of.items():
-        more = [_names_one("weighting", beside[name])] if beside[name] else []
-        yield name, (is_one("algorithm", *owners), *more)
-
-
-def _weighs_by(names: set[str], config: Any) -> bool:
-    return not names.isdisjoint(weighting_names(config.weighting))
+            owners.setdefault((name, published.weighting), []).append(algorithm)
+    for (name, beside), names in owners.items():
+        conditions = [is_one("algorithm", *names)]
+        if beside:
+            conditions.append(_names_one("weighting", beside))
+        yield name, tuple(conditions)
 
 
 def _field(parameter: Hyperparameter | Option, *used: Condition) -> tuple[str, type, Any]:
@@ -159,11 +138,11 @@ def _title(group: str) -> str:
     """Returns the heading of a group in help."""
     if group in WEIGHTINGS or group in ALGORITHMS:
         return label(group)
-    labels = []
-    for entry in ALGORITHMS.values():
-        groups = [parameter.name.partition(".")[0] for parameter in _declared_by(entry)]
-        labels += [entry.label] * (group in groups)
-    return ", ".join(labels)
+    return ", ".join(
+        entry.label
+        for entry in ALGORITHMS.values()
+        if any(parameter.name.startswith(f"{group}.") for parameter in entry.hyperparameters)
+    )
 
 
 def label(name: str) -> str:

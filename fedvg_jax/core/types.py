@@ -512,6 +512,8 @@ class NamedAlgorithm(NamedTuple):
     label: str
     """its spelling in papers"""
     make: Callable[..., Algorithm]
+    hyperparameters: tuple[Hyperparameter, ...] = ()
+    """those that it declares, also for behaviours of the published code"""
     options: tuple[Option, ...] = ()
     published: Mapping[str, Published] = {}
     """name of a difference between papers and published code -> the published behaviour"""

@@ -36,10 +36,9 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("alpha", "first", "extremes", "totals"), GOLDEN)
 def test_official_stream_gives_recorded_sizes(alpha, first, extremes, totals):
-    stream = client_rows.random_stream("official", 42)
-    parts = client_rows.split_clients(
-        dirichlet.official(CIFAR, 100, alpha, stream), 0.25, 0.1, stream
-    )
+    stream = draw.random_stream("official", 42)
+    rows = client_rows.pack(dirichlet.official(CIFAR, 100, alpha, stream))
+    parts = draw.split_clients(rows, 0.25, 0.1, stream)
     got = sizes(parts)
     assert got[:5].tolist() == first and (got.min(), got.max()) == extremes
     assert tuple(sum(map(len, part)) for part in parts) == totals
@@ -55,7 +54,7 @@ def test_bulk_draws_have_the_published_distribution_of_sizes():
 
     def sample(kind, rule):
         def one(seed):
-            rows = rule(labels, 9, 0.3, client_rows.random_stream(kind, seed), 2)
+            rows = rule(labels, 9, 0.3, draw.random_stream(kind, seed), 2)
             size = np.array([len(client_rows) for client_rows in rows], float)
             return np.concatenate([np.sort(size), np.sort(size) ** 2, size[[0, -1]]])
 

@@ -13,7 +13,12 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import client_rows, dirichlet, kinds
-from fedvg_jax.data.partitions.client_rows import Partition
+from fedvg_jax.data.partitions.client_rows import ClientRows, Partition
+
+Stream = np.random.Generator | np.random.RandomState
+
+_DOMAIN = int.from_bytes(b"partition")
+"""Separates this stream from others that are seeded with the same number."""
 
 
 class Settings(NamedTuple):
@@ -44,10 +49,6 @@ class Settings(NamedTuple):
     """Shards of a client."""
 
 
-Deal = Callable[[np.ndarray, Settings, Any], Sequence[np.ndarray]]
-"""(labels [T] or groups [T], settings, `Stream`) -> the rows of every client"""
-
-
 def _dirichlet(labels: np.ndarray, s: Settings, stream: Any) -> Sequence[np.ndarray]:
     draw: Any = dirichlet.official if s.kind == "official" else dirichlet.bulk
     if s.rule == "redraw":
@@ -57,11 +58,26 @@ def _dirichlet(labels: np.ndarray, s: Settings, stream: Any) -> Sequence[np.ndar
 
 
 def _quantity(labels: np.ndarray, s: Settings, stream: Any) -> Sequence[np.ndarray]:
+    """Draws sizes n ~ T Dirichlet(alpha 1_K); every client has the pool's labels in proportion.
+
+    With q_c the pool's share of class c of C, a client of n rows holds n q_c rows of c, within 2 (1 + C q_c).
+
+    Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
+    """
     of_one_class = _dirichlet(np.zeros_like(labels), s, stream)
-    return kinds.of_sizes(labels, client_rows.sizes(of_one_class), stream)
+    order = kinds.proportional_order(labels, stream)
+    return client_rows.from_sizes(order, client_rows.sizes(of_one_class))
 
 
-KINDS: dict[str, Deal] = {
+def _iid(labels: np.ndarray, s: Settings, stream: Any) -> Sequence[np.ndarray]:
+    """Shuffles the rows and cuts them into clients; their sizes differ by at most 1.
+
+    Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+    """
+    return np.array_split(stream.permutation(len(labels)), s.num_clients)
+
+
+KINDS: dict[str, Callable[[np.ndarray, Settings, Any], Sequence[np.ndarray]]] = {
     "dirichlet": _dirichlet,
     "official": _dirichlet,
     "dirichlet_equal": lambda labels, s, stream: kinds.dirichlet_equal(
@@ -71,11 +87,11 @@ KINDS: dict[str, Deal] = {
         labels, s.num_clients, s.alpha, stream
     ),
     "quantity": _quantity,
-    "iid": lambda labels, s, stream: kinds.iid(labels, s.num_clients, stream),
+    "iid": _iid,
     "shards": lambda labels, s, stream: kinds.shards(labels, s.num_clients, s.shards, stream),
     "group": lambda groups, s, stream: kinds.by_group(groups, s.num_clients, stream),
 }
-"""Kind of partition -> the rows of every client."""
+"""Kind of partition -> function (labels [T] or groups [T], settings, `Stream`) -> the rows of every client."""
 
 
 def draw_partition(
@@ -102,18 +118,25 @@ def draw_partition(
             f"{setting} group needs an array groups [T] in the .npz, --group of csv or hf:FOLDER, --group-pattern of"
             " folder, or from Python data=fedvg_jax.Arrays(..., groups=...)"
         )
-    stream: Any = client_rows.random_stream(s.kind, s.seed)
+    stream: Any = random_stream(s.kind, s.seed)
     dealt_by = np.asarray(groups if s.kind == "group" else labels)
-    ratios = s.test_ratio, s.val_ratio
     if s.held_out == "client":
-        return client_rows.split_clients(_deal(s, dealt_by, stream), *ratios, stream)
-    remaining, val, test = client_rows.hold_out(s.held_out, labels, groups, *ratios, stream)
+        return split_clients(_deal(s, dealt_by, stream), s.test_ratio, s.val_ratio, stream)
+    test, val, others = _hold_out(s, labels, groups, stream)
+    remaining = np.sort(others)
     rows = _deal(s, dealt_by[remaining], stream)
-    train = client_rows.pack(remaining[stream.permutation(client)] for client in rows)
-    return Partition(train, [val], [test])
+    train = [remaining[stream.permutation(client)] for client in rows]
+    return Partition(*map(client_rows.pack, (train, [val], [test])))
 
 
-def _deal(s: Settings, dealt_by: np.ndarray, stream: Any) -> Sequence[np.ndarray]:
+def random_stream(kind: str, seed: int) -> Stream:
+    """Returns the stream that a partition consumes, from its first draw to the split of its last client."""
+    if kind == "official":
+        return np.random.RandomState(seed)
+    return np.random.default_rng([seed, _DOMAIN])
+
+
+def _deal(s: Settings, dealt_by: np.ndarray, stream: Any) -> ClientRows:
     """Returns the rows of every client, each with the minimum or more."""
     needed = s.num_clients * s.min_samples
     if needed > len(dealt_by):
@@ -121,6 +144,88 @@ def _deal(s: Settings, dealt_by: np.ndarray, stream: Any) -> Sequence[np.ndarray
             f"{s.num_clients} clients of at least {s.min_samples} samples need {needed}, the dataset has"
             f" {len(dealt_by)}: use fewer clients or a smaller --min-samples"
         )
-    rows = KINDS[s.kind](dealt_by, s, stream)
+    rows = client_rows.pack(KINDS[s.kind](dealt_by, s, stream))
     client_rows.refuse_small(rows, s.min_samples, f"partition {s.kind}")
     return rows
+
+
+# --- training, validation and test rows
+
+
+def split_clients(
+    clients: ClientRows, test_ratio: float, val_ratio: float, stream: Stream
+) -> Partition:
+    """Splits each client's rows at random, client after client; not stratified.
+
+    Of n rows, floor(test_ratio n) are for test, floor(val_ratio n) for validation and the others for training.
+
+    Args:
+        clients: the rows of every client.
+        test_ratio: in [0, 1).
+        val_ratio: in [0, 1).
+        stream: consumed.
+
+    >>> parts = split_clients(client_rows.pack([np.arange(10)]), 0.25, 0.1, np.random.default_rng(0))
+    >>> [len(rows) for part in parts for rows in part]
+    [7, 1, 2]
+    """
+    counts, shuffled = client_rows.sizes(clients), clients.rows.astype(np.int32)
+    for rows in ClientRows(shuffled, clients.begin):
+        stream.shuffle(rows)
+    num_test, num_val = ((ratio * counts).astype(int) for ratio in (test_ratio, val_ratio))
+    owner = np.repeat(np.arange(len(counts)), counts)
+    place = np.arange(len(owner)) - clients.begin[owner]
+    is_test, is_train = place < num_test[owner], place >= (num_test + num_val)[owner]
+    return Partition(
+        client_rows.from_sizes(shuffled[is_train], counts - num_test - num_val),
+        client_rows.from_sizes(shuffled[~(is_test | is_train)], num_val),
+        client_rows.from_sizes(shuffled[is_test], num_test),
+    )
+
+
+def _hold_out(
+    s: Settings, labels: np.ndarray, groups: np.ndarray | None, stream: Any
+) -> Sequence[np.ndarray]:
+    """Holds floor(test_ratio T) test rows and floor(val_ratio T) validation rows out of the whole data set.
+
+    Returns:
+        int32 (test, validation, remaining) rows.
+    """
+    num_test, num_val = int(s.test_ratio * len(labels)), int(s.val_ratio * len(labels))
+    if s.held_out == "group":
+        return hold_out_groups(np.asarray(groups), num_test, num_val, stream)
+    if s.held_out == "stratified":
+        order = kinds.proportional_order(labels, stream)
+    else:
+        order = stream.permutation(len(labels))
+    return np.split(order.astype(np.int32), [num_test, num_test + num_val])
+
+
+def hold_out_groups(
+    groups: np.ndarray, num_test: int, num_val: int, stream: np.random.Generator
+) -> Sequence[np.ndarray]:
+    """Holds whole groups out: in random order, each joins the test rows where it still fits, or the validation rows.
+
+    Args:
+        groups: [T], integers or strings.
+        num_test: most test rows.
+        num_val: most validation rows.
+        stream: consumed.
+
+    Returns:
+        int32 (test, validation, remaining) rows, each in random order; no group is in two of them.
+
+    >>> test, val, remaining = hold_out_groups(np.array([5, 5, 7, 7, 7, 7]), 2, 0, np.random.default_rng(0))
+    >>> sorted(test.tolist()), val.tolist(), sorted(remaining.tolist())
+    ([0, 1], [], [2, 3, 4, 5])
+    """
+    _, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    room = np.array([num_test, num_val, len(groups)])
+    part_of = np.zeros(len(counts), int)
+    for group in stream.permutation(len(counts)):
+        part = next(part for part in range(3) if counts[group] <= room[part])
+        part_of[group] = part
+        room[part] -= counts[group]
+    order = stream.permutation(len(groups)).astype(np.int32)
+    part_of_row = part_of[member][order]
+    return [order[part_of_row == part] for part in range(3)]

@@ -11,7 +11,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import reading
-from fedvg_jax.data.partitions import client_rows
+from fedvg_jax.data.partitions import client_rows, draw
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.host import files
 
@@ -74,36 +74,33 @@ def check(
     is_split = isinstance(partition, tuple)
     with reading(source, "a partition", "give (train, val, test), or a list of each client's rows"):
         train, val, test = partition if is_split else (partition, [], [])
-        parts = [list(map(np.asarray, part)) for part in (train, val, test)]
-    numbers = [len(part) for part in parts]
-    if numbers[0] != num_clients or (is_split and not {*numbers[1:]} <= {num_clients, 1}):
+        parts = Partition(*([_as_rows(rows) for rows in part] for part in (train, val, test)))
+    if len(parts.train) != num_clients or any(
+        len(part) not in (num_clients, 1) for part in parts[1:] if is_split
+    ):
         raise UsageError(
-            f"{source}: holds rows of {numbers[0]} clients, clients is {num_clients}; make them equal"
+            f"{source}: holds rows of {len(parts.train)} clients, clients is {num_clients}; make them equal"
         )
-    _refuse_other_rows([rows for part in parts for rows in part], num_samples, source)
-    train, val, test = map(client_rows.pack, parts)
-    if is_split:
-        return Partition(train, val, test)
-    client_rows.refuse_small(train, min_samples, source)
-    stream = client_rows.random_stream("file", seed)
-    return client_rows.split_clients(train, test_ratio, val_ratio, stream)
-
-
-def _refuse_other_rows(rows: Sequence[np.ndarray], num_samples: int, source: object) -> None:
-    """Raises UsageError for rows that are not different integers from 0 to `num_samples` - 1."""
-    for own in rows:
-        if own.ndim != 1 or (own.size and own.dtype.kind not in "iu"):
-            raise UsageError(
-                f"{source}: a client's rows must be integers [n]; got {own.dtype} {list(own.shape)}"
-            )
-    values, counts = np.unique(
-        np.concatenate([own.astype(np.int64) for own in rows]), return_counts=True
-    )
+    every = np.concatenate([rows for part in parts for rows in part])
+    values, counts = np.unique(every, return_counts=True)
     wrong = values[(counts > 1) | (values < 0) | (values >= num_samples)]
     if wrong.size:
         raise UsageError(
             f"{source}: row {wrong[0]} must be in 0..{num_samples - 1} and occur once; correct or remove it"
         )
+    if is_split:
+        return Partition(*map(client_rows.pack, parts))
+    train = client_rows.pack(parts.train)
+    client_rows.refuse_small(train, min_samples, source)
+    return draw.split_clients(train, test_ratio, val_ratio, draw.random_stream("file", seed))
+
+
+def _as_rows(rows: Any) -> np.ndarray:
+    """Returns the rows of a client as an array; raises ValueError for others than integers [n]."""
+    array = np.asarray(rows)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"rows of a client must be integers [n], got {array.dtype} {array.shape}")
+    return array.astype(np.int64)
 
 
 def write(file: Path, partition: Partition) -> None:

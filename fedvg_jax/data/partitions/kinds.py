@@ -8,40 +8,27 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.partitions import dirichlet
-from fedvg_jax.data.partitions.client_rows import from_sizes, proportional_order
-
-# --- without label skew
+from fedvg_jax.data.partitions.client_rows import from_sizes
 
 
-def iid(labels: np.ndarray, num_clients: int, stream: np.random.Generator) -> Sequence[np.ndarray]:
-    """Shuffles the rows and cuts them into clients; their sizes differ by at most 1.
+def proportional_order(labels: np.ndarray, stream: np.random.Generator) -> np.ndarray:
+    """Returns all rows in a random order in which every contiguous range has the pool's labels in proportion.
 
-    >>> [len(rows) for rows in iid(np.zeros(8), 3, np.random.default_rng(0))]
-    [3, 3, 2]
-
-    Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
-    """
-    counts = np.full(num_clients, len(labels) // num_clients)
-    counts[: len(labels) % num_clients] += 1
-    return from_sizes(stream.permutation(len(labels)), counts)
-
-
-def of_sizes(
-    labels: np.ndarray, counts: np.ndarray, stream: np.random.Generator
-) -> Sequence[np.ndarray]:
-    """Gives clients these numbers of rows; every client has the pool's labels in proportion.
-
-    With q_c the pool's share of class c of C, a client of n rows holds n q_c rows of c, within 2 (1 + C q_c). Sizes
-    n ~ T Dirichlet(alpha 1_K) are the partition "quantity".
+    Row j of the n_c shuffled rows of class c has the sort key (j + u_c) / n_c, with u_c uniform in [0, 1).
 
     Args:
         labels: int [T].
-        counts: int [K], with sum T.
         stream: consumed.
-
-    Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
-    return from_sizes(proportional_order(labels, stream), counts)
+    order = stream.permutation(len(labels))
+    shuffled = np.asarray(labels)[order]
+    by_class = np.argsort(shuffled, kind="stable")
+    _, first, inverse, counts = np.unique(
+        shuffled[by_class], return_index=True, return_inverse=True, return_counts=True
+    )
+    place = np.arange(len(labels)) - first[inverse]
+    key = (place + stream.random(len(counts))[inverse]) / counts[inverse]
+    return order[by_class[np.argsort(key, kind="stable")]]
 
 
 # --- label skew at equal sizes, which make FedAvg's weights uniform
@@ -98,19 +85,16 @@ def balanced_client(
     size, (classes, counts) = len(labels) // num_clients, np.unique(labels, return_counts=True)
     wanted = np.full(len(counts), size // len(counts))
     wanted[stream.permutation(len(counts))[: size % len(counts)]] += 1
-    if (counts < wanted).any():
-        scarce = int(np.argmin(counts - wanted))
+    if len(scarce := classes[counts < wanted]):
         raise UsageError(
-            f"a balanced client of {size} rows needs {wanted[scarce]} of class {classes[scarce]}, which has"
-            f" {counts[scarce]}; use more clients"
+            f"a balanced client of {size} rows needs {wanted.max()} of class {scarce[0]}, which has fewer; use more"
+            " clients"
         )
     members = [stream.permutation(np.flatnonzero(labels == c)) for c in classes]
     balanced = np.concatenate([rows[:n] for rows, n in zip(members, wanted, strict=True)])
     rest = np.setdiff1d(np.arange(len(labels)), balanced)
-    return [
-        balanced,
-        *(rest[rows] for rows in dirichlet_equal(labels[rest], num_clients - 1, alpha, stream)),
-    ]
+    others = dirichlet_equal(labels[rest], num_clients - 1, alpha, stream)
+    return [balanced, *(rest[rows] for rows in others)]
 
 
 def _take_turn(
@@ -159,20 +143,12 @@ def shards(
         per_client: s.
         stream: consumed.
 
-    Raises:
-        UsageError: there are more shards than rows.
-
     >>> rows = shards(np.array([0, 0, 1, 1]), 2, 1, np.random.default_rng(0))
     >>> sorted(sorted(client_rows.tolist()) for client_rows in rows)
     [[0, 1], [2, 3]]
 
     Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
     """
-    if num_clients * per_client > len(labels):
-        raise UsageError(
-            f"partition shards:S needs S <= {len(labels) // num_clients} for {num_clients} clients to share"
-            f" {len(labels)} rows, got {per_client}"
-        )
     order = stream.permutation(len(labels))
     pieces = np.array_split(
         order[np.argsort(labels[order], kind="stable")], num_clients * per_client
@@ -191,11 +167,8 @@ def by_group(
 
     Args:
         groups: int [T], the group of every row.
-        num_clients: at most the number of groups.
+        num_clients: clients beyond the number of groups get no rows.
         stream: consumed.
-
-    Raises:
-        UsageError: fewer groups than clients.
 
     >>> [rows.tolist() for rows in by_group(np.array([7, 5, 7]), 2, np.random.default_rng(0))]
     [[1], [0, 2]]
@@ -203,10 +176,6 @@ def by_group(
     Source: Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018.
     """
     names, member = np.unique(groups, return_inverse=True)
-    if len(names) < num_clients:
-        raise UsageError(
-            f"partition group: {len(names)} groups for {num_clients} clients; use --clients {len(names)}"
-        )
     order = np.arange(len(names)) if len(names) == num_clients else stream.permutation(len(names))
     client_of = np.empty(len(names), np.int64)
     client_of[order] = np.arange(len(names)) % num_clients

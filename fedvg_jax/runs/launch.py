@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -33,8 +32,6 @@ LOST = 3
 """Exit code when another process was lost."""
 
 LOST_MESSAGE = "another process of the run was lost; start all processes again with the same command and --resume auto"
-
-_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
 
 HELP = """Several processes:
   --distributed HOST:PORT|auto
@@ -71,37 +68,22 @@ def read(words: Sequence[str]) -> tuple[Launch | None, list[str]]:
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
     parser.add_argument("--distributed")
-    parser.add_argument("--processes", type=int)
-    parser.add_argument("--process", type=int)
+    parser.add_argument("--processes", type=int, default=os.environ.get("JAX_NUM_PROCESSES"))
+    parser.add_argument("--process", type=int, default=os.environ.get("JAX_PROCESS_ID"))
     try:
         options, others = parser.parse_known_args(words)
-        from_environment = (
-            os.environ.get(f"JAX_{name}") for name in ("NUM_PROCESSES", "PROCESS_ID")
-        )
-        given = (options.processes, options.process)
-        count, index = (
-            int(text) if value is None and text else value
-            for value, text in zip(given, from_environment, strict=True)
-        )
-    except (argparse.ArgumentError, ValueError) as error:
+    except argparse.ArgumentError as error:
         raise UsageError(f"{error}; see --help") from None
     where = options.distributed
     if where is None:
-        if given != (None, None):
+        if len(others) < len(words):
             raise UsageError(
                 "--process and --processes need --distributed HOST:PORT; add it, or leave them out"
             )
         return None, others
-    match = _ADDRESS.fullmatch(where)
-    if where != "auto" and not (
-        match and 0 < int(match[1]) < 2**16 and count and index is not None
-    ):
-        raise UsageError(
-            f"distributed takes auto, or HOST:PORT with --processes N and --process I; got {where}"
-        )
-    if count and index is not None and not 0 <= index < count:
-        raise UsageError(f"process must be 0..{count - 1} of {count} processes, got {index}")
-    return Launch(where, count, index), others
+    if where != "auto" and not where.rpartition(":")[2].isdecimal():
+        raise UsageError(f"distributed takes auto or HOST:PORT, got {where}")
+    return Launch(where, options.processes, options.process), others
 
 
 def join(launch: Launch) -> None:
@@ -120,16 +102,16 @@ def join(launch: Launch) -> None:
     # it would replace the handler of SIGTERM
     jax.config.update("jax_enable_preemption_service", False)
     is_auto = launch.coordinator == "auto"
+    address = None if is_auto else launch.coordinator
     try:
         jax.distributed.initialize(
-            None if is_auto else launch.coordinator,
+            address,
             launch.count,
             launch.index,
             cluster_detection_method=None if is_auto else "deactivate",
             initialization_timeout=CONNECTING,
             heartbeat_timeout_seconds=HEARTBEAT,
-            coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS")
-            or (None if is_auto else launch.coordinator),
+            coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS") or address,
         )
     except (ValueError, RuntimeError) as error:
         reason = f"the processes do not find each other ({files.reason(error)}); check the address or the cluster"

@@ -38,7 +38,6 @@ from fedvg_jax.resolve import experiment as experiments
 from fedvg_jax.resolve.custom import Custom, WeightingOrFactory, code_of, new_functions
 from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs.assemble.simulation import Simulation
-from fedvg_jax.runs.placement import pool_rows
 from fedvg_jax.runs.record import folder as run_folder, history
 from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.views import tracking
@@ -441,14 +440,14 @@ def evaluate(
     """
     task, scaled_by = (model.model if isinstance(model, Simulation) else model), None
     if isinstance(model, Simulation):
-        variables, scaled_by = model.whole(variables), model.scaled_by
+        variables, scaled_by = model.whole(variables), model.experiment.population.scaled_by
         data = model.data if data is None else data
     if data is None:
         raise UsageError("evaluate needs data: a batch, or the Data of a simulation")
     if isinstance(data, Data):
         tables, measure = chunks.evaluation_tables(data), _evaluator(model)
         if isinstance(model, Simulation) and model.host_rows and data is model.data:
-            measure = pool_rows.evaluating(model.evaluate, model.host_rows)
+            measure = model.host_rows.evaluating(model.evaluate)
         metrics = {}
         for part, rows in tables.items():
             named = _metrics(task, measure(variables, data.pool, rows))

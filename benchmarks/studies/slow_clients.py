@@ -131,7 +131,7 @@ def measured(condition: Condition, file: Path, rate: float, rounds: int) -> dict
     """Runs a condition, and returns its line."""
     sim = make_simulation(condition, file, rate, rounds)
     cohorts, sizes = sim.experiment.cohorts, np.array([len(r) for r in sim.partition.train])
-    steps = cohorts.local_epochs[0] * np.ceil(sizes / cohorts.batch_size)
+    steps = cohorts.local_epochs[0] * np.ceil(sizes / sim.config.batch_size)
     durations = cohorts.clock.seconds(np.arange(len(sizes)), steps, 0, 0, 0, 0)
     is_slow = durations > np.median(durations)
     records = run_simulation(sim).records

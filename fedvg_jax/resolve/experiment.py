@@ -35,7 +35,7 @@ from fedvg_jax.resolve.method import make_method, weighting_entries
 from fedvg_jax.resolve.model import make_model
 from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.assemble.simulation import Simulation, assemble
-from fedvg_jax.runs.experiment import Buffer, Cohorts, Experiment, Privacy, Records, Tables
+from fedvg_jax.runs.experiment import Cohorts, Experiment
 from fedvg_jax.runs.record import stored
 
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
@@ -141,10 +141,9 @@ def resolve(
         hyper=functools.partial(hyper_of, config, custom),
         executor=make_executor(config),
         cohorts=_cohorts(config, method.algorithm, clock),
-        tables=_tables(config, method.algorithm),
-        records=_records(config),
-        placement=config.placement,
-        privacy=_privacy(config, custom, method.algorithm),
+        skips_lone_row=_skips_lone_row(config, method.algorithm),
+        recorded=frozenset(listed(config.record)),
+        weights_read_clients=_weights_read_clients(config, custom, method.algorithm),
     )
 
 
@@ -190,66 +189,33 @@ def hyper_of(
 
 def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None = None) -> Cohorts:
     has_probe = algorithm.probe is not algorithms.no_probe
+    most_stale = config.buffered.max_staleness
     return Cohorts(
-        num_clients=config.clients,
         size=cohort_size(config),
         chunk_size=client_chunk_size(config),
-        batch_size=config.batch_size,
+        num_asked=num_asked(config),
         local_epochs=epochs_range(config),
-        seed=config.seed,
-        dropout=config.dropout,
         skips_single_rows=as_reference(config, "single-rows"),
         probe_ratio=config.elastic.ratio if has_probe else 0.0,
         probe_apart=as_reference(config, "elastic-rows"),
         is_published=as_reference(config, "cohorts"),
-        num_asked=num_asked(config) if config.overselect > 1 else None,
         deadline=math.inf if config.deadline is None else config.deadline,
         clock=clock,
-        buffer=_buffer(config),
+        concurrency=concurrency(config) if config.buffered.size else 0,
+        max_staleness=math.inf if most_stale is None else most_stale,
     )
 
 
-def _buffer(config: Config) -> Buffer | None:
-    if not config.buffered.size:
-        return None
-    most = config.buffered.max_staleness
-    return Buffer(concurrency(config), math.inf if most is None else most)
-
-
-def _tables(config: Config, algorithm: Algorithm) -> Tables:
+def _skips_lone_row(config: Config, algorithm: Algorithm) -> bool:
     trains = any(entry.trains_on_rows for entry in weighting_entries(config, algorithm))
     is_read_in_training = trains or config.tuning.steps > 0
     is_evaluated = config.fedvg.mode == "eval" and unmet(config, "fedvg.mode") is None
-    return Tables(
-        test_ratio=config.test_ratio,
-        skips_lone_row=is_read_in_training or not is_evaluated,
-    )
+    return is_read_in_training or not is_evaluated
 
 
-def _records(config: Config) -> Records:
-    return Records(
-        rounds=config.rounds,
-        eval_every=config.eval_every,
-        names=frozenset(listed(config.record)),
-        skips_divergence=config.nonfinite == "skip",
-        folder=config.out,
-        is_resumed=config.resume is not None,
-        checkpoint_every=config.checkpoint_every,
-        keep=config.keep,
-        export=config.export,
-        start=config.init,
-    )
-
-
-def _privacy(config: Config, custom: Custom, algorithm: Algorithm) -> Privacy | None:
-    if config.dp.clip == 0:
-        return None
-    reads_clients = True  # of a custom weighting, which may read any row
-    if custom.weighting is None:
-        reads_d_val = any(entry.reads_rows for entry in weighting_entries(config, algorithm))
-        reads_clients = reads_d_val and choice(config, "validation.source")[0] == "clients"
-    return Privacy(
-        delta=config.dp.delta,
-        reads_clients=reads_clients,
-        has_frozen_statistics=config.norm_layers == "frozen",
-    )
+def _weights_read_clients(config: Config, custom: Custom, algorithm: Algorithm) -> bool:
+    """Returns whether weights may read rows of clients that are not sampled; a custom weighting may read any row."""
+    if custom.weighting is not None:
+        return True
+    reads_d_val = any(entry.reads_rows for entry in weighting_entries(config, algorithm))
+    return reads_d_val and choice(config, "validation.source")[0] == "clients"

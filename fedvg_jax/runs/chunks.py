@@ -19,9 +19,9 @@ from fedvg_jax.core.types import Data, Metric, Schedule, SimState, Variables
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host import processes
 from fedvg_jax.runs import client_models
-from fedvg_jax.runs.assemble import communication, programs, simulation, tables
-from fedvg_jax.runs.experiment import Records
-from fedvg_jax.runs.placement import client_states, pool_rows
+from fedvg_jax.runs.assemble import programs, simulation, tables
+from fedvg_jax.runs.experiment import Config
+from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
 
@@ -49,7 +49,7 @@ def compile_programs(sim: simulation.Simulation) -> Programs:
             sim.cached, sim.chunk, sim.evaluate, *shapes
         )
         if sim.host_rows:
-            evaluate_compiled = pool_rows.evaluating(sim.evaluate, sim.host_rows)
+            evaluate_compiled = sim.host_rows.evaluating(sim.evaluate)
             for table in evaluation_tables(sim.data).values():
                 # compiles, and reads no row
                 evaluate_compiled(sim.whole(sim.state.variables), None, table[:0])
@@ -79,24 +79,25 @@ def run_chunks(
         is_single: whether every chunk is a single round.
         virtual_seconds: before the first chunk, for a run with a clock.
     """
-    federation = simulation.federation(sim.experiment)
-    store = client_states.open_store(sim.state_placement, federation, state)
+    from fedvg_jax.runs.assemble import communication
+
+    store = client_states.open_store(sim.state_placement, state)
     state = client_states.with_client_states(state, ()) if store else state
     state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
     round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
-    ahead = plan_chunk(
-        sim, drawn, num_done, _rounds_of_chunk(sim, num_done, is_single, round_seconds), state
-    )
+
+    def next_chunk() -> Chunk | None:
+        num_rounds = _rounds_of_chunk(sim, num_done, is_single, round_seconds)
+        return plan_chunk(sim, drawn, num_done, num_rounds, state)
+
+    ahead, traffic = next_chunk(), None
     while ahead:
         start, (planned, rounds, data, clients) = time.perf_counter(), ahead
         state = client_states.take(sim.state_placement, store, state, clients)
         state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, data, sim.hyper)
         num_done += len(planned)
         ahead = data = None  # so that only two chunks' rows are on the devices
-        # drawn while the device works
-        ahead = plan_chunk(
-            sim, drawn, num_done, _rounds_of_chunk(sim, num_done, is_single, round_seconds), state
-        )
+        ahead, traffic = next_chunk(), traffic or sim.traffic  # while the device works
         metrics = jax.device_get(processes.wait(metrics))
         store = client_states.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(planned)])
@@ -108,13 +109,11 @@ def run_chunks(
                 # from the recorded number, with which a resumed run continues
                 virtual_seconds = float(f"{virtual_seconds + schedule.waited.seconds:.9g}")
                 record["virtual_seconds"] = virtual_seconds
-            records.append(record | communication.entries(sim.traffic, record, schedule.waited))
-        if sim.account:
-            records = [
-                record | {"epsilon": history.number(sim.account.epsilon(record["round"]))}
-                for record in records
-            ]
-        is_evaluated = until_evaluation(sim.experiment.records, num_done - 1) == 1
+            record |= communication.entries(traffic, record, schedule.waited)
+            if sim.account:
+                record["epsilon"] = history.number(sim.account.epsilon(number + 1))
+            records.append(record)
+        is_evaluated = until_evaluation(sim.config, num_done - 1) == 1
         if is_evaluated:
             records[-1] |= evaluate(sim, compiled, state, store)
         after = client_states.whole_state(store, _with_own_model(state) if is_single else state)
@@ -151,9 +150,7 @@ def _rounds_of_chunk(
     selection = sim.experiment.method.selection
     is_informed = bool(selection and selection.num_candidates)  # it needs the model of every round
     num_rounds = 1 if is_single or is_informed else max(1, int(CHUNK_SECONDS / round_seconds))
-    return min(
-        num_rounds, sim.state_placement.max_rounds, until_pause(sim.experiment.records, num_done)
-    )
+    return min(num_rounds, sim.state_placement.max_rounds, until_pause(sim.config, num_done))
 
 
 def plan_chunk(
@@ -176,23 +173,25 @@ def plan_chunk(
     drawn += [sim.schedule(num_done + i, state) for i in range(len(drawn), num_rounds)]
     steps = np.cumsum([schedules.num_minibatches(s) for s in drawn[:num_rounds]])
     count = min(tables.MAX_ROUNDS, int((steps <= len(drawn[0].rows)).sum()))
-    fitting = pool_rows.fit(sim.host_rows, drawn[:count])
+    host = sim.host_rows
+    fitting = host.fit(drawn[:count]) if host else drawn[:count]
     del drawn[: len(fitting)]
     clients, planned = client_states.number_rows(sim.state_placement, fitting)
     rounds = schedules.stack(planned, tables.MAX_ROUNDS)
-    return Chunk(planned, *pool_rows.take(sim.host_rows, sim.data, rounds), clients)
+    rounds, data = host.take(rounds) if host else (rounds, sim.data)
+    return Chunk(planned, rounds, data, clients)
 
 
-def until_evaluation(records: Records, num_done: int) -> int:
+def until_evaluation(config: Config, num_done: int) -> int:
     """Returns the number of rounds to the next evaluation."""
-    return min(records.eval_every - num_done % records.eval_every, records.rounds - num_done)
+    return min(config.eval_every - num_done % config.eval_every, config.rounds - num_done)
 
 
-def until_pause(records: Records, num_done: int) -> int:
+def until_pause(config: Config, num_done: int) -> int:
     """Returns the number of rounds to the next evaluation or checkpoint."""
-    every = records.checkpoint_every
-    to_checkpoint = every - num_done % every if every else records.rounds
-    return min(until_evaluation(records, num_done), to_checkpoint)
+    every = config.checkpoint_every
+    to_checkpoint = every - num_done % every if every else config.rounds
+    return min(until_evaluation(config, num_done), to_checkpoint)
 
 
 def evaluation_tables(data: Data) -> dict[str, Any]:
@@ -219,7 +218,7 @@ def evaluate(
     record = {name: _measured(name, metric, model, data) for name, metric in sim.metrics.items()}
     for part, result in sums.items():
         record |= history.evaluation(part, sim.task.metrics(result))
-    if history.CONFUSION in sim.experiment.records.names:  # [true, predicted]
+    if history.CONFUSION in sim.experiment.recorded:  # [true, predicted]
         matrix = np.asarray(sums["test"][history.CONFUSION])
         record["test_confusion"] = matrix.reshape(2 * [round(matrix.size**0.5)]).tolist()
     return record | client_models.entries(sim, state, store)

@@ -43,8 +43,7 @@ def entries(
         state: after a round.
         store: of the client states; None where the devices hold them.
     """
-    records = sim.experiment.records
-    wanted = tuple(name for name in CLIENT_ACCURACIES if name in records.names)
+    wanted = tuple(name for name in CLIENT_ACCURACIES if name in sim.experiment.recorded)
     if not wanted:
         return {}
     has_own = bool(sim.local.is_local or sim.algorithm.personal)

@@ -1,13 +1,12 @@
-"""What a run is, as objects and numbers: no text of a setting is left in it. `resolve` makes it from settings.
+"""What a run is: its settings, and the objects and numbers that `resolve` makes of them.
 
-Programs, states, schedules and records follow from it; nothing behind it reads settings.
+Programs, states, schedules and records follow from it; nothing behind it reads the text of a setting.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from jax import Array
@@ -30,6 +29,7 @@ from fedvg_jax.data.scaling import Columns
 from fedvg_jax.data.validation import Shared
 from fedvg_jax.engine import attacks, local_training, privacy, robust
 from fedvg_jax.engine.clock import Clock
+from fedvg_jax.runs.record.folder import Config
 
 
 class Population(NamedTuple):
@@ -110,30 +110,17 @@ class Method(NamedTuple):
     """whether a buffered server measures signals on its present model with one client's update"""
 
 
-class Buffer(NamedTuple):
-    """A server that updates whenever K clients have arrived, see `engine.buffered`."""
-
-    concurrency: int
-    """M, clients in training at any time"""
-    max_staleness: float = math.inf
-    """updates after which a client is not averaged any more"""
-
-
 class Cohorts(NamedTuple):
     """Which clients train in a round, and on which minibatches; see `engine.schedule.make`."""
 
-    num_clients: int
-    """N"""
     size: int
     """K"""
     chunk_size: int
     """H, clients that are trained at a time"""
-    batch_size: int
-    """B, before it is fitted to the largest client"""
+    num_asked: int
+    """clients that are asked in a round, of which the first K to arrive are the cohort"""
     local_epochs: tuple[int, int]
     """smallest and largest number"""
-    seed: int
-    dropout: float = 0.0
     skips_single_rows: bool = False
     """whether clients skip minibatches of one row, as the published code does"""
     probe_ratio: float = 0.0
@@ -141,60 +128,22 @@ class Cohorts(NamedTuple):
     """whether the probe's rows are not trained on, as in the published code"""
     is_published: bool = False
     """whether cohorts are those of the published code's random stream"""
-    num_asked: int | None = None
-    """clients that are asked in a round, of which the first K to arrive are the cohort; None for K"""
     deadline: float = math.inf
     """virtual seconds after which a round ends"""
     clock: Clock | None = None
     """how long clients take; None without virtual time"""
-    buffer: Buffer | None = None
-    """of a buffered server, whose cohorts are the clients of an update; None for a synchronous one"""
-
-
-class Tables(NamedTuple):
-    """How rows are arranged for scoring and evaluation."""
-
-    test_ratio: float
-    """largest share of the rows in the test set"""
-    skips_lone_row: bool
-    """whether a last group of one row of D_val is skipped where BatchNorm needs two"""
-
-
-class Privacy(NamedTuple):
-    """Client-level differential privacy."""
-
-    delta: float
-    reads_clients: bool
-    """whether weights may read rows of clients that are not sampled"""
-    has_frozen_statistics: bool
-    """whether the running statistics of BatchNorm never change"""
-
-
-class Records(NamedTuple):
-    """What a run records, and where."""
-
-    rounds: int
-    eval_every: int
-    names: frozenset[str] = frozenset()
-    """what is recorded on demand"""
-    skips_divergence: bool = False
-    """whether a client that diverged is left out, in place of ending the run"""
-    folder: Path | None = None
-    is_resumed: bool = False
-    checkpoint_every: int = 0
-    keep: int = 1
-    """checkpoints that are kept"""
-    export: Path | None = None
-    """file for the final model"""
-    start: Path | None = None
-    """run, checkpoint or file that the first model is read from"""
+    concurrency: int = 0
+    """M, clients in training at any time, of a buffered server, which updates whenever K have arrived; 0 for a
+    synchronous one"""
+    max_staleness: float = math.inf
+    """updates after which a client of a buffered server is not averaged any more"""
 
 
 class Experiment(NamedTuple):
     """Everything that a run is."""
 
-    settings: Any
-    """the `Config`, which is written down and shown, and from which nothing is computed"""
+    settings: Config
+    """what the caller asked for. Plain values, such as `rounds`, are read here; the fields below have the others"""
     custom: Mapping[str, str]
     """argument that takes the place of a setting (data, partition, task, algorithm, ...) -> the name of the object; ""
     for one without"""
@@ -209,8 +158,9 @@ class Experiment(NamedTuple):
     """(algorithm, weighting) -> all hyperparameters, float32 scalars, and the values that no setting determines"""
     executor: Executor
     cohorts: Cohorts
-    tables: Tables
-    records: Records
-    placement: str = "auto"
-    """auto, device or host: where rows and client states are kept"""
-    privacy: Privacy | None = None
+    skips_lone_row: bool
+    """whether a last group of one row of D_val is skipped where BatchNorm needs two"""
+    recorded: frozenset[str] = frozenset()
+    """what is recorded on demand"""
+    weights_read_clients: bool = True
+    """with differential privacy, whether weights may read rows of clients that are not sampled"""

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from fedvg_jax.core.types import SimState
 from fedvg_jax.host import hardware, processes
 from fedvg_jax.models import pretrained
-from fedvg_jax.runs import chunks, endings, starts
-from fedvg_jax.runs.assemble import privacy, simulation
+from fedvg_jax.runs import chunks, endings, recording
+from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.placement import client_states
-from fedvg_jax.runs.record import checkpoint, history, recorder as recording
+from fedvg_jax.runs.record import checkpoint, history
 from fedvg_jax.runs.record.history import History, Record
 
 _log_warning = logging.getLogger(__name__).warning
@@ -56,7 +56,7 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
         UsageError: the run folder cannot be used, or is not as its run left it.
     """
     observers = Observers(**listeners)
-    with starts.open_run_folder(sim, observers.log) as recorder:
+    with recording.open_run_folder(sim, observers.log) as recorder:
         start = recorder.start
         if start.records:
             observers.on_records(start.records)
@@ -70,15 +70,15 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
 
 def export(sim: simulation.Simulation, finished: History) -> None:
     """Writes the final model to the file that the settings name, if any; of several processes, the first does."""
-    target = sim.experiment.records.export
+    target, experiment = sim.config.export, sim.experiment
     if target and processes.is_first():
-        architecture = sim.experiment.model.name or None
-        pretrained.save(target, finished.variables, architecture, sim.scaled_by)
+        architecture, columns = experiment.model.name or None, experiment.population.scaled_by
+        pretrained.save(target, finished.variables, architecture, columns)
 
 
 def _finished_history(sim: simulation.Simulation) -> History:
     """Returns the history of a run that has no rounds left to compute; its models are read when they are used."""
-    folder, template = sim.experiment.records.folder, sim.state.variables
+    folder, template = sim.config.out, sim.state.variables
     assert folder is not None, "only a run with a folder is resumed"
 
     def reading(read: Callable) -> Callable:
@@ -109,13 +109,14 @@ def _run_rounds(
     sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers
 ) -> History:
     """Computes the rounds that are left, and returns the history of all."""
-    start, experiment = recorder.start, sim.experiment
-    num_rounds, cohorts = experiment.records.rounds, experiment.cohorts
-    if cohorts.size == 1 < cohorts.num_clients:
+    start, num_rounds = recorder.start, sim.config.rounds
+    if sim.experiment.cohorts.size == 1 < sim.config.clients:
         observers.log(
             "one client a round: every weighting gives it the weight 1; use a larger join_ratio or buffered.size"
         )
-    if experiment.privacy:
+    if sim.config.dp.clip:
+        from fedvg_jax.runs.assemble import privacy
+
         observers.log(privacy.COVERS if sim.account else privacy.UNKNOWN)
     state, num_done, reasons = start.state, len(start.records), []
     is_over = num_done >= num_rounds
@@ -208,7 +209,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     """
     sim = run.sim
     endings.refuse_wrong_weights(new)
-    recorded, skips = _until_divergence(run, new), sim.experiment.records.skips_divergence
+    recorded, skips = _until_divergence(run, new), sim.config.nonfinite == "skip"
     problem = "" if skips else endings.divergence(recorded[-1], _loss_limit(run))
     warning = endings.no_client_warning(recorded)
     is_first_warning = warning and not endings.no_client_warning(run.records)
@@ -227,7 +228,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
 
 def _until_divergence(run: Run, new: list[Record]) -> list[Record]:
     """Returns the records of a chunk that the history gets: all, or up to the first round that ends the run."""
-    if run.sim.experiment.records.skips_divergence:
+    if run.sim.config.nonfinite == "skip":
         return new
     return endings.until_first(new, _loss_limit(run))
 
@@ -254,7 +255,7 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None
     with processes.together():
         is_due = recorder.is_checkpoint_due(is_last)
     if processes.largest([is_due])[0]:
-        saved = client_states.save(state, run.sim.experiment.cohorts.num_clients)
+        saved = client_states.save(state, run.sim.config.clients)
         with processes.together():
             recorder.write_checkpoint(saved, run.read_clock())
 
@@ -276,16 +277,16 @@ def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
 
 def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
     """Writes the summary, and returns the history so far."""
-    experiment, recorder = run.sim.experiment, run.recorder
+    recorder = run.recorder
     summary = _summary(run, stopped_by)
     account = run.sim.account
     if account:  # of the model, which may be of a later round than the last record
         epsilon = account.epsilon(int(state.round))
         summary |= {"epsilon": history.number(epsilon), "delta": account.delta}
     recorder.write_summary(summary)
-    best = run.sim.whole(recorder.best.variables) if recorder.best else None
-    model, folder = run.sim.whole(state.variables), experiment.records.folder
-    return History(run.records, summary, model, folder, best, run.sim.config)
+    best = run.sim.whole(recorder.best) if recorder.best else None
+    model, config = run.sim.whole(state.variables), run.sim.config
+    return History(run.records, summary, model, config.out, best, config)
 
 
 def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:

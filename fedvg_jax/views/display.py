@@ -8,6 +8,7 @@ seconds = rounds x one round + evaluations x one evaluation
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -77,7 +78,8 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
     """
     config, machine = sim.config, hardware.current()
     sizes = [int(client_rows.sizes(rows).sum()) for rows in sim.partition]
-    num_val, partition = sim.statistics["validation"]["samples"], sim.statistics["partition"]
+    statistics = sim.experiment.statistics
+    num_val, partition = statistics["validation"]["samples"], statistics["partition"]
     if partition == config.partition:  # it may come from Python
         partition = output.partition_label(config)
     training = f"; {concurrency(config)} in training" if config.buffered.size else ""
@@ -236,8 +238,8 @@ def predict(sim: simulation.Simulation) -> Prediction:
     """
     config, compiled = sim.config, chunks.compile_programs(sim)
     last = min(config.rounds, 2)
-    records = sim.experiment.records._replace(rounds=last, eval_every=last)
-    two = sim._replace(experiment=sim.experiment._replace(records=records))
+    settings = dataclasses.replace(config, rounds=last, eval_every=last)
+    two = sim._replace(experiment=sim.experiment._replace(settings=settings))
     times, records = [time.perf_counter()], []
     for _, new in chunks.run_chunks(two, compiled, sim.state, 0, is_single=True):
         times.append(time.perf_counter())

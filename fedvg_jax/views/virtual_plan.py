@@ -29,13 +29,13 @@ def rows(sim: Simulation) -> list[tuple[str, str]]:
 
 
 def _synchronous_rows(sim: Simulation, clock: Clock) -> list[tuple[str, str]]:
-    cohorts, rounds = sim.experiment.cohorts, sim.experiment.records.rounds
+    rounds, seed = sim.config.rounds, sim.config.seed
     planned = [sim.schedule(number) for number in range(min(ROUNDS, rounds))]
     seconds = np.array([each.waited.seconds for each in planned])
     trained = present = 0.0
+    sent = sim.traffic.down, sim.traffic.up
     for number, each in enumerate(planned):
-        sent = sim.traffic.down, sim.traffic.up
-        of_clients = clock.seconds(each.clients, each.num_steps, *sent, number, cohorts.seed)
+        of_clients = clock.seconds(each.clients, each.num_steps, *sent, number, seed)
         trained += of_clients[each.participating].sum()
         present += each.participating.sum() * seconds[number]
     waiting = 1 - trained / present if present else 0.0
@@ -51,17 +51,16 @@ def _synchronous_rows(sim: Simulation, clock: Clock) -> list[tuple[str, str]]:
 
 def _buffered_rows(sim: Simulation, timeline: Timeline) -> list[tuple[str, str]]:
     """Returns rows of a buffered server; M clients are in training at any time."""
-    server = sim.experiment.cohorts.buffer
-    assert server is not None, "it has a timeline"
+    cohorts = sim.experiment.cohorts
     ends, staleness, versions = timeline.virtual_seconds, timeline.staleness, sim.state.versions
     waiting = (ends[:, None] - timeline.arrived).sum()
-    present = waiting + server.concurrency * ends[-1]
+    present = waiting + cohorts.concurrency * ends[-1]
     num_slots = len(jax.tree.leaves(versions)[0])
     return [
         ("virtual time", duration(ends[-1])),
         ("staleness", f"mean {staleness.mean():.3g}, largest {staleness.max()}"),
         ("in the buffer", f"{waiting / present if present else 0:.0%} of client time"),
-        ("dropped", f"{(staleness > server.max_staleness).mean():.0%} of arrivals"),
+        ("dropped", f"{(staleness > cohorts.max_staleness).mean():.0%} of arrivals"),
         ("versions", f"{num_slots} slots, {tree.num_bytes(versions) / 2**20:.2f} MiB"),
     ]
 

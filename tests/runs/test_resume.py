@@ -24,7 +24,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.config.options import effective
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.runs import loop, starts
+from fedvg_jax.runs import loop, recording
 from fedvg_jax.runs.assemble import simulation
 from fedvg_jax.runs.record import checkpoint, folder as run_folder, history, stored
 
@@ -249,7 +249,7 @@ def test_objects_from_python_are_named_in_the_manifest_and_needed_to_resume(run)
     for names, text in (("", "none"), ("task", "task")):
         other = resolved.written_as(tiny(), settings, dict.fromkeys(names.split(), ""))
         message = f"{run} ran with other objects from Python (algorithm, task, weighting -> {text})"
-        with usage_error(message), starts.open_run_folder(other, pytest.fail):
+        with usage_error(message), recording.open_run_folder(other, pytest.fail):
             pass
 
 

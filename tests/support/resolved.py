@@ -6,24 +6,15 @@ from fedvg_jax import resolve
 from fedvg_jax.config import Config
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.resolve.custom import Custom
-from fedvg_jax.resolve.experiment import _cohorts, _privacy, _records, _tables, static_settings
+from fedvg_jax.resolve.experiment import (
+    _cohorts,
+    _skips_lone_row,
+    _weights_read_clients,
+    static_settings,
+)
 from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.assemble.simulation import Simulation
-from fedvg_jax.runs.experiment import Cohorts, Experiment, Population, Privacy, Tables
-
-
-def cohorts(settings: Config) -> Cohorts:
-    """The cohorts of a run, with the probe that its algorithm has."""
-    return _cohorts(settings, resolve.method.make_algorithm(settings, Custom()))
-
-
-def tables(settings: Config) -> Tables:
-    return _tables(settings, resolve.method.make_algorithm(settings, Custom()))
-
-
-def privacy(settings: Config) -> Privacy | None:
-    custom = Custom()
-    return _privacy(settings, custom, resolve.method.make_algorithm(settings, custom))
+from fedvg_jax.runs.experiment import Experiment, Population
 
 
 def experiment(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> Experiment:
@@ -32,6 +23,7 @@ def experiment(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> 
     rows = np.zeros((num_classes, *shape), np.uint8)
     arrays = Arrays("rows", rows, y, tuple(map(str, y)), num_classes)
     custom = Custom(task=task)
+    algorithm = resolve.method.make_algorithm(settings, custom)
     return Experiment(
         settings=settings,
         custom=custom.names,
@@ -44,9 +36,9 @@ def experiment(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> 
             settings, algorithm, weighting
         ),
         executor=resolve.machine.make_executor(settings),
-        cohorts=cohorts(settings),
-        tables=tables(settings),
-        records=_records(settings),
+        cohorts=_cohorts(settings, algorithm),
+        skips_lone_row=_skips_lone_row(settings, algorithm),
+        weights_read_clients=_weights_read_clients(settings, custom, algorithm),
     )
 
 
@@ -56,6 +48,5 @@ def program(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> pro
 
 def written_as(sim: Simulation, settings: Config, custom=None) -> Simulation:
     """A simulation whose run is recorded under other settings, such as another folder."""
-    records = _records(settings)
-    changed = sim.experiment._replace(settings=settings, records=records)
+    changed = sim.experiment._replace(settings=settings)
     return sim._replace(experiment=changed if custom is None else changed._replace(custom=custom))

@@ -30,13 +30,14 @@ from fedvg_jax.core.types import (
     Data,
     Hyper,
     Probe,
-    Selection,
     SimState,
     Tree,
+    Variables,
     Waited,
 )
 from fedvg_jax.engine import contracts, local_training
-from fedvg_jax.runs.assemble.programs import Bound, Program
+from fedvg_jax.runs.assemble.programs import Bound
+from fedvg_jax.runs.experiment import Experiment
 from fedvg_jax.runs.record.history import SENT, Record
 
 
@@ -54,64 +55,51 @@ class Traffic(NamedTuple):
 
 
 def round_traffic(
-    cohort_size: int,
-    stats_too: bool,
-    program: Program,
-    state: SimState,
-    data: Data,
-    hyper: Hyper,
-    chosen: Selection | None,
+    experiment: Experiment, program: Any, state: SimState, data: Data, hyper: Hyper
 ) -> Traffic:
     """Returns what clients and candidates receive and send in a round; the algorithm's client functions are traced.
 
     Args:
-        cohort_size: K.
-        stats_too: whether the server treats running statistics like parameters.
-        program, hyper: of the run.
+        experiment: of the run.
+        program: a `Program`, or a simulation, which has its fields.
         state: arrays or shapes; of client states any number of rows.
         data: arrays or shapes; its pool and its frozen tensors.
-        chosen: the selection; None for uniform sampling.
+        hyper: of the run.
     """
-    local = program.local
-    hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
+    method, local = experiment.method, program.local
     arguments = (
         state.server,
         tree.entry_shapes(state.clients),
         state.variables,
         data.pool,
-        hyper,
+        tree.arrays(dict(hyper), tree.wide_dtype(state.variables)),
         data.base,
         tree.entry_shapes(data.described.algorithm),
     )
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
     algorithm = contracts.checked(program.algorithm, "algorithm")
-    make = functools.partial(_traced, algorithm, program.bind, stats_too, shapes)
-    is_read, messages = program.cached(("traffic", *cache.key_of_shapes(shapes)), make)
-    unread = jax.ShapeDtypeStruct((0,), jnp.float32)
-    read = jax.tree.map(lambda leaf, used: leaf if used else unread, state.server, is_read[0])
+    trace = functools.partial(_trace_client, algorithm, program.bind, method.server_stats, shapes)
+    is_read, messages = program.cached(("traffic", *cache.key_of_shapes(shapes)), trace)
+    received = jax.tree.map(lambda leaf, used: used * num_bytes(leaf), state.server, is_read)
     params = jax.tree.structure(state.variables.params)
 
     def size(part: Tree) -> int:
-        """Returns the bytes of a part; of a part with an entry for every tensor, local tensors do not count."""
+        """Returns a sum of bytes; of a part with an entry for every tensor, local tensors do not count."""
         try:  # FedNova's message has a pair for every tensor
-            of_tensors = params.unflatten(map(num_bytes, params.flatten_up_to(part)))
+            of_tensors = [jax.tree.leaves(entry) for entry in params.flatten_up_to(part)]
         except ValueError:
-            return num_bytes(part)
-        return sum(jax.tree.leaves(local.sent(of_tensors)))
+            return sum(jax.tree.leaves(part))
+        return sum(jax.tree.leaves(local.sent(params.unflatten(map(sum, of_tensors)))))
 
     model = num_bytes(state.variables) - num_bytes(local.select(state.variables))
-    num_candidates = chosen.num_candidates if chosen else 0
-    others, up = max(0, num_candidates - cohort_size), model
+    up = model + sum(size(jax.tree.map(num_bytes, message)) for message in messages)
     if send := program.algorithm.send:
         sent = local.sent(state.variables.params)
         up += send.num_bytes(sent) - num_bytes(sent)
-    return Traffic(
-        model + size(read),
-        up + sum(map(size, messages)),
-        others * model,
-        4 * num_candidates,
-        num_bytes(data.described.weighting),
-    )
+    num_candidates = method.selection.num_candidates if method.selection else 0
+    others = max(0, num_candidates - experiment.cohorts.size)
+    described = num_bytes(data.described.weighting)
+    return Traffic(model + size(received), up, others * model, 4 * num_candidates, described)
 
 
 def entries(traffic: Traffic, record: Record, waited: Waited | None = None) -> Record:
@@ -136,15 +124,15 @@ def entries(traffic: Traffic, record: Record, waited: Waited | None = None) -> R
     return dict(zip(SENT, (down, up), strict=True))
 
 
-def _traced(
+def _trace_client(
     algorithm: Algorithm, bind: Callable[[Tree], Bound], stats_too: bool, shapes: tuple
-) -> tuple[tuple, Tree]:
-    """Returns which arguments the algorithm's client functions read, and the shapes of what is sent."""
+) -> tuple[Tree, tuple]:
+    """Returns which leaves of the server's state the client functions read, and the shapes of what is sent."""
 
     def on_client(
         server: Tree,
         client: Tree,
-        model: Any,
+        model: Variables,
         pool: Tree,
         hyper: Hyper,
         base: Tree,
@@ -152,21 +140,14 @@ def _traced(
     ) -> dict[str, Tree]:
         task = bind(base).task
         theta = model if stats_too else model.params
-        anchor = Anchor(
-            theta,
-            server,
-            client.algorithm if isinstance(client, local_training.ClientState) else client,
-            described,
-        )
+        memory = client.algorithm if isinstance(client, local_training.ClientState) else client
+        anchor = Anchor(theta, server, memory, described)
         minibatch = tree.gather(pool, jnp.zeros(2, jnp.int32))
         received = tree.params_of(anchor)
-        grads = algorithm.correct(hyper, model.params, model.params, received)
+        computed = [algorithm.correct(hyper, model.params, model.params, received)]
         if algorithm.loss is not None:
-            rows, mask = minibatch
-            key = jax.random.key(0)
-            grads = (
-                grads,
-                algorithm.loss(hyper, task, model.params, model.stats, rows, mask, key, received),
+            computed.append(
+                algorithm.loss(hyper, task, *model, *minibatch, jax.random.key(0), received)
             )
         after, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
         probe = Probe(
@@ -174,7 +155,7 @@ def _traced(
         )
         measured = algorithm.probe(hyper, probe)
         sent = (*messages, measured if stats_too else tree.params_of(measured))
-        return {"all": (grads, after, sent)}
+        return {"all": (computed, after, sent)}
 
     is_read, returned = dependencies(on_client, *shapes)
-    return is_read["all"], returned["all"][2]
+    return is_read["all"][0], returned["all"][2]

@@ -14,19 +14,11 @@ import numpy as np
 
 from fedvg_jax.algorithms.base import no_probe, no_report
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import (
-    Algorithm,
-    Cohort,
-    Hyper,
-    Selection,
-    SimState,
-    Tree,
-    UsageError,
-    Weighting,
-)
+from fedvg_jax.core.types import Cohort, Hyper, SimState, Tree, UsageError
 from fedvg_jax.engine import local_training
 from fedvg_jax.host import extras
-from fedvg_jax.runs.experiment import Cohorts, Privacy
+from fedvg_jax.runs.assemble.programs import Program
+from fedvg_jax.runs.experiment import Experiment
 
 COVERS = (
     "epsilon covers the global models; weights, scores, losses and accuracies in the records have no noise, and the"
@@ -38,33 +30,23 @@ UNKNOWN = (
 )
 
 
-def check(
-    options: Privacy,
-    cohorts: Cohorts,
-    algorithm: Algorithm,
-    weighting: Weighting,
-    selection: Selection | None,
-    state: SimState,
-    hyper: Hyper,
-) -> None:
+def check(experiment: Experiment, program: Program, state: SimState, hyper: Hyper) -> None:
     """Raises UsageError where the server reads more of the clients than the aggregate with noise.
 
     Args:
-        options: of the run.
-        cohorts: of the run.
-        algorithm, weighting: of the run.
-        selection: None for uniform cohorts.
+        experiment, program: of the run.
         state: before the first round, arrays or shapes.
         hyper: all hyperparameters.
     """
+    config, algorithm = experiment.settings, program.algorithm
     params = state.variables.params
 
     def residual(weights: Tree, update: Tree, server: Tree, hyper: Hyper) -> dict[str, Tree]:
-        cohort = Cohort(update, (), (), weights, (), cohorts.num_clients)
+        cohort = Cohort(update, (), (), weights, (), config.clients)
         return {"all": algorithm.residual(hyper, server, update, cohort)}
 
     instead = "use fedavg, fedavgm, fedprox, fedadam, fedyogi, fedadagrad, fedntd, feddecorr, fedlc or ditto"
-    if weighting.describe:
+    if program.weighting.describe:
         raise UsageError(
             "dp does not account for what clients send of their rows before the first round; use a weighting without"
             " describe, such as uniform or fedvg"
@@ -84,18 +66,18 @@ def check(
             "dp does not account for a weighting with a state, which weighs by earlier rounds, too"
         )
     weights = jax.tree.map(
-        lambda _: jax.ShapeDtypeStruct((cohorts.size,), tree.dtype(params)), params
+        lambda _: jax.ShapeDtypeStruct((experiment.cohorts.size,), tree.dtype(params)), params
     )
     read, _ = checks.dependencies(residual, weights, params, state.server, hyper)
     if any(jax.tree.leaves(read["all"][0])):
         raise UsageError(
             f"dp covers the aggregate, and the algorithm's residual reads the weights; {instead}"
         )
-    if jax.tree.leaves(state.variables.stats) and not options.has_frozen_statistics:
+    if jax.tree.leaves(state.variables.stats) and config.norm_layers != "frozen":
         raise UsageError(
             "running statistics of BatchNorm would get no noise; use --norm-layers group or frozen, or a task without"
         )
-    if selection is not None:
+    if experiment.method.selection is not None:
         raise UsageError("dp accounts for uniform cohorts; leave selection= out")
 
 
@@ -127,19 +109,24 @@ class Account(NamedTuple):
         return float(accounting.rdp.compute_epsilon(orders, rounds * divergences, self.delta)[0])
 
 
-def mechanism(cohorts: Cohorts, hyper: Hyper, *, reads_clients: bool) -> Mechanism:
-    """Returns the mechanism of a run's rounds.
+def make_account(experiment: Experiment, hyper: Hyper) -> Account:
+    """Returns what the rounds of a run cost.
 
     Cohorts are uniform, without replacement. They hide a client that is not sampled, unless the weights read rows of
     all clients, as the default D_val has: then every round counts as a round of all clients.
 
     Args:
-        cohorts: of the run.
+        experiment: of the run.
         hyper: of the rounds.
-        reads_clients: whether weights read rows of clients that are not sampled.
+
+    Raises:
+        UsageError: dp-accounting is not installed.
     """
-    noise, size = float(hyper["dp.noise_multiplier"]), cohorts.size
-    return Mechanism(noise, cohorts.num_clients, cohorts.num_clients if reads_clients else size)
+    extras.load("dp_accounting", "dp", "dp.clip")  # before anything is computed
+    config = experiment.settings
+    cohort = config.clients if experiment.weights_read_clients else experiment.cohorts.size
+    mechanism = Mechanism(float(hyper["dp.noise_multiplier"]), config.clients, cohort)
+    return Account(config.dp.delta, mechanism)
 
 
 @functools.cache

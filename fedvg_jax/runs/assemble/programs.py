@@ -96,7 +96,7 @@ def make_program(experiment: Experiment, cached: cache.Cache | None = None) -> P
         *experiment.custom
     }
     cached = _of_settings if is_named else cached or cache.new()
-    arguments = model, method, experiment.executor, experiment.cohorts.num_clients
+    arguments = model, method, experiment.executor, experiment.settings.clients
     return cached(key, lambda: _make(*arguments))
 
 

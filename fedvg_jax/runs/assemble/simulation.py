@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -28,15 +28,20 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.data.scaling import Columns
 from fedvg_jax.engine import descriptions, evaluate, federated_round, schedule, task_checks
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.engine.virtual_time import Timeline
-from fedvg_jax.host import extras, processes
-from fedvg_jax.runs.assemble import communication, privacy, programs, tables
-from fedvg_jax.runs.experiment import Experiment
-from fedvg_jax.runs.placement import client_states, pool_rows
+from fedvg_jax.host import processes
+from fedvg_jax.runs.assemble import programs, tables
+from fedvg_jax.runs.experiment import Config, Experiment
+from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record import history, stored
+
+if TYPE_CHECKING:
+    from fedvg_jax.engine.virtual_time import Timeline
+    from fedvg_jax.runs.assemble.arrivals import Arrive
+    from fedvg_jax.runs.assemble.communication import Traffic
+    from fedvg_jax.runs.assemble.privacy import Account
+    from fedvg_jax.runs.placement.pool_rows import HostRows
 
 
 class Simulation(NamedTuple):
@@ -52,8 +57,6 @@ class Simulation(NamedTuple):
     """the data set as it was read, NumPy arrays [T, ...]"""
     partition: Partition
     """rows of every client, by part"""
-    statistics: dict[str, Any]
-    """of the partition and the shared validation set"""
     task: Task
     """of the trained part, with the frozen tensors of `data`"""
     state: SimState
@@ -80,7 +83,7 @@ class Simulation(NamedTuple):
     """caches the compiled programs, by shapes"""
     local: LocalPart
     """the part of the model that stays with each client"""
-    host_rows: pool_rows.HostRows | None
+    host_rows: HostRows | None
     """the rows that the devices hold, if the run keeps its rows on the host (`--placement`)"""
     state_placement: client_states.Placement
     """where the client states are (`--placement`)"""
@@ -88,13 +91,9 @@ class Simulation(NamedTuple):
     """hyperparameters that a caller's objects declare and no setting determines"""
     metrics: Mapping[str, Metric] = {}
     """the user's own, by name"""
-    traffic: communication.Traffic = communication.Traffic()
-    """bytes that a client of a cohort receives and sends in a round"""
-    scaled_by: Columns | None = None
-    """what encoded the table of `data`; None for arrays"""
     timeline: Timeline | None = None
     """of a buffered server; None of a synchronous one"""
-    account: privacy.Account | None = None
+    account: Account | None = None
     """what the rounds cost in privacy; None without it, and if the cost of the first model is not known"""
     code: Mapping[str, str] = {}
     """digests of the caller's functions, by argument, and of metrics"""
@@ -102,9 +101,17 @@ class Simulation(NamedTuple):
     """setting -> the name that the caller gave its value on an axis"""
 
     @property
-    def config(self) -> Any:
-        """The settings of the run, a `Config`."""
+    def config(self) -> Config:
+        """The settings of the run."""
         return self.experiment.settings
+
+    @property
+    def traffic(self) -> Traffic:
+        """Bytes that a client of a cohort receives and sends in a round."""
+        from fedvg_jax.runs.assemble import communication
+
+        of_run = self.state, self.data, self.hyper
+        return communication.round_traffic(self.experiment, self, *of_run)
 
     def step(self, state: SimState, round: int) -> tuple[SimState, Metrics]:
         """Returns the state after a round, and the round's metrics per client, with the same bits as `run`.
@@ -172,61 +179,70 @@ def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simul
     Raises:
         UsageError: a caller's function breaks its contract, or parts of the experiment do not fit together.
     """
-    population, method, cohorts = experiment.population, experiment.method, experiment.cohorts
     program = programs.make_program(experiment, cached)
     hyper, custom_hyper = experiment.hyper(program.algorithm, program.weighting)
     variables, base = _first_model(experiment, program.model)
     program = _bound(program, base)
     rows, host = _make_rows(experiment, program, base)
-    round_rows = host.resident if host else rows
-    _check_features(experiment, program, round_rows, hyper)
+    _check_features(experiment, program, host.resident if host else rows, hyper)
     state, state_placement = _make_state(experiment, program, hyper, variables)
-    chosen = method.selection
+    chosen = experiment.method.selection
     if chosen and chosen.num_candidates and host:
         raise UsageError(
             "this selection measures losses on the device, and rows are on the host; use placement device"
         )
-    if experiment.privacy:
-        parts_of_method = program.algorithm, program.weighting, chosen
-        privacy.check(experiment.privacy, cohorts, *parts_of_method, state, hyper)
+    account = _account(experiment, program, state, hyper)
     program = _bound(program, rows.base)  # again, to the base on the devices
-    parts = population.partition
-    select = tables.make_select(cohorts, chosen, program, rows, parts.train) if chosen else None
-    account = _account(experiment, hyper)
-    num_rows = len(population.arrays.y)
-    traffic = communication.round_traffic(
-        cohorts.size, method.server_stats, program, state, rows, hyper, chosen
-    )
-    sent = traffic.down, traffic.up
-    make_schedule, updates = tables.make_schedule(
-        cohorts, num_rows, parts, program, sent, select, experiment.records.rounds
-    )
-    if updates:
-        state = _with_slots(state, updates.slots.count)
-    is_given = bool(experiment.records.start or experiment.model.has_initial)
+    select = None
+    if chosen:
+        from fedvg_jax.runs.assemble import selection
+
+        select = selection.make_select(experiment, chosen, program, rows)
+    training = tables.make_training(experiment, program)
+    arrive = timeline = None
+    if experiment.cohorts.clock:
+        of_round = program, training, state, rows, hyper
+        arrive, timeline, num_versions = _arrivals(experiment, *of_round)
+        state = _with_slots(state, num_versions) if timeline else state
     sim = Simulation(
         experiment=experiment,
-        arrays=population.arrays,
-        partition=parts,
-        statistics=dict(experiment.statistics),
-        scaled_by=population.scaled_by,
+        arrays=experiment.population.arrays,
+        partition=experiment.population.partition,
         state=state,
         data=rows,
-        hyper=hyper
-        if processes.count() == 1
-        else jax.tree.map(np.asarray, hyper),  # on no process's device
+        # on no process's device
+        hyper=hyper if processes.count() == 1 else jax.tree.map(np.asarray, hyper),
         custom_hyper=custom_hyper,
-        schedule=make_schedule,
-        timeline=updates and updates.timeline,
+        schedule=tables.make_schedule(experiment, program, training, select, arrive),
+        timeline=timeline,
         host_rows=host,
-        state_placement=state_placement._replace(has_custom_model=is_given),
-        traffic=traffic,
+        state_placement=state_placement,
         account=account,
         **program._asdict(),
     )
     if experiment.custom:
         _check_contracts(sim)
     return sim
+
+
+def _arrivals(
+    experiment: Experiment,
+    program: programs.Program,
+    training: Mapping[str, Any],
+    state: SimState,
+    rows: Data,
+    hyper: Hyper,
+) -> tuple[Arrive, Timeline | None, int]:
+    """Returns the arrivals of a run with a clock; of a buffered server also all updates, and its number of versions."""
+    from fedvg_jax.runs.assemble import arrivals, communication
+
+    clock = experiment.cohorts.clock
+    assert clock is not None, "it has one"
+    traffic = communication.round_traffic(experiment, program, state, rows, hyper)
+    arguments = experiment, clock, training, (traffic.down, traffic.up)
+    if experiment.cohorts.concurrency:
+        return arrivals.buffered(*arguments)
+    return arrivals.synchronous(*arguments), None, 0
 
 
 def _with_slots(state: SimState, count: int) -> SimState:
@@ -257,7 +273,7 @@ def shapes_of_chunk(sim: Simulation) -> tuple[SimState, Schedule, Data, Hyper]:
     """Returns the state, the stacked schedules, the rows and the hyperparameters of a chunk, arrays or shapes."""
     _, planned = client_states.number_rows(sim.state_placement, [sim.schedule(0)])
     rounds = schedule.stack(planned, tables.MAX_ROUNDS)
-    data = pool_rows.shapes(sim.host_rows, sim.data)
+    data = sim.host_rows.shapes() if sim.host_rows else sim.data
     state = client_states.shapes_on_devices(sim.state_placement, sim.state)
     return state, rounds, data, sim.hyper
 
@@ -277,14 +293,12 @@ def _bound(program: programs.Program, base: Tree) -> programs.Program:
 
 def _make_rows(
     experiment: Experiment, program: programs.Program, base: Tree
-) -> tuple[Data, pool_rows.HostRows | None]:
+) -> tuple[Data, HostRows | None]:
     """Returns the pool with its tables and the frozen tensors, on the devices, unless the pool stays on the host."""
-    population, cohorts = experiment.population, experiment.cohorts
+    population, config = experiment.population, experiment.settings
     num_bytes = population.shared.x.nbytes + population.shared.y.nbytes
-    is_on_host = pool_rows.is_chosen(experiment.placement, num_bytes)
-    rows = tables.make_data(
-        experiment.tables, cohorts.batch_size, population, program.model, is_on_host
-    )
+    is_on_host = tables.stays_on_host(config.placement, num_bytes)
+    rows = tables.make_data(experiment, program.model, is_on_host)
     described = descriptions.describe_clients(
         program.algorithm,
         program.weighting,
@@ -295,8 +309,9 @@ def _make_rows(
     rows = rows._replace(base=base, described=described)
     if not is_on_host:
         return processes.place(rows, program.executor.placement), None
-    reads_test = "client_accuracy" in experiment.records.names
-    host = pool_rows.make(reads_test, cohorts.size, rows, population.partition, program.executor)
+    from fedvg_jax.runs.placement import pool_rows
+
+    host = pool_rows.make(experiment, rows, program.executor)
     return rows._replace(base=host.resident.base), host
 
 
@@ -315,27 +330,31 @@ def _check_features(
     program.cached(key, lambda: task_checks.check_features(*arguments))
 
 
-def _account(experiment: Experiment, hyper: Hyper) -> privacy.Account | None:
+def _account(
+    experiment: Experiment, program: programs.Program, state: SimState, hyper: Hyper
+) -> Account | None:
     """Returns what the rounds cost in privacy; None without it, and for a first model of unknown cost."""
-    options, start = experiment.privacy, experiment.records.start
-    if options is None or experiment.model.has_initial or (start and stored.is_run(start)):
+    config = experiment.settings
+    if config.dp.clip == 0:
         return None
-    extras.load("dp_accounting", "dp", "dp.clip")  # before anything is computed
-    mechanism = privacy.mechanism(experiment.cohorts, hyper, reads_clients=options.reads_clients)
-    return privacy.Account(options.delta, mechanism)
+    from fedvg_jax.runs.assemble import privacy
+
+    privacy.check(experiment, program, state, hyper)
+    if experiment.model.has_initial or (config.init and stored.is_run(config.init)):
+        return None
+    return privacy.make_account(experiment, hyper)
 
 
 def federation(experiment: Experiment) -> client_states.Federation:
     """Returns the numbers that decide where client states are."""
-    cohorts = experiment.cohorts
-    return client_states.Federation(cohorts.num_clients, cohorts.size, experiment.records.rounds)
+    config = experiment.settings
+    return client_states.Federation(config.clients, experiment.cohorts.size, config.rounds)
 
 
 def _make_state(
     experiment: Experiment, program: programs.Program, hyper: Hyper, variables: Variables
 ) -> tuple[SimState, client_states.Placement]:
     """Returns the state before the first round, of these trained variables, and where the client states are."""
-    cohorts, method = experiment.cohorts, experiment.method
 
     def init() -> SimState:
         """Returns the state with the states of one client."""
@@ -346,23 +365,24 @@ def _make_state(
             hyper,
             variables=variables,
             local=program.local,
-            stats_too=method.server_stats,
+            stats_too=experiment.method.server_stats,
             weighting=program.weighting,
         )
 
     client_bytes = tree.num_bytes(jax.eval_shape(init).clients)
-    if client_bytes and cohorts.buffer:
+    if client_bytes and experiment.cohorts.concurrency:
         raise UsageError(
             "buffered.size: the method keeps a state of every client, and one update may have two trainings of a"
             " client; use an algorithm, a compression (qsgd) and a weighting without one"
         )
     state_placement = client_states.choose(
-        experiment.placement,
+        experiment.settings.placement,
         federation(experiment),
         client_bytes,
         tables.MAX_ROUNDS,
         program.executor.rows,
     )
     one = processes.place(init(), program.executor.placement)
-    state_placement = state_placement._replace(fresh=one.clients)
-    return client_states.first_state(state_placement, one, cohorts.num_clients), state_placement
+    is_given = bool(experiment.settings.init or experiment.model.has_initial)
+    state_placement = state_placement._replace(fresh=one.clients, has_custom_model=is_given)
+    return client_states.first_state(state_placement, one), state_placement

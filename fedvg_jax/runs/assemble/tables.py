@@ -1,44 +1,41 @@
-"""The pool of a run, its tables of rows, and the cohorts and schedules of its rounds."""
+"""The pool of a run, its tables of rows, and the schedules of its rounds."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from fedvg_jax.core import checks, trained_part, tree, types
-from fedvg_jax.core.types import (
-    Batch,
-    Data,
-    Schedule,
-    Selection,
-    SimState,
-    Task,
-    UsageError,
-    Variables,
-    Waited,
-)
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Data, Schedule, SimState, Task, UsageError, Variables
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.engine import clock, evaluate, schedule
+from fedvg_jax.engine import evaluate, schedule
+from fedvg_jax.host import hardware as hw
 from fedvg_jax.models import layers
 from fedvg_jax.runs.assemble import programs
-from fedvg_jax.runs.assemble.updates import Updates, make_updates
-from fedvg_jax.runs.experiment import Cohorts, Population, Tables
+from fedvg_jax.runs.experiment import Cohorts, Experiment
+
+if TYPE_CHECKING:
+    from fedvg_jax.runs.assemble.arrivals import Arrive
+    from fedvg_jax.runs.assemble.selection import Select
 
 MAX_ROUNDS = 64
 """R, rounds a chunk can hold."""
 
 
-def make_data(
-    tables: Tables,
-    batch_size: int,
-    population: Population,
-    task: Task,
-    is_on_host: bool = False,
-) -> Data:
+def stays_on_host(placement: str, num_bytes: int) -> bool:
+    """Returns whether a pool of so many bytes stays on the host.
+
+    Args:
+        placement: "auto", "device" or "host".
+        num_bytes: of the pool.
+    """
+    return placement == "host" or (placement == "auto" and hw.auto_pool(num_bytes) == "host")
+
+
+def make_data(experiment: Experiment, task: Task, is_on_host: bool = False) -> Data:
     """Returns the pool and the tables of rows; their shapes do not depend on the partition.
 
     D_val is scored in groups of `batch_size` rows. A last group of one row is left out only where BatchNorm would take
@@ -46,16 +43,15 @@ def make_data(
     too.
 
     Args:
-        tables: how rows are arranged.
-        batch_size: rows of a group of D_val in scoring.
-        population: the rows.
+        experiment: its rows.
         task: the model that scores.
         is_on_host: whether pool and tables stay NumPy arrays.
     """
-    arrays, parts, shared = population.arrays, population.partition, population.shared
-    pool = Batch(np.asarray(shared.x), np.asarray(shared.y))
-    max_test = int(len(arrays.y) * tables.test_ratio)
-    keeps_lone_row = not tables.skips_lone_row or len(shared.rows) % batch_size != 1
+    config, population = experiment.settings, experiment.population
+    shared, batch_size = population.shared, config.batch_size
+    pool = population.pool
+    max_test = int(len(population.arrays.y) * config.test_ratio)
+    keeps_lone_row = not experiment.skips_lone_row or len(shared.rows) % batch_size != 1
     if not keeps_lone_row:  # a model is traced only where it matters
         keeps_lone_row = not layers.lone_row_is_undefined(task.init)
 
@@ -69,7 +65,7 @@ def make_data(
         pool if is_on_host else tree.copies(pool),  # whatever becomes of the caller's arrays
         table(shared.rows, shared.most, batch_size, keep_single=keeps_lone_row),
         table(shared.rows, shared.most),
-        table(client_rows.joined(parts.test), max_test),
+        table(client_rows.joined(population.partition.test), max_test),
     )
 
 
@@ -87,8 +83,29 @@ def fitting_width(batch_size: int, largest: int) -> int:
     return min(batch_size, 1 << (max(2, largest) - 1).bit_length())
 
 
+# --- schedules --------------------------------------------------------------------------------------------------------
+def make_training(experiment: Experiment, program: programs.Program) -> dict[str, Any]:
+    """Returns how clients train: the arguments that `schedule.make` shares with `schedule.num_local_steps`.
+
+    Args:
+        experiment: its settings, and the partition.
+        program: has the model that is trained, and the algorithm.
+    """
+    config, cohorts = experiment.settings, experiment.cohorts
+    sizes = client_rows.sizes(experiment.population.partition.train)
+    return {
+        "seed": config.seed,
+        "local_epochs": cohorts.local_epochs,
+        "batch_size": fitting_width(config.batch_size, int(sizes.max())),
+        "probe_ratio": cohorts.probe_ratio,
+        "keep_single": keeps_single_rows(cohorts, config.batch_size, sizes, program.model.init),
+        "probe_apart": cohorts.probe_apart,
+        "single_batches": program.algorithm.single_batches,
+    }
+
+
 def keeps_single_rows(
-    cohorts: Cohorts, sizes: np.ndarray, init: Callable[[jax.Array], Variables]
+    cohorts: Cohorts, batch_size: int, sizes: np.ndarray, init: Callable[[jax.Array], Variables]
 ) -> bool:
     """Returns whether clients train on minibatches of a single row.
 
@@ -96,19 +113,19 @@ def keeps_single_rows(
 
     Args:
         cohorts: of the run.
+        batch_size: B, as it is set.
         sizes: training rows of each client.
         init: of the model that is trained.
 
     Raises:
         UsageError: if all minibatches have a single row and BatchNorm would have undefined statistics.
     """
-    size = cohorts.batch_size
     # a model is traced only where it matters; a probe leaves other numbers of rows
-    is_possible = cohorts.probe_ratio > 0 or bool((sizes % size == 1).any())
-    if cohorts.skips_single_rows or not (size == 1 or is_possible):
+    is_possible = cohorts.probe_ratio > 0 or bool((sizes % batch_size == 1).any())
+    if cohorts.skips_single_rows or not (batch_size == 1 or is_possible):
         return False
     is_undefined = layers.lone_row_is_undefined(init)
-    if is_undefined and size == 1:
+    if is_undefined and batch_size == 1:
         raise UsageError(
             "batch_size 1 leaves BatchNorm a single value; use --batch-size 2 or more, or no BatchNorm"
         )
@@ -116,184 +133,52 @@ def keeps_single_rows(
 
 
 def make_schedule(
-    cohorts: Cohorts,
-    num_rows: int,
-    parts: Partition,
+    experiment: Experiment,
     program: programs.Program,
-    traffic: tuple[int, int] = (0, 0),
+    training: Mapping[str, Any],
     select: Select | None = None,
-    rounds: int = 1,
-) -> tuple[Callable[..., Schedule], Updates | None]:
-    """Returns the schedules of a run, and the updates of a buffered server, None of a synchronous one.
-
-    Schedules are a function from the number of a round, from 0, and perhaps the state before it.
+    arrive: Arrive | None = None,
+) -> Callable[..., Schedule]:
+    """Returns the schedule of a round, from its number, from 0, and perhaps the state before it.
 
     Args:
-        cohorts: of the run.
-        num_rows: T, rows of the data set.
-        parts: the partition.
-        program: has the model that is trained, the executor, and the algorithm; its probe may read rows.
-        traffic: bytes that a client of a cohort receives and sends in a round.
+        experiment: its settings, and the partition.
+        program: has the executor.
+        training: see `make_training`.
         select: selects the clients that are asked; None draws them uniformly.
-        rounds: R, of which a buffered server plans all.
+        arrive: the clients that arrive of those; None without virtual time.
     """
-    sizes = client_rows.sizes(parts.train)
-    keep_single = keeps_single_rows(cohorts, sizes, program.model.init)
-    largest = int(sizes.max())
-    batch_size = fitting_width(cohorts.batch_size, largest)
+    config, cohorts, population = experiment.settings, experiment.cohorts, experiment.population
+    rows_by_client = population.partition.train
+    largest = int(client_rows.sizes(rows_by_client).max())
     most_epochs = cohorts.local_epochs[1] + (cohorts.probe_ratio > 0)  # a probe reads further rows
+    num_rows = max(len(population.arrays.y), largest)
     capacity = schedule.capacity(
-        max(num_rows, largest), cohorts.size, most_epochs, batch_size, largest
+        num_rows, cohorts.size, most_epochs, training["batch_size"], largest
     )
     published = None
     if cohorts.is_published:
-        published = schedule.official_cohorts(cohorts.seed, cohorts.num_clients, cohorts.size)
-
-    training = {
-        "seed": cohorts.seed,
-        "local_epochs": cohorts.local_epochs,
-        "batch_size": batch_size,
-        "probe_ratio": cohorts.probe_ratio,
-        "keep_single": keep_single,
-        "probe_apart": cohorts.probe_apart,
-        "single_batches": program.algorithm.single_batches,
-    }
-    arrivals = make_arrivals(cohorts, cohorts.clock, sizes, training, traffic)
-    buffered = make_updates(cohorts, rounds, sizes, training, traffic)
+        published = schedule.official_cohorts(config.seed, config.clients, cohorts.size)
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
         clients = published(number) if published else None
         clients = select(number, state) if select else clients
-        waited = trainings = None
-        if buffered:
-            clients, trainings = buffered.clients_and_trainings(number)
-        elif arrivals:
-            clients, is_averaged, waited = arrivals(number, clients)
+        trainings, fields = None, {}
+        if arrive:
+            clients, trainings, fields = arrive(number, clients)
         drawn = schedule.make(
             number,
-            parts.train,
+            rows_by_client,
             **training,
             cohort_size=cohorts.size,
             num_lanes=program.executor.num_lanes,
             lanes_together=program.executor.lanes_together,
             capacity=capacity,
-            dropout=cohorts.dropout,
+            dropout=config.dropout,
             clients=clients,
             trainings=trainings,
             client_chunk_size=cohorts.chunk_size,
         )
-        if buffered:
-            drawn = buffered.scheduled(number, drawn)
-        if waited:
-            return drawn._replace(participating=is_averaged, waited=waited)
-        return drawn
+        return drawn._replace(**fields)
 
-    return schedule_of, buffered
-
-
-# --- cohorts
-
-
-def make_arrivals(
-    cohorts: Cohorts,
-    of_clients: clock.Clock | None,
-    sizes: np.ndarray,
-    training: Mapping[str, Any],
-    traffic: tuple[int, int],
-) -> Callable[[int, np.ndarray | None], tuple[np.ndarray, np.ndarray, Waited]] | None:
-    """Returns the clients that a server averages, of those that it asks; None without a clock.
-
-    Args:
-        cohorts: of the run.
-        of_clients: how long clients take.
-        sizes: training rows of each client.
-        training: keyword arguments of `schedule.num_local_steps`.
-        traffic: bytes that a client receives and sends.
-
-    Returns:
-        (round, clients that are asked, or None to draw them) -> (the cohort, whether each is averaged, what the server
-        waited for).
-
-    Raises:
-        UsageError: nobody meets the deadline.
-    """
-    if of_clients is None:
-        return None
-    num_asked = cohorts.num_asked or cohorts.size
-    if not np.any(of_clients.jitter):  # which may be of any length
-        # a bound for any rule on single rows
-        fewest_steps = np.maximum(sizes // training["batch_size"], 1) * cohorts.local_epochs[0]
-        least = of_clients.seconds(np.arange(len(sizes)), fewest_steps, *traffic, 0, 0).min()
-        if least > cohorts.deadline:
-            raise UsageError(
-                f"deadline {cohorts.deadline:g}: the fastest client takes {least:.3g} s; use a longer one"
-            )
-
-    def arrivals(number: int, clients: np.ndarray | None) -> tuple[np.ndarray, np.ndarray, Waited]:
-        of_asked = cohorts.seed, number, cohorts.num_clients, num_asked, cohorts.dropout
-        sampled, responds, _ = schedule.cohort(*of_asked)
-        clients = sampled if clients is None else clients
-        steps = schedule.num_local_steps(number, clients.tolist(), sizes, **training)
-        seconds = of_clients.seconds(clients, steps, *traffic, number, cohorts.seed)
-        got = clock.wait(seconds, responds, cohorts.size, cohorts.deadline)
-        waited = Waited(got.seconds, clients[got.late], len(clients), int(responds.sum()))
-        return clients[got.taken], responds[got.taken] & got.in_time, waited
-
-    return arrivals
-
-
-Select = Callable[[int, SimState | None], np.ndarray]
-"""(round from 0, state before it) -> ids int32 [K]. Without a state all losses count as equal."""
-
-
-def make_select(
-    cohorts: Cohorts,
-    chosen: Selection,
-    program: programs.Program,
-    data: Data,
-    rows: Sequence[np.ndarray],
-) -> Select:
-    """Returns the cohorts of a selection.
-
-    Args:
-        cohorts: of the run.
-        chosen: the selection.
-        program: evaluates the model.
-        data: on the devices.
-        rows: training rows of every client.
-    """
-    sizes, count = client_rows.sizes(rows), cohorts.num_asked or cohorts.size
-    most = -(-int(sizes.max()) // evaluate.ROWS)
-
-    def loss(variables: Variables, client: int) -> float:
-        table = schedule.table(rows[client], evaluate.ROWS, most)
-        sums = program.evaluate(trained_part.whole(variables, data.base), data.pool, table)
-        return program.task.metrics(jax.device_get(sums))["loss"] if sizes[client] else -np.inf
-
-    def cohort(number: int, state: SimState | None) -> np.ndarray:
-        def losses(clients: Any) -> np.ndarray:
-            if len(clients) > chosen.num_candidates:
-                most = chosen.num_candidates
-                raise UsageError(
-                    f"selection.choose asks for {len(clients)} losses; at most num_candidates, {most}, are allowed:"
-                    " raise it"
-                )
-            return np.array(
-                [loss(state.variables, client) if state else 0.0 for client in clients], np.float64
-            )
-
-        population = types.Population(
-            number, schedule.selection_stream(cohorts.seed, number), sizes, count, losses
-        )
-        with checks.calling("selection.choose"):
-            clients = np.asarray(chosen.choose(population))
-        is_whole = clients.shape == (count,) and np.issubdtype(clients.dtype, np.integer)
-        if not is_whole or len({*clients.tolist()} & {*range(len(sizes))}) < count:
-            expected, got = (
-                f"{count} different clients from 0 to {len(sizes) - 1}",
-                str(clients.tolist())[:100],
-            )
-            raise UsageError(f"selection.choose must return {expected}; got {got}")
-        return clients.astype(np.int32)
-
-    return cohort
+    return schedule_of

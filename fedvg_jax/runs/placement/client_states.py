@@ -28,7 +28,6 @@ from fedvg_jax.core import tree
 from fedvg_jax.core.types import Schedule, SimState, Tree
 from fedvg_jax.engine import cohort_states, local_training
 from fedvg_jax.host import hardware as hw, processes
-from fedvg_jax.runs.placement import pool_rows
 from fedvg_jax.runs.record import checkpoint
 
 DENSE_BYTES = 2**26
@@ -39,9 +38,25 @@ CHUNK_BYTES = 2**26
 
 
 # --- placement --------------------------------------------------------------------------------------------------------
+class Federation(NamedTuple):
+    """The numbers that decide how many clients a run samples."""
+
+    num_clients: int
+    """N"""
+    cohort_size: int
+    """K"""
+    rounds: int
+
+    @property
+    def most_clients(self) -> int:
+        """A bound on the clients that the rounds of a run sample, and one round after them."""
+        return min(self.num_clients, (self.rounds + 1) * self.cohort_size)
+
+
 class Placement(NamedTuple):
     """Where a run stores the states of its clients."""
 
+    federation: Federation
     num_rows: int | None = None
     """rows on the devices for the clients of a chunk, a multiple of the devices that divide them, where the host stores
     all client states; None where the devices store a row for every client"""
@@ -58,21 +73,6 @@ class Placement(NamedTuple):
     def is_on_host(self) -> bool:
         """Whether the host stores all client states, and the devices those of a chunk's clients."""
         return self.num_rows is not None
-
-
-class Federation(NamedTuple):
-    """The numbers that decide how many clients a run samples."""
-
-    num_clients: int
-    """N"""
-    cohort_size: int
-    """K"""
-    rounds: int
-
-    @property
-    def most_clients(self) -> int:
-        """A bound on the clients that the rounds of a run sample, and one round after them."""
-        return min(self.num_clients, (self.rounds + 1) * self.cohort_size)
 
 
 def choose(
@@ -98,15 +98,16 @@ def choose(
     ...     [choose("auto", million, size, 64).num_rows for size in (2**6, 2**18)]
     [None, 1024]
     """
+    on_devices = Placement(federation, None, max_rounds, sharding)
     if client_bytes == 0 or placement == "device":
-        return Placement(None, max_rounds, sharding)
+        return on_devices
     if placement == "auto" and not _is_too_large(federation, client_bytes, sharding):
-        return Placement(None, max_rounds, sharding)
+        return on_devices
     count, size = federation.num_clients, federation.cohort_size
     clients_per_chunk = max(size, min(size * max_rounds, CHUNK_BYTES // client_bytes))
-    capacity = padded(min(count, pool_rows.round_up(clients_per_chunk)), sharding)
+    capacity = padded(min(count, round_up(clients_per_chunk)), sharding)
     fitting = max_rounds if capacity >= count else max(1, capacity // size)
-    return Placement(capacity, min(max_rounds, fitting), sharding)
+    return Placement(federation, capacity, min(max_rounds, fitting), sharding)
 
 
 def _is_too_large(
@@ -119,6 +120,16 @@ def _is_too_large(
     return num_bytes > DENSE_BYTES and (
         is_sparse or hw.auto_pool(2 * (num_bytes // num_devices)) == "host"
     )
+
+
+def round_up(number: int) -> int:
+    """Returns the number rounded up to four significant bits, so that other partitions have the same shapes.
+
+    >>> [round_up(number) for number in (7, 17, 1000, 1025)]
+    [7, 18, 1024, 1152]
+    """
+    unit = 1 << max(0, number.bit_length() - 4)
+    return -(-number // unit) * unit
 
 
 def padded(num_rows: int, sharding: NamedSharding | None) -> int:
@@ -137,32 +148,12 @@ def with_client_states(state: SimState, states: Tree, clients: Tree = ()) -> Sim
     return state._replace(clients=states, client_ids=clients)
 
 
-def shapes_of_rows(
-    state: SimState, num_rows: int | None, num_clients: int, sharding: NamedSharding | None = None
-) -> SimState:
-    """Returns the state on the devices with shapes for the client states in other rows.
-
-    Args:
-        state: arrays or shapes, with any rows.
-        num_rows: None for a row for every client.
-        num_clients: N.
-        sharding: of the rows over devices; None if each device stores all.
-    """
-    count = padded(num_clients, sharding) if num_rows is None else num_rows
-
-    def shape(leaf: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype, sharding=sharding)
-
-    return with_client_states(state, jax.tree.map(shape, state.clients))
-
-
-def first_state(placement: Placement, one: SimState, num_clients: int) -> SimState:
+def first_state(placement: Placement, one: SimState) -> SimState:
     """Returns the state before the first round; each device makes the rows that it stores.
 
     Args:
         placement: of the run.
         one: with the state of one client, leaves [1, ...].
-        num_clients: N.
 
     Returns:
         All rows equal; without any row where the host stores them.
@@ -173,7 +164,8 @@ def first_state(placement: Placement, one: SimState, num_clients: int) -> SimSta
         return with_client_states(one, no_rows, np.zeros(0, np.int32))
     if not jax.tree.leaves(states):
         return one
-    return with_client_states(one, _repeating(padded(num_clients, sharding), sharding)(states))
+    num_rows = padded(placement.federation.num_clients, sharding)
+    return with_client_states(one, _repeating(num_rows, sharding)(states))
 
 
 @functools.cache  # one program for all runs of these sizes
@@ -197,20 +189,19 @@ def number_rows(placement: Placement, planned: list[Schedule]) -> tuple[np.ndarr
     >>> from fedvg_jax.engine import schedule
     >>> batches = 2 * [np.zeros((1, 4), np.int32)]
     >>> rounds = [schedule.pack(c, batches, [4, 4], num_lanes=1, capacity=2) for c in ([9, 4], [4, 6])]
-    >>> clients, rounds = number_rows(Placement(4), rounds)
+    >>> clients, rounds = number_rows(Placement(Federation(10, 2, 2), 4), rounds)
     >>> clients.tolist(), [r.state_rows.tolist() for r in rounds]
     ([9, 4, 6], [[0, 1], [1, 2]])
     """
     if not placement.is_on_host:
         return np.zeros(0, np.int32), planned
-    sampled = np.concatenate([planned_round.clients for planned_round in planned])
-    clients = sampled[np.sort(np.unique(sampled, return_index=True)[1])]
-    order = np.argsort(clients).astype(np.int32)
-    sorted_clients = clients[order]
-    rows = (
-        order[np.searchsorted(sorted_clients, planned_round.clients)] for planned_round in planned
-    )
-    return clients, [each._replace(state_rows=r) for each, r in zip(planned, rows, strict=True)]
+    sampled = dict.fromkeys(k for each in planned for k in each.clients.tolist())
+    row_of = {client: row for row, client in enumerate(sampled)}
+    numbered = []
+    for each in planned:
+        rows = np.array([row_of[k] for k in each.clients.tolist()], np.int32)
+        numbered.append(each._replace(state_rows=rows))
+    return np.array(list(sampled), np.int32), numbered
 
 
 # --- functions of a placement -----------------------------------------------------------------------------------------
@@ -234,13 +225,14 @@ def take(
         return state
     rows = store.row_of[clients]
 
-    def placed(fresh: Any, stored: np.ndarray) -> jax.Array:
+    def taken(stored: np.ndarray) -> np.ndarray:
         # rows past the chunk's clients are not read
-        taken = np.zeros((placement.num_rows or 0, *stored.shape[1:]), stored.dtype)
-        np.take(stored, rows, 0, out=taken[: len(rows)], mode="clip")
-        return checkpoint.typed_like(fresh, processes.place(taken, placement.sharding))
+        result = np.zeros((placement.num_rows or 0, *stored.shape[1:]), stored.dtype)
+        np.take(stored, rows, 0, out=result[: len(rows)], mode="clip")
+        return result
 
-    return with_client_states(state, jax.tree.map(placed, placement.fresh, store.states))
+    states = processes.place(jax.tree.map(taken, store.states), placement.sharding)
+    return with_client_states(state, states)
 
 
 def put(store: Store | None, state: SimState, clients: np.ndarray) -> Store | None:
@@ -282,24 +274,22 @@ def read(placement: Placement, store: Store | None, state: SimState, clients: np
 
 
 # --- stores on the host -----------------------------------------------------------------------------------------------
-def open_store(placement: Placement, federation: Federation, state: SimState) -> Store | None:
+def open_store(placement: Placement, state: SimState) -> Store | None:
     """Returns a copy of the client states on the host, perhaps without any row; None for other placements.
 
     Args:
         placement: of the run.
-        federation: of the run.
         state: before the first round, or of a checkpoint.
     """
     if not placement.is_on_host:
         return None
     clients = np.asarray(state.client_ids)
-    row_of = np.zeros(federation.num_clients, np.int32)
+    row_of = np.zeros(placement.federation.num_clients, np.int32)
     row_of[clients] = np.arange(1, len(clients) + 1, dtype=np.int32)
+    num_rows = 1 + max(placement.federation.most_clients, len(clients))
 
     def allocated(fresh: np.ndarray, stored: np.ndarray) -> np.ndarray:
-        rows = np.empty(
-            (1 + max(federation.most_clients, len(clients)), *fresh.shape[1:]), fresh.dtype
-        )
+        rows = np.empty((num_rows, *fresh.shape[1:]), fresh.dtype)
         rows[:1], rows[1 : 1 + len(clients)] = fresh, stored
         return rows
 
@@ -316,9 +306,12 @@ def shapes_on_devices(placement: Placement, state: SimState) -> SimState:
     """
     if not placement.is_on_host:
         return state
-    return shapes_of_rows(
-        with_client_states(state, placement.fresh), placement.num_rows, 0, placement.sharding
-    )
+
+    def shape(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        shape = (placement.num_rows or 0, *leaf.shape[1:])
+        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=placement.sharding)
+
+    return with_client_states(state, jax.tree.map(shape, placement.fresh))
 
 
 def whole_state(store: Store | None, state: SimState) -> SimState:
@@ -331,40 +324,25 @@ def whole_state(store: Store | None, state: SimState) -> SimState:
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
-def saved_shapes(state: SimState, leaves: Mapping[str, np.ndarray], num_clients: int) -> SimState:
-    """Returns the shapes of a saved state, whose client states may have other rows than this one's.
+def saved_shapes(state: SimState, leaves: Mapping[str, np.ndarray]) -> SimState:
+    """Returns the shapes of a saved state, with its numbers of client states and of versions of the model.
 
     Args:
         state: before the first round of the run that continues.
         leaves: saved leaves by path.
-        num_clients: N.
     """
-    saved_slots = (leaf for path, leaf in leaves.items() if path.startswith("state.versions."))
-    num_slots = len(next(saved_slots, ()))
-    state = state._replace(versions=shapes_of_entries(state.versions, num_slots))
-    clients = leaves.get("state.client_ids")
-    if clients is None:
-        return shapes_of_rows(state, None, num_clients)
-    (count,) = clients.shape
-    return shapes_of_rows(state, count, num_clients)._replace(
-        client_ids=jax.ShapeDtypeStruct((count,), np.int32)
+
+    def with_entries_of(prefix: str, entries: Tree) -> Tree:
+        count = len(next((leaf for path, leaf in leaves.items() if path.startswith(prefix)), ()))
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), entries
+        )
+
+    return state._replace(
+        clients=with_entries_of("state.clients.", state.clients),
+        client_ids=leaves.get("state.client_ids", ()),
+        versions=with_entries_of("state.versions.", state.versions),
     )
-
-
-def shapes_of_entries(entries: Tree, count: int) -> Tree:
-    """Returns the shapes of leaves [n, ...] with another number of entries."""
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), entries
-    )
-
-
-def with_all_slots(state: SimState, saved: SimState) -> SimState:
-    """Returns a saved state with as many slots for versions of the model as this one: a longer run may need more."""
-
-    def padded_to(leaf: Any, stored: np.ndarray) -> np.ndarray:
-        return np.resize(stored, leaf.shape)
-
-    return saved._replace(versions=jax.tree.map(padded_to, state.versions, saved.versions))
 
 
 def save(state: SimState, num_clients: int) -> SimState:
@@ -384,17 +362,24 @@ def save(state: SimState, num_clients: int) -> SimState:
 
 
 def restore(state: SimState, saved: SimState) -> SimState:
-    """Returns a saved state, stored on the host or on the devices as the state before the first round is."""
-    saved = with_all_slots(state, saved)
+    """Returns a saved state, stored on the host or on the devices as the state before the first round is.
+
+    It has as many slots for versions of the model as this one: a longer run may need more.
+    """
+
+    def resized(leaf: jax.Array, stored: np.ndarray) -> np.ndarray:
+        return np.resize(stored, leaf.shape)
+
+    saved = saved._replace(versions=jax.tree.map(resized, state.versions, saved.versions))
     others = checkpoint.place_like(with_client_states(state, ()), with_client_states(saved, ()))
     num_rows = len(next(iter(jax.tree.leaves(saved.clients)), ()))
     owners = np.arange(num_rows, dtype=np.int32) if is_by_client(saved) else saved.client_ids
 
-    def placed(leaf: jax.Array, stored: np.ndarray) -> Any:
-        first = np.asarray(checkpoint.untyped(leaf).addressable_data(0))[:1]  # all rows are equal
-        rows = np.broadcast_to(first, (leaf.shape[0], *first.shape[1:])).copy()
+    def placed(leaf: jax.Array, stored: np.ndarray) -> jax.Array:
+        first = np.asarray(leaf.addressable_data(0))[:1]  # all rows are equal
+        rows = np.broadcast_to(first, leaf.shape).copy()
         rows[owners] = stored
-        return checkpoint.typed_like(leaf, processes.place(rows, leaf.sharding))
+        return processes.place(rows, leaf.sharding)
 
     if not is_by_client(state):
         return with_client_states(others, saved.clients, np.asarray(owners))
@@ -407,12 +392,11 @@ def _rows_on_host(states: Tree, count: int) -> Tree:
     All processes must call it if they share the rows.
 
     Args:
-        states: leaves [M, ...]; typed keys become their key data.
+        states: leaves [M, ...].
         count: n, rows to read.
     """
 
     def read_leaf(leaf: Any) -> np.ndarray:
-        leaf = checkpoint.untyped(leaf)
         if isinstance(leaf, np.ndarray) or leaf.is_fully_addressable:
             return np.asarray(leaf)[:count]
         if not leaf.is_fully_replicated:  # a leaf at a time has all of its rows on every device

@@ -1,8 +1,8 @@
-"""The rows of a run's pool: on the devices, or on the host.
+"""The rows of a pool that stays on the host.
 
-From the host, each chunk's rows are copied to the devices while the chunk before it runs. D_val, which every round
+Each chunk's rows are copied to the devices while the chunk before it runs. D_val, which every round
 scores on, stays on the devices. Evaluations copy their rows piece by piece. All shapes are fixed before the first
-round, so nothing is compiled between chunks. `fit`, `take` and `shapes` give a chunk its rows wherever they are.
+round, so nothing is compiled between chunks.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ import numpy as np
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Data, Executor, Schedule, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.host import hardware as hw, processes
+from fedvg_jax.host import processes
+from fedvg_jax.runs.experiment import Experiment
+from fedvg_jax.runs.placement import client_states
 
 CHUNK_BYTES = 2**28
 """Bytes of the rows of a chunk of several rounds; a single round may need more."""
@@ -40,15 +41,68 @@ class HostRows(NamedTuple):
     placement: Any
     """sharding of what the devices get; None for one device"""
 
+    def fit(self, planned: list[Schedule]) -> list[Schedule]:
+        """Returns as many of the first planned rounds as have rows that fit on the devices together, at least one."""
+        if self.capacity >= len(self.pool.y):
+            return planned
+        needed = np.zeros(0, np.int32)
+        for number, schedule in enumerate(planned):
+            needed = np.union1d(needed, tree.real_rows(schedule.rows))
+            if number and len(needed) > self.capacity:
+                return planned[:number]
+        return planned
 
-def is_chosen(placement: str, num_bytes: int) -> bool:
-    """Returns whether a pool of so many bytes stays on the host.
+    def take(self, rounds: Schedule) -> tuple[Schedule, Data]:
+        """Starts to copy the rows of a chunk; returns its stacked schedules with their numbers, and its data.
 
-    Args:
-        placement: "auto", "device" or "host".
-        num_bytes: of the pool.
-    """
-    return placement == "host" or (placement == "auto" and hw.auto_pool(num_bytes) == "host")
+        Args:
+            rounds: the rounds' schedules, stacked.
+        """
+        rows = np.unique(tree.real_rows(rounds.rows))
+        training = processes.place(_take(self.pool, rows, self.capacity), self.placement)
+        numbered = rounds._replace(rows=renumber(rounds.rows, rows))
+        return numbered, self.resident._replace(training=training)
+
+    def shapes(self) -> Data:
+        """Returns the data of a chunk as `take` does, with shapes for the rows that are copied."""
+
+        def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+            return jax.ShapeDtypeStruct(
+                (self.capacity, *leaf.shape[1:]), dtype, sharding=self.placement
+            )
+
+        return self.resident._replace(training=jax.tree.map(shape, self.pool))
+
+    def evaluating(
+        self, evaluate: Callable[..., Tree]
+    ) -> Callable[[Variables, Tree, np.ndarray], Tree]:
+        """Returns a function as `evaluate.make_evaluate` does, for tables on the host; it copies their rows by pieces.
+
+        Args:
+            evaluate: such a function, jitted.
+        """
+
+        def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Tree:
+            table, width = np.asarray(table), np.shape(table)[1]
+            used, length = table[(table >= 0).any(1)], max(1, self.piece // width)
+            before = totals = None
+            for first in range(0, max(1, len(used)), length):
+                minibatches = np.full((length, width), -1, np.int32)
+                minibatches[: len(used) - first] = used[first : first + length]
+                rows = np.unique(tree.real_rows(minibatches))
+                copied = processes.place(_take(self.pool, rows, length * width), self.placement)
+                numbers = renumber(minibatches, rows)
+                if totals is None:
+                    sums = jax.eval_shape(evaluate, variables, copied, numbers)
+                    totals = processes.place(
+                        jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), sums), self.placement
+                    )
+                processes.wait(before)  # two pieces at a time
+                before, totals = totals, evaluate(variables, copied, numbers, totals)
+            return totals
+
+        return evaluate_pieces
 
 
 def renumber(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -86,35 +140,27 @@ def resident_data(data: Data, *, reads_test: bool) -> Data:
     return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), **kept)
 
 
-def make(
-    reads_test: bool, cohort_size: int, data: Data, parts: Partition, executor: Executor
-) -> HostRows:
+def make(experiment: Experiment, data: Data, executor: Executor) -> HostRows:
     """Returns the rows of a run that keeps its pool on the host, with D_val on the devices.
 
     Args:
-        reads_test: whether rounds read the test rows.
-        cohort_size: K.
+        experiment: of the run.
         data: the whole pool and its tables, NumPy arrays.
-        parts: the partition.
         executor: of the run.
     """
-    needed = int(np.sort(client_rows.sizes(parts.train))[-cohort_size:].sum())  # of any round
+    sizes = np.sort(client_rows.sizes(experiment.population.partition.train))
+    needed = int(sizes[-experiment.cohorts.size :].sum())  # of any round
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
-    capacity = min(len(data.pool.y), round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1)))
-    most_evaluated = max(table.size for table in (data.val, data.test) if table is not None)
-    piece = max(1, min(int(PIECE_BYTES / row_bytes), most_evaluated))
-    resident = processes.place(resident_data(data, reads_test=reads_test), executor.placement)
-    return HostRows(data.pool, resident, capacity, piece, executor.placement)
-
-
-def round_up(number: int) -> int:
-    """Returns the number rounded up to four significant bits, so that other partitions have the same shapes.
-
-    >>> [round_up(number) for number in (7, 17, 1000, 1025)]
-    [7, 18, 1024, 1152]
-    """
-    unit = 1 << max(0, number.bit_length() - 4)
-    return -(-number // unit) * unit
+    fitting = client_states.round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1))
+    piece = max(1, min(int(PIECE_BYTES / row_bytes), max(data.val.size, data.test.size)))
+    resident = resident_data(data, reads_test="client_accuracy" in experiment.recorded)
+    return HostRows(
+        data.pool,
+        processes.place(resident, executor.placement),
+        min(len(data.pool.y), fitting),
+        piece,
+        executor.placement,
+    )
 
 
 def _take(pool: Tree, rows: np.ndarray, num_rows: int) -> Tree:
@@ -126,81 +172,3 @@ def _take(pool: Tree, rows: np.ndarray, num_rows: int) -> Tree:
         return result
 
     return jax.tree.map(taken, pool)
-
-
-def fit(host: HostRows | None, planned: list[Schedule]) -> list[Schedule]:
-    """Returns as many of the first planned rounds as have rows that fit on the devices together, at least one."""
-    if host is None or host.capacity >= len(host.pool.y):
-        return planned
-    needed = np.zeros(0, np.int32)
-    for number, schedule in enumerate(planned):
-        needed = np.union1d(needed, tree.real_rows(schedule.rows))
-        if number and len(needed) > host.capacity:
-            return planned[:number]
-    return planned
-
-
-def take(host: HostRows | None, data: Data, rounds: Schedule) -> tuple[Schedule, Data]:
-    """Returns the schedules of a chunk and its data; from a pool on the host, it starts to copy the rows.
-
-    Args:
-        host: the rows of the run; None where the devices hold all.
-        data: of the run.
-        rounds: the rounds' schedules, stacked.
-
-    Returns:
-        The stacked schedules with numbers of the copied rows, and the data of the chunk.
-    """
-    if host is None:
-        return rounds, data
-    rows = np.unique(tree.real_rows(rounds.rows))
-    training = processes.place(_take(host.pool, rows, host.capacity), host.placement)
-    return rounds._replace(rows=renumber(rounds.rows, rows)), host.resident._replace(
-        training=training
-    )
-
-
-def shapes(host: HostRows | None, data: Data) -> Data:
-    """Returns the data of a chunk as `take` does, with shapes for the rows that are copied."""
-    if host is None:
-        return data
-
-    def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
-        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-        return jax.ShapeDtypeStruct(
-            (host.capacity, *leaf.shape[1:]), dtype, sharding=host.placement
-        )
-
-    return host.resident._replace(training=jax.tree.map(shape, host.pool))
-
-
-def evaluating(
-    evaluate: Callable[..., Tree], host: HostRows
-) -> Callable[[Variables, Tree, np.ndarray], Tree]:
-    """Returns a function as `evaluate.make_evaluate` does, for tables on the host; it copies their rows by pieces.
-
-    Args:
-        evaluate: such a function, jitted.
-        host: of the run; its pool is the one that is read.
-    """
-
-    def evaluate_pieces(variables: Variables, _: Tree, table: np.ndarray) -> Tree:
-        table, width = np.asarray(table), np.shape(table)[1]
-        used, length = table[(table >= 0).any(1)], max(1, host.piece // width)
-        before = totals = None
-        for first in range(0, max(1, len(used)), length):
-            minibatches = np.full((length, width), -1, np.int32)
-            minibatches[: len(used) - first] = used[first : first + length]
-            rows = np.unique(tree.real_rows(minibatches))
-            copied = processes.place(_take(host.pool, rows, length * width), host.placement)
-            numbers = renumber(minibatches, rows)
-            if totals is None:
-                sums = jax.eval_shape(evaluate, variables, copied, numbers)
-                totals = processes.place(
-                    jax.tree.map(lambda s: np.zeros(s.shape, s.dtype), sums), host.placement
-                )
-            processes.wait(before)  # two pieces at a time
-            before, totals = totals, evaluate(variables, copied, numbers, totals)
-        return totals
-
-    return evaluate_pieces

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.core import tree
@@ -34,8 +33,8 @@ Digest = list[int]
 
 
 def to_host(state: Tree) -> Tree:
-    """Returns a copy in host memory, which no later round overwrites; typed keys become their key data."""
-    return jax.tree.map(np.array, jax.device_get(jax.tree.map(untyped, state)))
+    """Returns a copy in host memory, which no later round overwrites."""
+    return jax.tree.map(np.array, jax.device_get(state))
 
 
 def save(run: Path, number: int, state: Tree, history: Digest, keep: int) -> None:
@@ -252,39 +251,27 @@ def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:
 
 def _in_structure(template: Tree, leaves: Mapping[str, np.ndarray]) -> Any:
     """Returns the leaves as a pytree like the template; ValueError with the first of another shape or dtype."""
-    expected = {key: _shape(leaf) for key, leaf in _leaves_by_path(template).items()}
-    shapes = {key: _shape(leaf) for key, leaf in leaves.items()}
-    if expected != shapes:
-        other = min(
-            key for key in expected.keys() | shapes.keys() if expected.get(key) != shapes.get(key)
-        )
-        raise ValueError(f"other shapes: {other} is {shapes.get(other)}, not {expected.get(other)}")
-    return jax.tree.structure(template).unflatten([leaves[key] for key in expected])
+    by_path = _leaves_by_path(template)
+    expected, shapes = (
+        {path: (leaf.shape, str(leaf.dtype)) for path, leaf in of_paths.items()}
+        for of_paths in (by_path, leaves)
+    )
+    for path in sorted(expected.keys() | shapes.keys()):
+        if expected.get(path) != shapes.get(path):
+            raise ValueError(
+                f"other shapes: {path} is {shapes.get(path)}, not {expected.get(path)}"
+            )
+    return jax.tree.structure(template).unflatten([leaves[path] for path in by_path])
 
 
 def place_like(template: Tree, state: Tree) -> Tree:
-    """Returns `state`, which is on the host, on the devices of `template` with its key types; its NumPy arrays stay."""
+    """Returns `state`, which is on the host, on the devices of `template`; NumPy arrays of the template stay there."""
 
     def placed(expected, value):
-        if isinstance(expected, np.ndarray):
-            return value
-        return typed_like(expected, processes.place(value, expected.sharding))
+        is_on_host = isinstance(expected, np.ndarray)
+        return value if is_on_host else processes.place(value, expected.sharding)
 
     return jax.tree.map(placed, template, state)
-
-
-def untyped(leaf: Any) -> Any:
-    """Returns an array without the type of random keys: their key data."""
-    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
-
-
-def typed_like(expected: Any, leaf: Any) -> Any:
-    """Returns key data as keys where `expected` has keys; other arrays as they are."""
-    return (
-        jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(expected))
-        if _is_key(expected)
-        else leaf
-    )
 
 
 def _leaves_by_path(state: Tree) -> dict[str, Any]:
@@ -294,16 +281,7 @@ def _leaves_by_path(state: Tree) -> dict[str, Any]:
     return by_path
 
 
-def _shape(leaf) -> tuple[tuple[int, ...], str]:
-    leaf = jax.eval_shape(untyped, leaf) if _is_key(leaf) else leaf
-    return leaf.shape, str(leaf.dtype)
-
-
 def _describe(leaf: np.ndarray) -> list:
     """Returns [shape, dtype, CRC-32 of the bytes]."""
     flat = np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
     return [list(leaf.shape), str(leaf.dtype), zlib.crc32(flat.data)]
-
-
-def _is_key(leaf) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -1,6 +1,7 @@
 """Runs with differential privacy: epsilon against the library, resuming, trained parts, and what is refused."""
 
 import dataclasses
+import types
 
 import dp_accounting
 import numpy as np
@@ -38,9 +39,10 @@ def by_hand(event, rounds):
 def epsilon(rounds, own_reads=None, **settings):
     config = dataclasses.replace(CONFIG, **settings)
     hyper = {"dp.noise_multiplier": np.float32(config.dp.noise_multiplier)}
-    reads = resolved.privacy(config).reads_clients if own_reads is None else own_reads
-    mechanism = accounts.mechanism(resolved.cohorts(config), hyper, reads_clients=reads)
-    return accounts.Account(config.dp.delta, mechanism).epsilon(rounds)
+    experiment = resolved.experiment(config)
+    if own_reads is not None:
+        experiment = experiment._replace(weights_read_clients=own_reads)
+    return accounts.make_account(experiment, hyper).epsilon(rounds)
 
 
 def test_neighbours_replace_one_client():
@@ -172,6 +174,5 @@ def test_algorithms_whose_server_sees_the_aggregate_alone_are_allowed():
         algorithm = worlds.algorithm(name)
         state = worlds.state(worlds.uneven(), algorithm, worlds.QUADRATIC)
         with naming(name):
-            options = resolved.privacy(CONFIG), resolved.cohorts(CONFIG)
-            method = algorithm, fv.weightings.uniform(), None
-            accounts.check(*options, *method, state, worlds.hyper())
+            program = types.SimpleNamespace(algorithm=algorithm, weighting=fv.weightings.uniform())
+            accounts.check(resolved.experiment(CONFIG), program, state, worlds.hyper())

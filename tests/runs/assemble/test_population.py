@@ -13,8 +13,8 @@ from fedvg_jax.config import Config
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.runs import experiment
 from fedvg_jax.runs.assemble import tables
+from fedvg_jax.runs.experiment import Population
 
 DIGITS = data.load("digits")
 
@@ -35,9 +35,9 @@ def elsewhere(tmp_path_factory):
 def tables_of(made, arrays, parts, task=None):
     """Returns the pool and the tables of rows, for the model of the settings by default."""
     shared = resolve.data.make_shared(made, arrays, parts)
-    whole = experiment.Population(arrays, parts, shared)
-    task = task or resolve.model.make_task(made, arrays)
-    return tables.make_data(resolved.tables(made), made.batch_size, whole, task)
+    whole = resolved.experiment(made, arrays.x.shape[1:], len(arrays.class_names), task)
+    whole = whole._replace(population=Population(arrays, parts, shared))
+    return tables.make_data(whole, task or resolve.model.make_task(made, arrays))
 
 
 @pytest.mark.parametrize(
@@ -136,8 +136,10 @@ def num_steps(task=None, **settings):
     *train, _ = np.split(np.arange(20, dtype=np.int32), np.cumsum(SIZES))
     parts = Partition(train, *[[np.arange(10, 12, dtype=np.int32)] * 3] * 2)
     program = resolved.program(made, task=task)
-    make, _ = tables.make_schedule(resolved.cohorts(made), len(DIGITS.y), parts, program)
-    schedule = make(0)
+    whole = resolved.experiment(made, task=task)
+    whole = whole._replace(population=Population(DIGITS, parts, None))
+    training = tables.make_training(whole, program)
+    schedule = tables.make_schedule(whole, program, training)(0)
     return [int(schedule.num_steps[list(schedule.clients).index(client)]) for client in range(3)]
 
 

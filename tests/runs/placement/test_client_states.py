@@ -136,7 +136,7 @@ def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_
 # --- the choice
 
 
-BY_CLIENT = Placement(max_rounds=64)
+BY_CLIENT = Placement(MILLION, max_rounds=64)
 
 
 def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_are_sampled_or_they_fill_the_devices():

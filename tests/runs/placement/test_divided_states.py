@@ -16,7 +16,6 @@ from fedvg_jax import resolve
 from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.runs import chunks
-from fedvg_jax.runs.assemble.simulation import federation
 from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record import stored
 
@@ -81,7 +80,7 @@ def test_states_of_a_chunk_are_divided_where_the_host_keeps_the_others():
     sim = simulated(placement="host")
     placement, chunk = sim.state_placement, [sim.schedule(number) for number in range(3)]
     clients, _ = client_states.number_rows(placement, chunk)
-    store = client_states.open_store(placement, federation(sim.experiment), sim.state)
+    store = client_states.open_store(placement, sim.state)
     state = client_states.take(placement, store, sim.state, clients)
     assert placement.num_rows % 3 == 0 and rows_held(state) == {placement.num_rows // 3}
     shapes = client_states.shapes_on_devices(placement, sim.state)

@@ -14,6 +14,7 @@ import fedvg_jax as fv
 from fedvg_jax.config import Config
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.runs import chunks
+from fedvg_jax.runs.assemble import tables
 from fedvg_jax.runs.placement import pool_rows
 
 SETTINGS = Config(
@@ -83,11 +84,11 @@ def test_rows_stay_on_the_host_where_they_would_fill_the_device():
     gpu = hw.Hardware("gpu", "NVIDIA H100", num_devices=1, cores=16, memory_bytes=80 * 2**30)
     sizes = (40 * 2**30, 60 * 2**30)
     with hw.assumed(gpu):
-        assert [pool_rows.is_chosen("auto", size) for size in sizes] == [False, True]
-        assert not pool_rows.is_chosen("device", sizes[1])
+        assert [tables.stays_on_host("auto", size) for size in sizes] == [False, True]
+        assert not tables.stays_on_host("device", sizes[1])
     with hw.assumed(gpu._replace(memory_bytes=None)):
-        assert pool_rows.is_chosen("host", 1)
-        assert not pool_rows.is_chosen("auto", sizes[1])
+        assert tables.stays_on_host("host", 1)
+        assert not tables.stays_on_host("auto", sizes[1])
 
 
 # --- files read in place

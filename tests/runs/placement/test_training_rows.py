@@ -23,7 +23,6 @@ def test_rounds_fit_until_their_different_rows_exceed_the_capacity():
     for count, schedule in enumerate(rounds, 1):
         union |= {row for client in schedule.clients for row in rows[client].tolist()}
         for capacity, fitting in ((len(union), count), (len(union) - 1, max(1, count - 1))):
-            host = types.SimpleNamespace(
-                capacity=capacity, pool=types.SimpleNamespace(y=range(600))
-            )
-            assert len(pool_rows.fit(host, rounds[:count])) == fitting
+            pool = types.SimpleNamespace(y=range(600))
+            host = pool_rows.HostRows(pool, None, capacity, 1, None)
+            assert len(host.fit(rounds[:count])) == fitting

@@ -1,18 +1,34 @@
-"""Models in Flax, and tasks made from them; no other package imports Flax."""
+"""Models in Flax, and tasks made from them; no other package imports Flax.
 
-from fedvg_jax.models import task
-from fedvg_jax.models.adapt import linen_task as linen_task, nnx_task as nnx_task
-from fedvg_jax.models.conv.rewrite import fast_convolutions as fast_convolutions
-from fedvg_jax.models.efficientnet import efficientnet_lite0 as efficientnet_lite0
-from fedvg_jax.models.plain import (
-    CNN as CNN,
-    GRU as GRU,
-    MLP as MLP,
-    LeNet5 as LeNet5,
-    TinyCNN as TinyCNN,
-)
-from fedvg_jax.models.resnet import resnet18 as resnet18, resnet34 as resnet34, resnet50 as resnet50
-from fedvg_jax.models.task import classification as classification, next_character as next_character
-from fedvg_jax.models.vit import vit_b16 as vit_b16, vit_s16 as vit_s16
+Public names are imported when they are first used, so that a run loads its own network only. Type checkers read them in
+`__init__.pyi`.
+"""
 
-classification_metrics = task.metrics
+import importlib
+
+_HOMES = {
+    "CNN": "plain",
+    "GRU": "plain",
+    "LeNet5": "plain",
+    "MLP": "plain",
+    "TinyCNN": "plain",
+    "classification": "task",
+    "classification_metrics": "task",
+    "efficientnet_lite0": "efficientnet",
+    "fast_convolutions": "conv.rewrite",
+    "next_character": "task",
+    "resnet18": "resnet",
+    "resnet34": "resnet",
+    "resnet50": "resnet",
+    "vit_b16": "vit",
+    "vit_s16": "vit",
+}
+"""Public name -> the module below this one that defines it."""
+
+__all__ = [*_HOMES]  # noqa: PLE0604  # pyright: ignore[reportUnsupportedDunderAll]
+
+
+def __getattr__(name: str):
+    if name not in _HOMES:
+        raise AttributeError(f"module 'fedvg_jax.models' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,6 @@ from jax import Array
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
-from fedvg_jax.models import transforms
 
 
 def classification(
@@ -33,15 +33,12 @@ def classification(
         num_classes: C.
         image_shape: (H, W, D), or (D,) for a table. uint8 pixels are scaled to [0, 1]; other dtypes are not scaled.
         block_of: path of a tensor -> name of its block; defaults to `head_and_base`.
-        normalise: name of the pixel statistics in `transforms.STATISTICS`.
+        normalise: name of the pixel statistics in `STATISTICS`.
 
     Returns:
         The task. Its loss raises UsageError for images of another shape than `image_shape`.
     """
-
-    def scaled(x: Array, dtype) -> Array:
-        return transforms.scale(x, dtype, normalise)
-
+    scaled = functools.partial(scale, statistics=normalise)
     row = jax.ShapeDtypeStruct(tuple(image_shape), jnp.float32)
     return _labelling(module, num_classes, row, scaled, block_of)
 
@@ -90,7 +87,7 @@ def _labelling(
         block_of: path of a tensor -> name of its block; None for `head_and_base`.
     """
 
-    def apply(params: Tree, stats: Tree, x: Array, mask: Array, train: bool) -> tuple[Array, Tree]:
+    def apply(params, stats, x, mask, train):
         x = prepare(x, tree.dtype(params))
         logits, new = module.apply(
             {"params": params, "batch_stats": stats}, x, mask, train, mutable=["batch_stats"]
@@ -102,9 +99,7 @@ def _labelling(
         variables = module.init(key, x, jnp.ones(1, bool), False)
         return Variables(variables["params"], variables.get("batch_stats", {}))
 
-    def forward(
-        params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool, key: Array | None = None
-    ) -> tuple[Outputs, Tree]:
+    def forward(params, stats, batch, mask, train, key=None):
         if (shape := batch.x.shape[1:]) != row.shape:
             raise UsageError(
                 f"rows of {shape} for the loss of a task made for {row.shape}; make a task for {shape}"
@@ -114,15 +109,22 @@ def _labelling(
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, batch.y)
         return Outputs(mean_over_rows(losses, mask), logits, features.value), stats
 
-    def predict(params: Tree, stats: Tree, batch: Batch) -> Array:
+    def predict(params, stats, batch: Batch):
         return apply(params, stats, batch.x, jnp.ones(len(batch.x), bool), False)[0]
 
-    def measure(params: Tree, stats: Tree, batch: Batch, mask: Array) -> Tree:
+    def measure(params, stats, batch, mask):
         return _sums(predict(params, stats, batch), batch.y, mask, num_classes)
 
-    names = block_of or head_and_base
-    loss = loss_of(forward)
-    return Task(init, loss, predict, measure, metrics, names, takes_groups=True, forward=forward)
+    return Task(
+        init,
+        loss_of(forward),
+        predict,
+        measure,
+        classification_metrics,
+        block_of or head_and_base,
+        takes_groups=True,
+        forward=forward,
+    )
 
 
 def _sums(logits: Array, y: Array, mask: Array, num_classes: int) -> Tree:
@@ -141,9 +143,7 @@ def _sums(logits: Array, y: Array, mask: Array, num_classes: int) -> Tree:
 def loss_of(forward: Callable[..., tuple[Outputs, Tree]]) -> Callable[..., tuple[Array, Tree]]:
     """Returns the loss of a `Task.forward`, which draws no random numbers."""
 
-    def loss(
-        params: Tree, stats: Tree, batch: Tree, mask: Array, train: bool
-    ) -> tuple[Array, Tree]:
+    def loss(params, stats, batch, mask, train):
         outputs, stats = forward(params, stats, batch, mask, train)
         return outputs.loss, stats
 
@@ -157,7 +157,7 @@ def mean_over_rows(losses: Array, mask: Array) -> Array:
     return losses.sum() / count.astype(losses.dtype)
 
 
-def metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:
+def classification_metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:
     """Returns loss, accuracy, balanced accuracy, macro-F1 and the share of the largest class.
 
     With the confusion matrix M [true, predicted]: accuracy is tr M / sum M; balanced accuracy is the mean recall of the
@@ -185,9 +185,43 @@ def head_and_base(path: str) -> str:
     return "classifier" if path.startswith("classifier/") else "base"
 
 
-# --- features
+# --- pixels
 
-_CALLS = ("__call__", "attend")
+STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]] | None] = {
+    "none": None,
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+    "half": ((0.5,), (0.5,)),
+}
+"""Name -> mean and standard deviation of each channel of pixels in [0, 1]. imagenet: torchvision's, for its ImageNet
+weights; half: timm's, for its ViTs; none: the published code does not normalise."""
+
+
+def scale(x: Array, dtype, statistics: str = "none") -> Array:
+    """Returns (x / 255 - mean) / deviation for uint8 pixels; inputs of other dtypes are not divided by 255.
+
+    With the statistics of three channels, a grayscale image becomes three channels.
+
+    Args:
+        x: [..., H, W, D].
+        dtype: of the result, unless x has wider floats.
+        statistics: a name of `STATISTICS`.
+
+    >>> scale(jnp.full((1, 1, 1, 1), 255, jnp.uint8), jnp.float32, "half").tolist()
+    [[[[1.0]]]]
+    """
+    size = jnp.dtype(dtype).itemsize
+    is_wide = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= size
+    scaled = x if is_wide else x.astype(dtype)
+    scaled = scaled / 255 if x.dtype == jnp.uint8 else scaled
+    moments = STATISTICS[statistics]
+    if moments is None:
+        return scaled
+    shape = *[1] * (x.ndim - 1), -1
+    mean, deviation = (jnp.asarray(moment, scaled.dtype).reshape(shape) for moment in moments)
+    return (scaled - mean) / deviation
+
+
+# --- features
 
 
 class Features:
@@ -213,14 +247,14 @@ def recorded_features() -> Iterator[Features]:
     features = Features()
 
     def record(run, args, kwargs, context):
-        outputs, given = run(*args, **kwargs), [*args, *kwargs.values()]
-        own = context.module.variables.get("params", {}) if context.method_name in _CALLS else {}
+        outputs, inputs = run(*args, **kwargs), [*args, *kwargs.values()]
+        is_call = context.method_name in ("__call__", "attend") and inputs
+        own = context.module.variables.get("params", {}) if is_call else {}
         # a module that has layers of its own is none, even with parameters beside them, such as a ViT's class token
-        is_layer = given and own and not any(hasattr(entry, "keys") for entry in own.values())
-        if is_layer and (
-            max(map(jnp.ndim, own.values())) > 1 or jnp.shape(outputs) != jnp.shape(given[0])
-        ):
-            features.value = given[0]
+        if own and not any(hasattr(entry, "keys") for entry in own.values()):
+            is_scale = max(map(jnp.ndim, own.values())) <= 1
+            if not is_scale or jnp.shape(outputs) != jnp.shape(inputs[0]):
+                features.value = inputs[0]
         return outputs
 
     with nn.intercept_methods(record):

@@ -1,6 +1,6 @@
 """Tasks of equal results that compute otherwise: gradients by microbatches, and other formats of numbers.
 
-And operations on images inside the program: scaling and normalising always, augmentation while a client trains.
+And the augmentation of images while a client trains.
 """
 
 from __future__ import annotations
@@ -13,17 +13,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fedvg_jax.core import tree
-from fedvg_jax.core.types import Augment, Batch, Outputs, Task, Tree
+from fedvg_jax.core import trained_part, tree
+from fedvg_jax.core.types import Augment, Batch, Task, Tree, Variables
+from fedvg_jax.models.task import loss_of
 
 
-def accumulate_gradients(
-    task: Task,
-    max_rows: int,
-    base: Tree = (),
-    bind: Callable[[Task, Tree], Task] = lambda task, base: task,
-) -> Task:
-    """Returns `task` with a loss that adds up its gradient over microbatches of at most `max_rows` rows.
+def accumulate_gradients(task: Task, max_rows: int, base: Variables | None = None) -> Task:
+    """Returns the task of the trained part, with a loss that adds up its gradient over microbatches of rows.
 
         grad L = sum_m (n_m / n) grad L_m        n_m, n: real rows of microbatch m and of the minibatch
 
@@ -34,14 +30,12 @@ def accumulate_gradients(
     Args:
         task: its batches' leaves have leading axis B.
         max_rows: the microbatches have the largest number of rows up to this that divides B.
-        base: frozen tensors, which may be traced. The rule takes them as an argument: it must close over no tracer.
-        bind: (task, base) -> the task of the trained part, by default of the whole model.
+        base: frozen tensors, which may be traced; None if all are trained. The rule takes them as an argument: it must
+            close over no tracer.
     """
-    part = bind(task, base)
+    part = trained_part.bind(task, base)
 
-    def loss(
-        params: Tree, stats: Tree, batch: Tree, mask: Array, train: bool
-    ) -> tuple[Array, Tree]:
+    def loss(params, stats, batch, mask, train):
         # groups of rows are nothing to models in which no row depends on another
         mask = mask.reshape(-1)
         size = max(rows for rows in range(1, max_rows + 1) if len(mask) % rows == 0)
@@ -49,37 +43,31 @@ def accumulate_gradients(
         has_float_inputs = any(jnp.issubdtype(x.dtype, jnp.inexact) for x in jax.tree.leaves(batch))
         if size == len(mask) or has_float_inputs:
             return part.loss(params, stats, batch, mask, train)
-        mean = _mean_by_microbatches(lambda base: bind(task, base).loss, stats, train, size)
+        mean = _mean_by_microbatches(task, stats, train, size)
         # a base from outside of `shard_map` has a type of another mesh, and the rule could make no zero tangents of it
         return mean(params, lax.optimization_barrier(base), batch, mask), stats
 
     return part._replace(loss=loss)
 
 
-def _mean_by_microbatches(loss_of: Callable[[Tree], Callable], stats: Tree, train: bool, size: int):
+def _mean_by_microbatches(task: Task, stats: Tree, train: bool, size: int):
     """Returns (params, base, batch, mask) -> mean loss over the real rows, differentiable by the parameters only."""
 
-    @jax.custom_jvp
-    def mean(params: Tree, base: Tree, batch: Tree, mask: Array) -> Array:
-        return loss_of(base)(params, stats, batch, mask, train)[0]
+    def mean(params, base, batch, mask):
+        return trained_part.bind(task, base).loss(params, stats, batch, mask, train)[0]
 
-    @mean.defjvp
-    def directional_derivative(primals, tangents):
-        value, grads = value_and_grad(*primals)
-        products = jax.tree.map(lambda g, d: (g * d).sum(), grads, tangents[0])
-        return value, sum(jax.tree.leaves(products), start=jnp.zeros((), value.dtype))
-
-    def value_and_grad(params: Tree, base: Tree, batch: Tree, mask: Array) -> tuple[Array, Tree]:
+    def value_and_grad(params, base, batch, mask):
         num_real = jnp.maximum(mask.sum(), 1)
 
         def add_microbatch(total, microbatch):
-            def weighted_loss(params):
-                weight = (microbatch[1].sum() / num_real).astype(tree.dtype(params))
-                return weight * loss_of(base)(params, stats, *microbatch, train)[0]
+            batch, mask = microbatch
 
-            has_rows = microbatch[1].any()
+            def weighted_loss(params):
+                weight = (mask.sum() / num_real).astype(tree.dtype(params))
+                return weight * mean(params, base, batch, mask)
+
             term = lax.cond(
-                has_rows, lambda: jax.value_and_grad(weighted_loss)(params), lambda: zero
+                mask.any(), lambda: jax.value_and_grad(weighted_loss)(params), lambda: zero
             )
             # outside of the conditional, where XLA adds in place
             return tree.add(total, term), None
@@ -88,87 +76,47 @@ def _mean_by_microbatches(loss_of: Callable[[Tree], Callable], stats: Tree, trai
         zero = jnp.zeros((), tree.dtype(params)), tree.zeros_like(params)
         return lax.scan(add_microbatch, zero, microbatches)[0]
 
-    return mean
+    def directional_derivative(primals, tangents):
+        value, grads = value_and_grad(*primals)
+        products = jax.tree.map(lambda g, d: (g * d).sum(), grads, tangents[0])
+        return value, sum(jax.tree.leaves(products), start=jnp.zeros((), value.dtype))
 
-
-NAMES = ("default", "highest", "bfloat16")
-"""default: float32, with matmul factors rounded as the device prefers (TF32 on a GPU); highest: float32 throughout;
-bfloat16: forward and backward pass in bfloat16."""
+    rule = jax.custom_jvp(mean)
+    rule.defjvp(directional_derivative)
+    return rule
 
 
 def compute_in(task: Task, name: str) -> Task:
-    """Returns `task` with its forward and backward pass in that format; losses and statistics come out in float32.
+    """Returns `task` with its forward and backward pass in another format than the device's default.
 
-    So do outputs and features of `forward`.
+    Losses, statistics, outputs and features come out in the format of the parameters.
 
     Args:
-        task: with float32 parameters.
-        name: one of `NAMES`.
+        task: with float32 parameters and `forward`.
+        name: "highest", float32 throughout, without TF32; or "bfloat16".
     """
-    if name == "default":
-        return task
+    precision = "highest" if name == "highest" else None
 
     def narrow(x: Array) -> Array:
         is_narrowed = name == "bfloat16" and jnp.issubdtype(x.dtype, jnp.floating)
         return x.astype(jnp.bfloat16) if is_narrowed else x
 
     def in_format(f: Callable) -> Callable:
-        def run(params: Tree, stats: Tree, batch: Batch, *args, **key):
-            precision = "highest" if name == "highest" else None
+        def run(params, stats, batch, *args, **key):
             with jax.default_matmul_precision(precision) if precision else contextlib.nullcontext():
-                converted = batch._replace(x=narrow(batch.x))
-                return f(jax.tree.map(narrow, params), stats, converted, *args, **key)
+                narrowed = batch._replace(x=narrow(batch.x))
+                return f(jax.tree.map(narrow, params), stats, narrowed, *args, **key)
 
         return run
 
-    def forward(params: Tree, stats: Tree, *args, **key) -> tuple[Outputs, Tree]:
+    def forward(params, stats, *args, **key):
         assert task.forward is not None  # every named model has one
         outputs, new = in_format(task.forward)(params, stats, *args, **key)
         wide = jax.tree.map(lambda x: x.astype(tree.dtype(params)), outputs)
         return wide, tree.like(new, stats)
 
-    def loss(params: Tree, stats: Tree, batch: Batch, mask, train: bool) -> tuple[Array, Tree]:
-        outputs, new = forward(params, stats, batch, mask, train)
-        return outputs.loss, new
-
     predict, measure = in_format(task.predict), in_format(task.measure)
-    return task._replace(loss=loss, forward=forward, predict=predict, measure=measure)
-
-
-STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]] | None] = {
-    "none": None,
-    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
-    "half": ((0.5,), (0.5,)),
-}
-"""Name -> mean and standard deviation of each channel of pixels in [0, 1]. imagenet: torchvision's, for its ImageNet
-weights; half: timm's, for its ViTs; none: the published code does not normalise."""
-
-
-def scale(x: Array, dtype, statistics: str = "none") -> Array:
-    """Returns (x / 255 - mean) / deviation for uint8 pixels; inputs of other dtypes are not divided by 255.
-
-    With the statistics of three channels, a grayscale image becomes three channels.
-
-    Args:
-        x: [..., H, W, D].
-        dtype: of the result, unless x has wider floats.
-        statistics: a name of `STATISTICS`.
-
-    >>> scale(jnp.full((1, 1, 1, 1), 255, jnp.uint8), jnp.float32, "half").tolist()
-    [[[[1.0]]]]
-    """
-    is_wide = (
-        jnp.issubdtype(x.dtype, jnp.floating) and x.dtype.itemsize >= jnp.dtype(dtype).itemsize
-    )
-    scaled = x if is_wide else x.astype(dtype)
-    scaled = scaled / 255 if x.dtype == jnp.uint8 else scaled
-    moments = STATISTICS[statistics]
-    if moments is None:
-        return scaled
-    mean, deviation = (
-        jnp.asarray(s, scaled.dtype).reshape(*[1] * (x.ndim - 1), -1) for s in moments
-    )
-    return (scaled - mean) / deviation
+    return task._replace(loss=loss_of(forward), forward=forward, predict=predict, measure=measure)
 
 
 def flip(key: Array, x: Array) -> Array:
@@ -181,9 +129,11 @@ def crop(key: Array, x: Array, pad: int = 4) -> Array:
     """Shifts each image of x [B, H, W, D] by -pad to pad pixels in both directions, filling with black."""
     padded = jnp.pad(x, ((0, 0), (pad, pad), (pad, pad), (0, 0)))
     corners = jax.random.randint(key, (len(x), 2), 0, 2 * pad + 1)
-    return jax.vmap(lambda image, corner: lax.dynamic_slice(image, (*corner, 0), x.shape[1:]))(
-        padded, corners
-    )
+
+    def window(image: Array, corner: Array) -> Array:
+        return lax.dynamic_slice(image, (*corner, 0), x.shape[1:])
+
+    return jax.vmap(window)(padded, corners)
 
 
 def _augment_images(augment: Callable[[Array, Array], Array], key: Array, batch: Batch) -> Batch:

@@ -18,7 +18,6 @@ from fedvg_jax.core.types import Task, UsageError, Variables
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models import adapters, pretrained, task as tasks, transforms
-from fedvg_jax.models.conv.rewrite import fast_task
 from fedvg_jax.models.networks import costs, referenced
 from fedvg_jax.resolve import fit
 from fedvg_jax.runs.experiment import Model
@@ -47,6 +46,8 @@ def make_model(
         if conv := scoring_conv(config):
             scored = functools.partial(named_task, dataclasses.replace(config, conv=conv), *of_data)
     else:
+        from fedvg_jax.models.conv.rewrite import fast_task
+
         make = functools.partial(trained_part.bind, fast_task(task))
     return Model(
         name="" if task else config.model,
@@ -95,13 +96,17 @@ def named_task(
         task = tasks.next_character(module, num_classes, shape[0], block_of(config))
     else:
         task = tasks.classification(module, num_classes, shape, block_of(config), config.normalise)
-    task = fast_task(task, config.conv) if network.has_convolutions else task
-    task = transforms.compute_in(task, config.precision)
+    if network.has_convolutions:
+        from fedvg_jax.models.conv.rewrite import fast_task
+
+        task = fast_task(task, config.conv)
+    if config.precision != "default":
+        task = transforms.compute_in(task, config.precision)
     if config.lora:
         rank, layers = lora(config)
         task = adapters.with_adapters(task, rank, layers or adapters.EXCEPT_HEAD)
     if max_rows := costs(config.model).microbatch_rows:
-        return transforms.accumulate_gradients(task, max_rows, base, trained_part.bind)
+        return transforms.accumulate_gradients(task, max_rows, base)
     return trained_part.bind(task, base)
 
 

@@ -133,7 +133,9 @@ def test_metrics_equal_those_of_scikit_learn(present):
     true, predicted = rng.choice(present, 60), rng.integers(0, 4, 60)
     confusion = np.zeros((4, 4), int)
     np.add.at(confusion, (true, predicted), 1)
-    actual = tasks.metrics({"loss": np.float32(90), "confusion": confusion.reshape(-1)})
+    actual = tasks.classification_metrics(
+        {"loss": np.float32(90), "confusion": confusion.reshape(-1)}
+    )
     expected = {
         "loss": 1.5,
         "accuracy": sklearn_metrics.accuracy_score(true, predicted),

@@ -173,7 +173,7 @@ def test_hardware_decides_what_auto_replaces():
             traced = jax.make_jaxpr(rewrite.fast_convolutions(convolve))(
                 jnp.ones((1, size, size, 2))
             )
-        assert rewrite._has_rule(traced.jaxpr) == is_left
+        assert rewrite._has_rule([traced.jaxpr]) == is_left
 
 
 def test_nested_functions_are_evaluated_by_the_rules(x64):

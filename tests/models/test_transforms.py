@@ -52,7 +52,7 @@ def test_the_rule_closes_over_no_frozen_tensor(model):
     part, base = trained_part.split(model, lambda path: path.startswith("classifier/"))
 
     def gradient(params, base):
-        task = transforms.accumulate_gradients(WHOLE, 4, base, trained_part.bind)
+        task = transforms.accumulate_gradients(WHOLE, 4, base)
         loss = jax.jit(task.loss, static_argnums=4)  # as a run's
         own = jax.grad(lambda params: loss(params, {}, BATCH, jnp.arange(6) < 5, True)[0])
         return jax.shard_map(own, mesh=mesh, in_specs=P(), out_specs=P(), check_vma=False)(params)

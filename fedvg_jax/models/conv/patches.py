@@ -36,8 +36,11 @@ def convolve(
         [N, P, Q, O].
     """
     slices, w = slices_and_kernel(x, w, strides, pads)
-    rows = slices[0] if len(slices) == 1 else jnp.concatenate(slices, -1)
-    return _matmul(rows, w.reshape(-1, w.shape[-1]), precision)
+    patches = slices[0] if len(slices) == 1 else jnp.concatenate(slices, -1)
+    matrix = w.reshape(-1, w.shape[-1])
+    # as a matrix of rows: with four axes, XLA on the CPU transposes one factor of the kernel's gradient in memory
+    y = lax.dot(patches.reshape(-1, len(matrix)), matrix, precision=precision)
+    return y.reshape(*patches.shape[:3], -1)
 
 
 def slices_and_kernel(
@@ -47,27 +50,15 @@ def slices_and_kernel(
 
     The images are padded to what the live taps read; where they never read the border, it is cropped.
     """
-    size, kernel = x.shape[1:3], w.shape[:2]
-    dims = list(zip(size, kernel, strides, pads, strict=True))
-    out, box = [taps.output_size(*dim) for dim in dims], taps.live_box(size, kernel, strides, pads)
-    margins = [
-        (pad[0] - begin, (o - 1) * s + end - pad[0] - n, 0)
-        for (begin, end), o, s, pad, n in zip(box, out, strides, pads, size, strict=True)
-    ]
+    margins, spans, outputs = [], [], []
+    for size, kernel, stride, pad in zip(x.shape[1:3], w.shape[:2], strides, pads, strict=True):
+        live = [tap.index for tap in taps.live_taps(size, kernel, stride, pad)]
+        begin, end = min(live), max(live) + 1
+        last = (taps.output_size(size, kernel, stride, pad) - 1) * stride
+        margins.append((pad[0] - begin, last + end - pad[0] - size, 0))
+        spans.append(slice(begin, end))
+        outputs.append([slice(tap, tap + last + 1, stride) for tap in range(end - begin)])
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *margins, (0, 0, 0)])
-    (top, bottom), (left, right) = box
-    rows, columns = (s * (o - 1) + 1 for o, s in zip(out, strides, strict=True))
-    slices = [
-        x[:, i : i + rows : strides[0], j : j + columns : strides[1]]
-        for i in range(bottom - top)
-        for j in range(right - left)
-    ]
-    return slices, w[top:bottom, left:right]
-
-
-def _matmul(patches: Array, matrix: Array, precision) -> Array:
-    # as a matrix of rows: with four axes, XLA on the CPU transposes one factor of the kernel's gradient in memory
-    rows = lax.dot_general(
-        patches.reshape(-1, len(matrix)), matrix, (((1,), (0,)), ((), ())), precision=precision
-    )
-    return rows.reshape(*patches.shape[:3], -1)
+    rows, columns = outputs
+    slices = [x[:, row, column] for row in rows for column in columns]
+    return slices, w[tuple(spans)]

@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jax.extend import core
 
 from fedvg_jax.core.types import Task
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models.conv import layout_tagged, patches, taps, winograd
-from fedvg_jax.models.conv.layout_tagged import LayoutTagged
+from fedvg_jax.models.conv.layout_tagged import LayoutTagged, Operation, Value
 from fedvg_jax.models.conv.planes import first_max
 
 F = TypeVar("F", bound=Callable)
 
-Value = Any
-"""An array, or a `layout_tagged.LayoutTagged` one; Python numbers stand for literals."""
-
-Rule = Callable[["Operation", Sequence[Value]], list[Value] | None]
-"""(operation, operands) -> results, or None where the original operation is used."""
+Rule = Callable[[Operation], list[Value] | None]
+"""operation -> results, or None where the original operation is used."""
 
 MAX_TAPS = 128
 """Taps of a kernel, or entries of a pooling window, up to which each becomes a slice; more take long to compile."""
@@ -74,21 +72,22 @@ def fast_convolutions(function: F, conv: str = "auto") -> F:
         closed, shape = traced(*args, **named)
         arrays = jax.tree.leaves(([x for i, x in enumerate(args) if i not in static], named))
         # without a rule, too, its jaxpr is evaluated: tracing the function again takes longer
-        is_replaced = _has_rule(closed.jaxpr)
-        evaluate = functools.partial(_evaluate, conv, closed)
-        results = evaluate(*arrays) if is_replaced else core.jaxpr_as_fun(closed)(*arrays)
+        if _has_rule([closed.jaxpr]):
+            results = _evaluate(conv, closed, *arrays)
+        else:
+            results = core.jaxpr_as_fun(closed)(*arrays)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
     return rewritten  # pyright: ignore[reportReturnType]
 
 
-def _has_rule(jaxpr: core.Jaxpr) -> bool:
+def _has_rule(jaxprs: Iterable[core.Jaxpr]) -> bool:
     """Returns whether an operation that this module replaces occurs, also in nested jaxprs."""
-    return any(eqn.primitive.name in REPLACED or _has_nested_rule(eqn) for eqn in jaxpr.eqns)
-
-
-def _has_nested_rule(eqn: core.JaxprEqn) -> bool:
-    return any(map(_has_rule, core.jaxprs_in_params(eqn.params)))
+    operations = [eqn for jaxpr in jaxprs for eqn in jaxpr.eqns]
+    return any(
+        eqn.primitive.name in REPLACED or _has_rule(core.jaxprs_in_params(eqn.params))
+        for eqn in operations
+    )
 
 
 def _evaluate(conv: str, closed: core.ClosedJaxpr, *args) -> list[Any]:
@@ -106,67 +105,34 @@ def _evaluate_tagged(conv: str, closed: core.ClosedJaxpr, args: Sequence[Value])
     values.update(zip(jaxpr.constvars, closed.consts, strict=True))
     values.update(zip(jaxpr.invars, args, strict=True))
     for eqn in jaxpr.eqns:
-        operation, operands = Operation(conv, jaxpr, eqn), [read(atom) for atom in eqn.invars]
+        operation = Operation(conv, jaxpr, eqn, list(map(read, eqn.invars)))
         rule = _RULES.get(eqn.primitive.name)
-        results = rule(operation, operands) if rule else None
-        results = operation.original(operands) if results is None else results
+        results = rule(operation) if rule else None
+        if results is None:
+            results = operation.original(operation.operands)
         values.update(zip(eqn.outvars, results, strict=True))
-    return [read(atom) for atom in jaxpr.outvars]
-
-
-class Operation(NamedTuple):
-    """One operation of a jaxpr, as rules take it."""
-
-    conv: str
-    """which convolutions are used"""
-    jaxpr: core.Jaxpr
-    eqn: core.JaxprEqn
-
-    @property
-    def params(self) -> dict[str, Any]:
-        """The parameters of the primitive."""
-        return self.eqn.params
-
-    def original(self, operands: Sequence[Value]) -> list[Value]:
-        """Returns the results of the primitive itself, which takes arrays."""
-        variables = [atom for atom in self.eqn.invars if not isinstance(atom, core.Literal)]
-        parts = {"constvars": [], "invars": variables, "outvars": self.eqn.outvars}
-        alone = self.jaxpr.replace(**parts, eqns=[self.eqn], effects=self.eqn.effects)
-        pairs = zip(operands, self.eqn.invars, strict=True)
-        arrays = [layout_tagged.array(x) for x, atom in pairs if not isinstance(atom, core.Literal)]
-        return core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))(*arrays)
+    return list(map(read, jaxpr.outvars))
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
-def _elementwise(operation: Operation, operands: Sequence[Value]) -> list[Value] | None:
-    """Leaves layout-tagged operands as they are in memory."""
-    return layout_tagged.elementwise(operation.eqn, operands, operation.original)
-
-
-def _sum(operation: Operation, operands: Sequence[Value]) -> list[Value] | None:
-    """Sums a layout-tagged array in the order of its memory."""
-    (x,), axes = operands, operation.params["axes"]
-    return [layout_tagged.total(x, axes)] if isinstance(x, LayoutTagged) else None
-
-
-def _convolve(operation: Operation, operands: Sequence[Value]) -> list[Value] | None:
+def _convolve(operation: Operation) -> list[Value] | None:
     """Convolves in any layout, as NHWC and HWIO; a row is an image of height 1."""
     params = operation.params
     lhs, rhs, out = params["dimension_numbers"]
-    x, w = operands[0], layout_tagged.array(operands[1])
+    x, w = operation.operands[0], layout_tagged.array(operation.operands[1])
     size = [x.shape[axis] for axis in lhs[2:]]
     name = hw.auto_conv(math.prod(size)) if operation.conv == "auto" else operation.conv
     if name == "lax" or not _is_supported(x, w, params):
         return None
+    axes, out = _channels_last(lhs), _channels_last(out)
     w = w.transpose(*rhs[2:], rhs[1], rhs[0])
     strides, pads, precision = params["window_strides"], params["padding"], params["precision"]
     is_plain = params["feature_group_count"] == 1
     is_image = len(size) == 2
     has_unit_strides = is_image and is_plain and {*strides} == {1}
     if has_unit_strides and _has_images_innermost(operation.conv, w.shape[-2]):
-        axes, out = ((spec[0], *spec[2:], spec[1]) for spec in (lhs, out))
         return [layout_tagged.convolve(x, w, pads, axes, out, precision)]
-    x = layout_tagged.array(x).transpose(lhs[0], *lhs[2:], lhs[1])
+    x = layout_tagged.array(x).transpose(axes)
     if not is_image:
         x, w, strides, pads = x[:, None], w[None], (1, *strides), ((0, 0), *pads)
     if not is_plain:
@@ -175,30 +141,33 @@ def _convolve(operation: Operation, operands: Sequence[Value]) -> list[Value] | 
         convolve = _fewest_products if name == "winograd" else patches.convolve
     y = convolve(x, w, strides, pads, precision)
     y = y if is_image else y[:, 0]
-    # of y, in the order of `out`: images, channels, space
-    axes = [0, y.ndim - 1, *range(1, y.ndim - 1)]
-    return [y.transpose([axes[out.index(axis)] for axis in range(y.ndim)])]
+    return [y.transpose(np.argsort(out))]
 
 
-def _max_pool(operation: Operation, operands: Sequence[Value]) -> list[Value] | None:
+def _channels_last(axes: Sequence[int]) -> tuple[int, ...]:
+    """Returns axes of images, channels and space in the order images, space and channels."""
+    return axes[0], *axes[2:], axes[1]
+
+
+def _max_pool(operation: Operation) -> list[Value] | None:
     """Returns the maxima of windows; of equal values the first takes the gradient, as in the original operation.
 
     With the original operation, the CNN's steps take 1.36 times as long on a CPU.
     """
-    (x,), params = operands, operation.params
+    (x,), params = operation.operands, operation.params
     window, strides = params["window_dimensions"], params["window_strides"]
     padding = params["padding"]
     is_dilated = {*params["base_dilation"], *params["window_dilation"]} != {1}
     spans = zip(window, x.shape, padding, strict=True)
     fits = all(k <= n + low + high for k, n, (low, high) in spans)
-    is_usual = all(x.shape) and jnp.issubdtype(x.dtype, jnp.floating)
-    if is_dilated or not fits or not is_usual or math.prod(window) > MAX_TAPS:
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    if is_dilated or not fits or not is_float or math.prod(window) > MAX_TAPS:
         return None
-    pooled = layout_tagged.max_pool(x, window, strides, padding)
+    pooled = layout_tagged.max_pool(operation)
     if pooled is not None:
         return [pooled]
     x = layout_tagged.array(x)
-    if any(low or high for low, high in padding):
+    if any(map(any, padding)):
         lowest = jnp.array(-jnp.inf, x.dtype)
         x = lax.pad(x, lowest, [(low, high, 0) for low, high in padding])
     # one after the other: 4 instead of 8 maxima for a window of 3 x 3
@@ -208,24 +177,23 @@ def _max_pool(operation: Operation, operands: Sequence[Value]) -> list[Value] | 
     return [x]
 
 
-def _jit(operation: Operation, operands: Sequence[Value]) -> list[Value] | None:
+def _jit(operation: Operation) -> list[Value] | None:
     """Evaluates the function, unless it is elementwise."""
-    results = _elementwise(operation, operands)
-    is_tagged = any(isinstance(x, LayoutTagged) for x in operands)
-    if results is None and (is_tagged or _has_nested_rule(operation.eqn)):
-        return _evaluate_tagged(operation.conv, operation.params["jaxpr"], operands)
+    results = layout_tagged.elementwise(operation)
+    is_tagged = any(isinstance(x, LayoutTagged) for x in operation.operands)
+    if results is None and (is_tagged or _has_rule(core.jaxprs_in_params(operation.params))):
+        return _evaluate_tagged(operation.conv, operation.params["jaxpr"], operation.operands)
     return results
 
 
-def _checkpoint(operation: Operation, operands: Sequence[Value]) -> list[Value] | None:
+def _checkpoint(operation: Operation) -> list[Value] | None:
     """Evaluates the function behind a checkpoint, on arrays."""
-    if not _has_nested_rule(operation.eqn):
-        return None
     params = operation.params
-    closed = core.ClosedJaxpr(params["jaxpr"], [])
-    inner = functools.partial(_evaluate, operation.conv, closed)
+    if not _has_rule([params["jaxpr"]]):
+        return None
+    inner = functools.partial(_evaluate, operation.conv, core.ClosedJaxpr(params["jaxpr"], []))
     kept = jax.checkpoint(inner, policy=params["policy"], prevent_cse=params["prevent_cse"])
-    return kept(*map(layout_tagged.array, operands))
+    return kept(*map(layout_tagged.array, operation.operands))
 
 
 REPLACED = ("conv_general_dilated", "reduce_window_max")
@@ -234,9 +202,8 @@ REPLACED = ("conv_general_dilated", "reduce_window_max")
 _RULES: dict[str, Rule] = {
     "conv_general_dilated": _convolve,
     "reduce_window_max": _max_pool,
-    "reduce_sum": _sum,
-    **dict.fromkeys(layout_tagged.ELEMENTWISE, _elementwise),
-    "custom_jvp_call": _elementwise,
+    "reduce_sum": layout_tagged.total,
+    **dict.fromkeys((*layout_tagged.ELEMENTWISE, "custom_jvp_call"), layout_tagged.elementwise),
     "jit": _jit,
     "checkpoint": _checkpoint,
     "remat2": _checkpoint,
@@ -249,17 +216,17 @@ def _is_supported(x: Value, w: Array, params: dict[str, Any]) -> bool:
     """Returns whether the functions of this package compute a convolution: of rows or images, plain or depthwise."""
     lhs, rhs, _ = params["dimension_numbers"]
     size, window = [x.shape[axis] for axis in lhs[2:]], [w.shape[axis] for axis in rhs[2:]]
-    is_real = jnp.issubdtype(x.dtype, jnp.floating) and x.dtype == w.dtype
+    is_float = jnp.issubdtype(x.dtype, jnp.floating)
     is_in_dtype = params["preferred_element_type"] in (None, x.dtype)
-    is_small = bool(all(x.shape) and w.size) and math.prod(window) <= MAX_TAPS
     is_dilated = {*params["lhs_dilation"], *params["rhs_dilation"]} != {1}
     windows = zip(params["padding"], window, size, strict=True)
     # every window begins before the image ends
     fits = all(0 <= low < k <= n + low + high and high >= 0 for (low, high), k, n in windows)
+    fits &= len(size) in (1, 2) and math.prod(window) <= MAX_TAPS
     groups = params["feature_group_count"], params["batch_group_count"]
     is_depthwise = groups == (x.shape[lhs[1]], 1) and w.shape[rhs[0]] == groups[0]
-    is_usual = len(size) in (1, 2) and not is_dilated and (groups == (1, 1) or is_depthwise)
-    return is_real and is_in_dtype and is_small and is_usual and fits
+    is_usual = groups == (1, 1) or is_depthwise
+    return is_float and is_in_dtype and fits and is_usual and not is_dilated
 
 
 def _fewest_products(

@@ -30,10 +30,12 @@ class Tap(NamedTuple):
 
     index: int
     """Position in the kernel."""
-    first: int
-    """The first of those outputs."""
     count: int
     """How many outputs; they are consecutive."""
+    pixels: slice
+    """The pixels that these outputs take from it."""
+    margin: tuple[int, int]
+    """How many outputs are before and behind these."""
 
 
 def live_taps(size: int, kernel: int, stride: int, pad: tuple[int, int]) -> list[Tap]:
@@ -45,28 +47,18 @@ def live_taps(size: int, kernel: int, stride: int, pad: tuple[int, int]) -> list
         stride: pixels between two outputs.
         pad: padding before and after the pixels.
 
-    >>> live_taps(2, 3, 1, (1, 1))
-    [Tap(index=0, first=1, count=1), Tap(index=1, first=0, count=2), Tap(index=2, first=0, count=1)]
+    >>> [(tap.index, tap.count, tap.margin) for tap in live_taps(2, 3, 1, (1, 1))]
+    [(0, 1, (1, 0)), (1, 2, (0, 0)), (2, 1, (0, 1))]
     """
-    num_outputs = output_size(size, kernel, stride, pad)
-    met = [
-        [o for o in range(num_outputs) if 0 <= o * stride + i - pad[0] < size]
-        for i in range(kernel)
-    ]
-    return [Tap(i, outputs[0], len(outputs)) for i, outputs in enumerate(met) if outputs]
-
-
-def live_box(size: Size, kernel: Size, strides: Size, pads: Pads) -> list[tuple[int, int]]:
-    """Returns the range (begin, end) of live taps in every dimension.
-
-    >>> live_box((1, 2), (3, 3), (1, 1), ((1, 1), (1, 1)))
-    [(1, 2), (0, 3)]
-    """
-    indices = [
-        [tap.index for tap in live_taps(*dim)]
-        for dim in zip(size, kernel, strides, pads, strict=True)
-    ]
-    return [(min(live), max(live) + 1) for live in indices]
+    num_outputs, live = output_size(size, kernel, stride, pad), []
+    for tap in range(kernel):
+        first_pixel = tap - pad[0]
+        met = [o for o in range(num_outputs) if 0 <= first_pixel + o * stride < size]
+        if met:
+            begin, last = first_pixel + met[0] * stride, first_pixel + met[-1] * stride
+            margin = met[0], num_outputs - 1 - met[-1]
+            live.append(Tap(tap, len(met), slice(begin, last + 1, stride), margin))
+    return live
 
 
 def output_size(size: int, kernel: int, stride: int, pad: tuple[int, int]) -> int:
@@ -76,14 +68,14 @@ def output_size(size: int, kernel: int, stride: int, pad: tuple[int, int]) -> in
 
 def num_products(size: Size, kernel: Size, strides: Size, pads: Pads) -> int:
     """Returns the pairs of an output and a tap that meets a real pixel: the products per channel in and out."""
-    dims = zip(size, kernel, strides, pads, strict=True)
-    return math.prod(sum(tap.count for tap in live_taps(*dim)) for dim in dims)
+    rows, columns = map(live_taps, size, kernel, strides, pads)
+    return sum(tap.count for tap in rows) * sum(tap.count for tap in columns)
 
 
 def is_faster(size: Size, kernel: Size, strides: Size, pads: Pads, limit: float = math.inf) -> bool:
     """Returns whether `convolve` beats one matmul with patches and needs at most `limit` products."""
-    dims = zip(size, kernel, strides, pads, strict=True)
-    patches = math.prod(output_size(*dim) * len(live_taps(*dim)) for dim in dims)
+    sides = zip(size, kernel, strides, pads, strict=True)
+    patches = math.prod(output_size(*side) * len(live_taps(*side)) for side in sides)
     return num_products(size, kernel, strides, pads) <= min(_MAX_PRODUCT_RATIO * patches, limit)
 
 
@@ -105,30 +97,13 @@ def convolve(
     Returns:
         [N, P, Q, O].
     """
-    dims = list(zip(x.shape[1:3], w.shape[:2], strides, pads, strict=True))
-    size = [output_size(*dim) for dim in dims]
+    rows, columns = map(live_taps, x.shape[1:3], w.shape[:2], strides, pads)
 
     def product(row: Tap, column: Tap) -> Array:
-        pair = (row, column)
-        begins = [
-            tap.first * s + tap.index - pad[0]
-            for tap, s, pad in zip(pair, strides, pads, strict=True)
-        ]
-        ends = [
-            begin + (tap.count - 1) * s + 1
-            for begin, tap, s in zip(begins, pair, strides, strict=True)
-        ]
-        pixels = x[:, *map(slice, begins, ends, strides)]
+        pixels = x[:, row.pixels, column.pixels]
         matrix = w[row.index, column.index]
-        y = lax.dot_general(
-            pixels.reshape(-1, len(matrix)), matrix, (((1,), (0,)), ((), ())), precision=precision
-        )
-        margins = [
-            (tap.first, n - tap.first - tap.count) for tap, n in zip(pair, size, strict=True)
-        ]
-        return jnp.pad(y.reshape(*pixels.shape[:3], -1), ((0, 0), *margins, (0, 0)))
+        y = lax.dot(pixels.reshape(-1, len(matrix)), matrix, precision=precision)
+        margins = (0, 0), row.margin, column.margin, (0, 0)
+        return jnp.pad(y.reshape(*pixels.shape[:3], -1), margins)
 
-    products = (
-        product(row, column) for row in live_taps(*dims[0]) for column in live_taps(*dims[1])
-    )
-    return sum(products)  # pyright: ignore[reportReturnType]  # at least one tap is live
+    return sum(product(row, column) for row in rows for column in columns)  # pyright: ignore[reportReturnType]  # at least one tap is live

@@ -25,7 +25,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +42,7 @@ _MIN_CHANNELS_4X4 = 32
 """Channels in and out from which images-last convolutions use 4 x 4 output tiles: with 32 and 64 the kernel with its
 gradients takes 0.72 of the time of 2 x 2, with 16 and 32 the same time; a client on each of two cores."""
 
-_POINTS = (0, 1, -1, 2, Fraction(-1, 2), -2, Fraction(1, 2), 4)
+_POINTS = np.array([0, 1, -1, 2, -0.5, -2, 0.5, 4])
 """Where the polynomials are evaluated, besides infinity; n - 1 of them, the first first. The first five round less than
 0, 1, -1, 2, -2."""
 
@@ -102,15 +101,11 @@ def _convolve_4x4(x: Array, w: Array, precision) -> Array:
     (n, height, width, channels), features = x.shape, w.shape[3]
     rows, columns = -(-height // 4), -(-width // 4)
     x = jnp.pad(x, ((0, 0), (1, 3 + 4 * rows - height), (1, 3 + 4 * columns - width), (0, 0)))
-    patches = _overlapping_tiles(_overlapping_tiles(x, 2, 4, columns, 6), 2, 4, rows, 6).reshape(
-        36, -1
-    )
-    of_patch, of_kernel, of_output = (
-        jnp.asarray(np.kron(m, m), x.dtype) for m in transform_matrices(4, 3)
-    )
+    patches = _overlapping_tiles(_overlapping_tiles(x, 2, 4, columns, 6), 2, 4, rows, 6)
+    of_patch, of_kernel, of_output = _transforms_of_squares(4, 3, x.dtype)
     patches = _matmul_axis_0(of_patch, patches, -1, channels)
-    kernels = _matmul_axis_0(of_kernel, w.reshape(9, -1), channels, features)
-    products = lax.dot_general(patches, kernels, (((2,), (1,)), ((0,), (0,))), precision=precision)
+    kernels = _matmul_axis_0(of_kernel, w, channels, features)
+    products = _matmuls(patches, kernels, 2, precision)
     y = _matmul_axis_0(of_output, products, n, rows, columns, features)
     y = y.reshape(4, 4, n, rows, columns, features).transpose(2, 3, 0, 4, 1, 5)
     return y.reshape(n, 4 * rows, 4 * columns, features)[:, :height, :width]
@@ -121,36 +116,24 @@ def _convolve_2x2(x: Array, w: Array, precision) -> Array:
     (n, height, width, channels), features = x.shape, w.shape[3]
     of_patch, of_kernel, of_output = transform_matrices(2, 3)
     # of an odd size, the last row or column is cut off at the end
-    rows, columns = (
-        -(-height // 2),
-        -(-width // 2),
-    )
+    rows, columns = -(-height // 2), -(-width // 2)
     x = jnp.pad(x, ((0, 0), (1, 1 + height % 2), (1, 1 + width % 2), (0, 0)))
-    patches = [
-        patch
-        for line in _linear_combinations(
-            of_patch, [x[:, i : i + 2 * rows - 1 : 2] for i in range(4)]
-        )
-        for patch in _linear_combinations(
-            of_patch, [line[:, :, j : j + 2 * columns - 1 : 2] for j in range(4)]
-        )
-    ]
+    lines = _linear_combinations(of_patch, [x[:, i : i + 2 * rows - 1 : 2] for i in range(4)])
+
+    def pixels(line: Array) -> list[Array]:
+        return [line[:, :, j : j + 2 * columns - 1 : 2] for j in range(4)]
+
+    patches = [patch for line in lines for patch in _linear_combinations(of_patch, pixels(line))]
+    lines = _linear_combinations(of_kernel, entries(w))
     kernels = [
-        kernel
-        for line in _linear_combinations(of_kernel, entries(w))
-        for kernel in _linear_combinations(of_kernel, entries(line))
+        kernel for line in lines for kernel in _linear_combinations(of_kernel, entries(line))
     ]
-
-    def product(patch: Array, kernel: Array) -> Array:
-        return lax.dot_general(
-            patch.reshape(-1, channels), kernel, (((1,), (0,)), ((), ())), precision=precision
-        )
-
-    products = [product(*pair) for pair in zip(patches, kernels, strict=True)]
+    products = [
+        lax.dot(patch.reshape(-1, channels), kernel, precision=precision)
+        for patch, kernel in zip(patches, kernels, strict=True)
+    ]
     lines = [_linear_combinations(of_output, products[j::4]) for j in range(4)]
-    y = [
-        jnp.stack(_linear_combinations(of_output, [line[i] for line in lines]), 1) for i in range(2)
-    ]
+    y = [jnp.stack(_linear_combinations(of_output, line), 1) for line in zip(*lines, strict=True)]
     y = [half.reshape(n, rows, columns, 2, features) for half in y]
     return jnp.stack(y, 2).reshape(n, 2 * rows, 2 * columns, features)[:, :height, :width]
 
@@ -185,13 +168,10 @@ def _convolve_rows(x: Array, w: Array, m: int) -> Array:
     )
     tiles = _overlapping_tiles(x, 1, m, count, size)
     tiles = _matmul_axis_0(of_patch, tiles, *tiles.shape[1:])
-    patches = jnp.concatenate([tiles[:, :, :, j : j + width] for j in range(r)], 1).reshape(
-        size, r * channels, -1
-    )
+    patches = jnp.concatenate([tiles[:, :, :, j : j + width] for j in range(r)], 1)
+    patches = patches.reshape(size, r * channels, -1)
     kernels = _matmul_axis_0(of_kernel, w, r * channels, features)
-    products = lax.dot_general(
-        kernels, patches, (((1,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST
-    )
+    products = _matmuls(kernels, patches, 1, lax.Precision.HIGHEST)
     return _matmul_axis_0(of_output, products, features, count, width, images)
 
 
@@ -206,22 +186,20 @@ def _convolve_squares(x: Array, w: Array) -> Array:
     size, rows, columns = m + r - 1, (height - r + 1) // m, (width - r + 1) // m
     patches = _overlapping_tiles(_overlapping_tiles(x, 1, m, rows, size), 3, m, columns, size)
     patches = jnp.moveaxis(patches, 0, 1)
-    matrices = (
-        jnp.asarray(np.kron(matrix, matrix), x.dtype) for matrix in transform_matrices(m, r)
-    )
-    of_patch, of_kernel, of_output = matrices
+    of_patch, of_kernel, of_output = _transforms_of_squares(m, r, x.dtype)
     # rows ordered by position in the pooling window first
-    of_output = (
-        of_output.reshape(m // 2, 2, m // 2, 2, -1).transpose(1, 3, 0, 2, 4).reshape(m**2, -1)
-    )
-    patches = _matmul_axis_0(of_patch, patches.reshape(size**2, -1), channels, -1)
-    kernels = _matmul_axis_0(of_kernel, w.reshape(r**2, -1), channels, features)
-    products = lax.dot_general(
-        kernels, patches, (((1,), (1,)), ((0,), (0,))), precision=lax.Precision.HIGHEST
-    )
-    return _matmul_axis_0(of_output, products, -1).reshape(
-        4, m // 2, m // 2, features, rows, columns, images
-    )
+    of_output = of_output.reshape(m // 2, 2, m // 2, 2, -1).transpose(1, 3, 0, 2, 4)
+    of_output = of_output.reshape(m**2, -1)
+    patches = _matmul_axis_0(of_patch, patches, channels, -1)
+    kernels = _matmul_axis_0(of_kernel, w, channels, features)
+    products = _matmuls(kernels, patches, 1, lax.Precision.HIGHEST)
+    y = _matmul_axis_0(of_output, products, -1)
+    return y.reshape(4, m // 2, m // 2, features, rows, columns, images)
+
+
+def _transforms_of_squares(m: int, r: int, dtype) -> list[Array]:
+    """Returns kron(B^T, B^T), kron(G, G) and kron(A^T, A^T)."""
+    return [jnp.asarray(np.kron(matrix, matrix), dtype) for matrix in transform_matrices(m, r)]
 
 
 @functools.cache
@@ -235,30 +213,19 @@ def transform_matrices(m: int, r: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     >>> of_output.tolist()
     [[1.0, 1.0, 1.0, 0.0], [0.0, 1.0, -1.0, 1.0]]
     """
-    n, points = m + r - 1, [Fraction(point) for point in _POINTS[: m + r - 2]]
-    of_patch, of_kernel = np.zeros((n, n)), np.zeros((n, r))
-    for i, a in enumerate(points):
-        others = [point for point in points if point != a]
-        of_patch[i, :-1] = _coefficients(others)
-        of_kernel[i] = [
-            float(a**power / math.prod(a - point for point in others)) for power in range(r)
-        ]
-    of_patch[-1], of_kernel[-1, -1] = _coefficients(points), 1
-    of_output = np.array(
-        [[float(a**power) for a in points] + [float(power == m - 1)] for power in range(m)]
-    )
-    return of_patch, of_kernel, of_output
+    points = _POINTS[: m + r - 2]  # dyadic, as all products of them: exact in floats
+    others = [np.delete(points, i) for i in range(len(points))]
+    scales = [np.prod(a - rest) for a, rest in zip(points, others, strict=True)]
+    finite = [_coefficients(rest, len(points)) for rest in others]
+    of_patch = np.array([*finite, _coefficients(points, len(points))])
+    of_kernel = np.vander(points, r, increasing=True) / np.array(scales)[:, None]
+    of_output = np.vander(points, m, increasing=True)
+    return of_patch, np.vstack([of_kernel, np.eye(r)[-1]]), np.vstack([of_output, np.eye(m)[-1]]).T
 
 
-def _coefficients(roots: Sequence[Fraction]) -> list[float]:
-    """Returns the coefficients of prod (x - root), the lowest power first."""
-    product = [Fraction(1)]
-    for root in roots:
-        product = [
-            up - root * down
-            for up, down in zip([Fraction(0), *product], [*product, Fraction(0)], strict=True)
-        ]
-    return [float(c) for c in product]
+def _coefficients(roots: np.ndarray, degree: int) -> np.ndarray:
+    """Returns the coefficients of prod (x - root) up to this degree, the lowest power first."""
+    return np.pad(np.poly(roots)[::-1], (0, degree - len(roots)))
 
 
 def _linear_combinations(matrix: np.ndarray, arrays: Sequence[Array]) -> list[Array]:
@@ -290,9 +257,14 @@ def _overlapping_tiles(x: Array, axis: int, m: int, count: int, size: int) -> Ar
 
 
 def _matmul_axis_0(matrix: Array, x: Array, *shape: int) -> Array:
-    """Returns matrix @ x over the first axis of x, with the other axes reshaped to `shape`."""
-    product = jnp.matmul(matrix, x.reshape(len(x), -1), precision=lax.Precision.HIGHEST)
-    return product.reshape(len(matrix), *shape)
+    """Returns the matrix times x, whose first axes are one axis of the matrix's columns, with these other axes."""
+    rows = x.reshape(matrix.shape[1], -1)
+    return jnp.matmul(matrix, rows, precision=lax.Precision.HIGHEST).reshape(len(matrix), *shape)
+
+
+def _matmuls(a: Array, b: Array, axis: int, precision) -> Array:
+    """Returns the product of every entry of axis 0, over `axis` of a and axis 1 of b, which are the channels."""
+    return lax.dot_general(a, b, (((axis,), (1,)), ((0,), (0,))), precision=precision)
 
 
 def entries(x: Array, axis: int = 0) -> list[Array]:

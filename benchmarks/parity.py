@@ -39,7 +39,7 @@ import numpy as np
 from benchmarks import machine, torch_layout
 from fedvg_jax import config as configs, data as datasets, resolve
 from fedvg_jax.config import Config, options, presets
-from fedvg_jax.config.methods import algorithm_of
+from fedvg_jax.config.options import algorithm_of
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import (
     Algorithm,

@@ -17,7 +17,7 @@ from support.cases import naming
 
 from fedvg_jax import commands, config, resolve
 from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity
-from fedvg_jax.config import Config, fidelity, options
+from fedvg_jax.config import Config, options, presets
 from fedvg_jax.core.types import Anchor, ClientReturn, Cohort
 from fedvg_jax.data.partitions import client_rows, draw
 from fedvg_jax.engine import schedule as schedules
@@ -26,10 +26,10 @@ from fedvg_jax.runs.assemble import tables
 
 def test_every_row_has_a_reason_or_valid_settings_that_no_other_row_has():
     """`apply` refuses unknown names and types, `check` refuses unknown values."""
-    distinct = {item for row in fidelity.DIFFERENCES for item in row.settings.items()}
+    distinct = {item for row in presets.DIFFERENCES for item in row.settings.items()}
     assert max(Counter(name for name, _ in distinct).values()) == 1
-    assert options.DIFFERENCES.keys() == fidelity.SWITCHES.keys()
-    for row in fidelity.DIFFERENCES:
+    assert options.REFERENCES.keys() == presets.SWITCHES.keys()
+    for row in presets.DIFFERENCES:
         with naming(row.id):
             settings = (
                 {"reference": row.id}
@@ -46,7 +46,7 @@ def test_profile_changes_only_its_settings():
         config.flatten(commands.parse(["--fidelity", name])) for name in ("official", "corrected")
     )
     moved = {name: value for name, value in official.items() if corrected[name] != value}
-    assert corrected == config.flatten(commands.parse([])) and moved == fidelity.official_settings()
+    assert corrected == config.flatten(commands.parse([])) and moved == presets.official_settings()
 
 
 # --- what the settings change
@@ -189,8 +189,8 @@ OF_A_ROUND = ("server-stats", "untrained")
 
 
 def test_every_departure_of_the_profile_has_an_effect_on_a_run():
-    official = {name for name, row in fidelity.SWITCHES.items() if row.official}
-    assert {*EFFECTS, *OF_A_ROUND} == official | fidelity.official_settings().keys() - {"reference"}
+    official = {name for name, row in presets.SWITCHES.items() if row.official}
+    assert {*EFFECTS, *OF_A_ROUND} == official | presets.official_settings().keys() - {"reference"}
 
 
 @pytest.mark.parametrize(

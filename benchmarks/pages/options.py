@@ -9,7 +9,7 @@ from benchmarks.pages.markdown import escape, table
 from fedvg_jax import config
 from fedvg_jax.config import SETTINGS, Config, presets
 from fedvg_jax.config.declare import Setting, descriptions
-from fedvg_jax.config.fidelity import DIFFERENCES
+from fedvg_jax.config.presets import DIFFERENCES
 
 KINDS = {str: "text", int: "integer", float: "number", Path: "path"}
 """A setting's type -> the word for it."""

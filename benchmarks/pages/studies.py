@@ -13,7 +13,7 @@ from benchmarks.machine import RESULTS
 from benchmarks.pages.files import csv_rows, load, source_of_folder
 from benchmarks.pages.markdown import table
 from fedvg_jax.config import method_title
-from fedvg_jax.config.weighting_grammar import method_of
+from fedvg_jax.config.methods import method_of
 from fedvg_jax.study import statistics
 
 LARGEST_CLASS = "always the largest class"

@@ -1,9 +1,9 @@
 """The settings of a run: `options`, `methods` and `networks` declare them, `checks` refuses others. No jax."""
 
-from fedvg_jax.config.checks import check, epochs_range
+from fedvg_jax.config.checks import check, epochs_range, refuse_unused, to_json, unused
 from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten
-from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
+from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS, method_title, streams
 from fedvg_jax.config.options import (
     SETTINGS,
     Config,
@@ -13,6 +13,4 @@ from fedvg_jax.config.options import (
     num_corrupt,
 )
 from fedvg_jax.config.presets import DATASETS, apply, meaning
-from fedvg_jax.config.uses import refuse_unused, to_json, unused
-from fedvg_jax.config.weighting_grammar import method_title, streams
 from fedvg_jax.models.networks import MODELS

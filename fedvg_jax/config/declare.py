@@ -276,6 +276,15 @@ def descriptions(config: type, prefix: str = "") -> dict[str, str]:
     return texts
 
 
+def listed(names: str) -> list[str]:
+    """Returns the names in a text NAME,..., each once.
+
+    >>> listed("wandb, tensorboard,wandb")
+    ['wandb', 'tensorboard']
+    """
+    return list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
+
+
 def suggestion(name: str, allowed: Iterable[str]) -> str:
     """Returns the end of an error message about an unknown name: the one that is probably meant, or the allowed ones.
 

@@ -1,4 +1,4 @@
-"""Settings of the algorithms and weightings, from what these say about themselves, and names of methods."""
+"""Methods: the grammar of `--weighting`, names, and the settings that algorithms and weightings declare."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fedvg_jax import algorithms, weightings
-from fedvg_jax.config.declare import Condition, group, is_one, setting, table
-from fedvg_jax.config.fidelity import reference_behaviours
-from fedvg_jax.core.types import Algorithm, Hyperparameter, Option
+from fedvg_jax.config.declare import Condition, group, is_one, setting, suggestion, table
+from fedvg_jax.core.types import Hyperparameter, Option, UsageError
 
 ALGORITHMS, WEIGHTINGS = algorithms.BY_NAME, weightings.BY_NAME
 
@@ -30,20 +29,65 @@ def weighting_names(text: str) -> tuple[str, ...]:
     return tuple(name for name in re.findall(r"\w+", text) if name in known)
 
 
-def algorithm_of(config: Any) -> Algorithm:
-    """Returns the algorithm that the settings name, with the differences of the run."""
-    return _algorithm(
-        config.algorithm, reference_behaviours(config.reference), weighting_names(config.weighting)
+# --- the grammar of `--weighting`
+
+
+class Permuted(NamedTuple):
+    """permuted(RULE): the weights of a rule, given to other clients."""
+
+    rule: Rule
+
+
+class Mean(NamedTuple):
+    """FIRST+SECOND: the mean of two rules."""
+
+    first: Rule
+    second: Rule
+
+
+Rule = str | Permuted | Mean
+
+
+def parse_weighting(text: str) -> Rule:
+    """Returns the rule that a text describes: NAME, permuted(RULE), or the mean of two, A+B.
+
+    Raises:
+        UsageError: the text is none of these.
+
+    >>> parse_weighting("samples+permuted(fedvg)")
+    Mean(first='samples', second=Permuted(rule='fedvg'))
+    >>> parse_weighting("permuted(samples+fedvg)")
+    Permuted(rule=Mean(first='samples', second='fedvg'))
+    """
+    outside = [i for i, char in enumerate(text) if char == "+" and _is_closed(text[:i])]
+    if len(outside) == 1:
+        return Mean(parse_weighting(text[: outside[0]]), parse_weighting(text[outside[0] + 1 :]))
+    if inner := re.fullmatch(r"permuted\((.*)\)", text):
+        return Permuted(parse_weighting(inner[1]))
+    if text not in WEIGHTINGS and text != NATIVE:
+        hint = suggestion(text, (NATIVE, *WEIGHTINGS, "permuted(NAME)"))
+        if text in ALGORITHMS:
+            hint = f"; {text} is an algorithm; use --method {text}"
+        raise UsageError(f"unknown weighting '{text[:100]}'{hint}")
+    return text
+
+
+def _is_closed(text: str) -> bool:
+    """Returns whether no parenthesis is open at the end of a text."""
+    return text.count("(") <= text.count(")")
+
+
+def streams(text: str) -> bool:
+    """Returns whether a rule can weigh a cohort chunk by chunk: a NAME that `WEIGHTINGS` marks, or the mean of two.
+
+    >>> streams("samples+fedvg"), streams("permuted(fedvg)")
+    (True, False)
+    """
+    rule = parse_weighting(text)
+    parts = rule if isinstance(rule, Mean) else [rule]
+    return all(
+        isinstance(part, str) and (part == NATIVE or WEIGHTINGS[part].streams) for part in parts
     )
-
-
-@functools.cache
-def _algorithm(name: str, chosen: frozenset[str], beside: tuple[str, ...]) -> Algorithm:
-    entry, arguments = ALGORITHMS[name], {}
-    for difference, published in entry.published.items():
-        if difference in chosen and (not published.weighting or published.weighting in beside):
-            arguments |= published.arguments
-    return entry.make(**arguments)
 
 
 # --- names of methods
@@ -63,6 +107,41 @@ PERSONAL = {
 }
 """FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021) keep the head, FedBN (Li et al. 2021) the
 normalisation layers."""
+
+
+def label(name: str) -> str:
+    """Returns a method as papers spell it; another text as it is."""
+    entry = ALGORITHMS.get(name) or WEIGHTINGS.get(name) or PERSONAL.get(name)
+    return entry.label or name if entry else name
+
+
+def method_of(algorithm: str, weighting: str, local: str = "") -> str:
+    """Returns the name that `--method` takes: the paper's name, else WEIGHTING or ALGORITHM+WEIGHTING.
+
+    >>> method_of("fedavg", "samples+fedvg"), method_of("fedavg", "uniform"), method_of("fedprox", "uniform")
+    ('fedavg+fedvg', 'uniform', 'fedprox+uniform')
+    >>> method_of("fedavg", "samples"), method_of("fedavg", "native"), method_of("fedavg", "fedvg", "^classifier/")
+    ('fedavg', 'fedavg', 'fedper+fedvg')
+    """
+    if algorithm != "fedavg":
+        return f"{algorithm}+{weighting}".removesuffix("+native")
+    weighting = "" if weighting in ("native", "samples") else weighting
+    if personal := [name for name, part in PERSONAL.items() if part.settings["local"] == local]:
+        return f"{personal[0]}+{weighting}".removesuffix("+")
+    return "fedavg+fedvg" if weighting == "samples+fedvg" else weighting or "fedavg"
+
+
+def method_title(name: str) -> str:
+    """Returns the name of a method with the spelling of papers; settings behind the first comma stay.
+
+    Args:
+        name: as `Config.method` and tables have it.
+
+    >>> method_title("fedvg"), method_title("fedprox+fedvg"), method_title("permuted(fedvg), lr 0.1")
+    ('FedVG', 'FedProx+FedVG', 'permuted(FedVG), lr 0.1')
+    """
+    method, comma, details = name.partition(", ")
+    return re.sub(r"\w+", lambda word: label(word[0]), method) + comma + details
 
 
 # --- the settings
@@ -143,12 +222,6 @@ def _title(group: str) -> str:
         for entry in ALGORITHMS.values()
         if any(parameter.name.startswith(f"{group}.") for parameter in entry.hyperparameters)
     )
-
-
-def label(name: str) -> str:
-    """Returns a method as papers spell it; another text as it is."""
-    entry = ALGORITHMS.get(name) or WEIGHTINGS.get(name) or PERSONAL.get(name)
-    return entry.label or name if entry else name
 
 
 Methods = dataclasses.make_dataclass(

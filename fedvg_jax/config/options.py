@@ -7,6 +7,7 @@ option reference. Its first sentence must stand alone, because `--help` shows no
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import re
@@ -19,10 +20,9 @@ from typing import TYPE_CHECKING, Any
 from fedvg_jax import compression
 from fedvg_jax.config import declare, methods, presets
 from fedvg_jax.config.declare import Condition, groups, is_one, setting, table
-from fedvg_jax.config.fidelity import as_reference
-from fedvg_jax.config.methods import ALGORITHMS, Methods
-from fedvg_jax.config.weighting_grammar import method_of
-from fedvg_jax.core.types import Argument, Choice, Range, UsageError
+from fedvg_jax.config.methods import ALGORITHMS, Methods, method_of, weighting_names
+from fedvg_jax.config.presets import reference_behaviours
+from fedvg_jax.core.types import Algorithm, Argument, Choice, Range, UsageError
 from fedvg_jax.engine import attacks, local_training, robust, selection as selections
 from fedvg_jax.models.networks import MODELS
 
@@ -576,7 +576,7 @@ def default_cache_dir() -> Path:
         ) from None
 
 
-DIFFERENCES: dict[str, tuple[Condition, ...]] = {
+REFERENCES: dict[str, tuple[Condition, ...]] = {
     "single-rows": (),
     "untrained": (),
     "block": (
@@ -591,6 +591,27 @@ DIFFERENCES: dict[str, tuple[Condition, ...]] = {
     "imbalance": (_IMBALANCED,),
 } | dict(methods.published_behaviours())
 """Name of `reference` -> conditions that must all hold for a run to have it."""
+
+
+def as_reference(config: Config, name: str) -> bool:
+    """Returns whether a run has a behaviour of the published code."""
+    return name in reference_behaviours(config.reference)
+
+
+def algorithm_of(config: Config) -> Algorithm:
+    """Returns the algorithm that the settings name, with the differences of the run."""
+    return _algorithm(
+        config.algorithm, reference_behaviours(config.reference), weighting_names(config.weighting)
+    )
+
+
+@functools.cache
+def _algorithm(name: str, chosen: frozenset[str], beside: tuple[str, ...]) -> Algorithm:
+    entry, arguments = ALGORITHMS[name], {}
+    for difference, published in entry.published.items():
+        if difference in chosen and (not published.weighting or published.weighting in beside):
+            arguments |= published.arguments
+    return entry.make(**arguments)
 
 
 def cohort_size(config: Config) -> int:

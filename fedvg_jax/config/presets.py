@@ -1,18 +1,22 @@
 """Names of several settings, and from names and values to settings: of files, flags, axes, run folders and Python.
 
-A name is a preset of `--dataset NAME`, or a shorthand, `--method NAME` or `--fidelity NAME`.
+A name is a preset of `--dataset NAME`, or a shorthand, `--method NAME` or `--fidelity NAME`. `fidelity.toml` has a row
+for each difference between the paper, the published code and this package: a name of `--reference`, settings that give
+the published behaviour, or the reason why a run cannot have it. The table in docs/fidelity.md is generated from it.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
+import tomllib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from fedvg_jax.config import declare, fidelity
-from fedvg_jax.config.declare import suggestion
-from fedvg_jax.config.methods import ALGORITHMS, NATIVE, PERSONAL, WEIGHTINGS
-from fedvg_jax.config.weighting_grammar import parse_weighting
+from fedvg_jax.config import declare
+from fedvg_jax.config.declare import listed, suggestion
+from fedvg_jax.config.methods import ALGORITHMS, NATIVE, PERSONAL, WEIGHTINGS, parse_weighting
 from fedvg_jax.core.types import UsageError
 
 T = TypeVar("T")
@@ -75,10 +79,86 @@ OUTSIDE = {"tfds:": "tfds:NAME", "hf:": "hf:FOLDER"}
 BUILT_IN = ("digits", "breast_cancer", "wine", "iris", "literature")
 """Data sets that need no files."""
 
+# --- where the published code differs
+
+Evidence = Literal["run", "read", "memory", "uncertain"]
+"""How a statement was checked.
+
+- run: the code was executed.
+- read: the source or the paper was read.
+- memory: the cited paper was recalled, not read again.
+- uncertain: the statement is inferred.
+"""
+
+
+class Difference(NamedTuple):
+    """One difference between the paper, the published code and the defaults here."""
+
+    id: str
+    subject: str
+    paper: str
+    """Statement of the FedVG paper, or of the algorithm's paper, named in parentheses."""
+    published: str
+    """Behaviour of the published code."""
+    ours: str
+    """Default behaviour of this package."""
+    paper_evidence: Evidence
+    published_evidence: Evidence
+    settings: Mapping[str, Any] = {}
+    """Dotted settings that give the published behaviour."""
+    reason: str = ""
+    """Why a run cannot have it, or why `--fidelity official` does not."""
+    is_switch: bool = False
+    """Whether `id` is a name of `--reference`."""
+    by_default: bool = False
+    """Of a switch: whether a run has the published behaviour unless it is given otherwise."""
+    official: bool = False
+    """Whether `--fidelity official` has the published behaviour."""
+
+
+_TABLE = tomllib.loads(Path(__file__).with_name("fidelity.toml").read_text(encoding="utf-8"))
+
+DIFFERENCES = [Difference(**row) for row in _TABLE["difference"]]
+"""All rows, in the order of the documentation's table."""
+
+
+SWITCHES = {row.id: row for row in DIFFERENCES if row.is_switch}
+"""Name of `--reference` -> its row."""
+
+
+def official_settings() -> dict[str, Any]:
+    """Returns the settings that `--fidelity official` applies, by dotted name."""
+    settings = {
+        name: value for row in DIFFERENCES if row.official for name, value in row.settings.items()
+    }
+    return {"reference": "official", **settings}
+
+
+@functools.cache
+def reference_behaviours(text: str) -> frozenset[str]:
+    """Returns the differences of a run; later words of the text override earlier ones.
+
+    >>> sorted(reference_behaviours("block,no-truck"))
+    ['block', 'external-copies']
+    """
+    chosen = {name for name, row in SWITCHES.items() if row.by_default}
+    for word in listed(text):
+        name = word.removeprefix("no-")
+        named = (
+            {name for name, row in SWITCHES.items() if row.official}
+            if word == "official"
+            else {name}
+        )
+        chosen = chosen - named if word != name else chosen | named
+    return frozenset(chosen)
+
+
+# --- names of several settings
+
 PAPERS = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
 """Algorithms of FedVG's paper, which has the defaults of their settings."""
 
-FIDELITY: dict[str, dict] = {"corrected": {}, "official": fidelity.official_settings()}
+FIDELITY: dict[str, dict] = {"corrected": {}, "official": official_settings()}
 """Value of `--fidelity` -> settings. official is the published code where it departs from the papers."""
 
 SHORTHANDS = {

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 
-from fedvg_jax.config import uses
+from fedvg_jax.config import checks
 from fedvg_jax.config.declare import python_scalar
 from fedvg_jax.core.identity import Identity, identify
 from fedvg_jax.core.types import (
@@ -63,7 +63,7 @@ class Custom(NamedTuple):
         }
 
 
-SETTING_OF = uses.PASSED
+SETTING_OF = checks.PASSED
 """Argument -> the setting that the object takes the place of."""
 
 FUNCTIONS = ("task", "algorithm", "weighting", "selection", "aggregate", "send", "attack")

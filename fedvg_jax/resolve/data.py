@@ -10,8 +10,7 @@ import numpy as np
 
 from fedvg_jax import data as datasets
 from fedvg_jax.config import SETTINGS, Config, num_corrupt
-from fedvg_jax.config.fidelity import as_reference
-from fedvg_jax.config.options import choice, columns_by_role, partition_seed
+from fedvg_jax.config.options import as_reference, choice, columns_by_role, partition_seed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, scaling, user_data, validation
 from fedvg_jax.data.arrays import Arrays, is_features, limited

@@ -17,9 +17,9 @@ from fedvg_jax.config import (
     cohort_size,
     epochs_range,
 )
-from fedvg_jax.config.fidelity import as_reference, listed
-from fedvg_jax.config.options import choice, concurrency, num_asked
-from fedvg_jax.config.uses import unmet
+from fedvg_jax.config.checks import unmet
+from fedvg_jax.config.declare import listed
+from fedvg_jax.config.options import as_reference, choice, concurrency, num_asked
 from fedvg_jax.core import cache
 from fedvg_jax.core.types import Algorithm, Hyper, Selection, Send, Task, Variables, Weighting
 from fedvg_jax.data import user_data

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 
 from fedvg_jax.config import MODELS, Config, flatten
-from fedvg_jax.config.fidelity import listed
-from fedvg_jax.config.uses import unmet
+from fedvg_jax.config.checks import unmet
+from fedvg_jax.config.declare import listed
 from fedvg_jax.core.types import Batch, Task, UsageError
 from fedvg_jax.data import user_data
 from fedvg_jax.data.arrays import Arrays

@@ -9,10 +9,9 @@ import optax
 
 from fedvg_jax.algorithms.base import sends_messages
 from fedvg_jax.config import SETTINGS, WEIGHTINGS, Config, client_chunk_size, cohort_size
-from fedvg_jax.config.fidelity import as_reference, listed
-from fedvg_jax.config.methods import algorithm_of, weighting_names
-from fedvg_jax.config.options import choice, local
-from fedvg_jax.config.weighting_grammar import Mean, Permuted, Rule, parse_weighting
+from fedvg_jax.config.declare import listed
+from fedvg_jax.config.methods import Mean, Permuted, Rule, parse_weighting, weighting_names
+from fedvg_jax.config.options import algorithm_of, as_reference, choice, local
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import (
     Algorithm,

@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from fedvg_jax.config import MODELS, Config
-from fedvg_jax.config.fidelity import as_reference
-from fedvg_jax.config.options import local, lora
+from fedvg_jax.config.options import as_reference, local, lora
 from fedvg_jax.core import checks, trained_part
 from fedvg_jax.core.trained_part import NOTHING, LocalPart, local_part
 from fedvg_jax.core.types import Task, UsageError, Variables

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedvg_jax.config.methods import algorithm_of
+from fedvg_jax.config.options import algorithm_of
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import Config, flatten, uses
-from fedvg_jax.config.methods import ALGORITHMS, PERSONAL
+from fedvg_jax.config import Config, checks, flatten
+from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, method_of
 from fedvg_jax.config.options import GROUPS, effective
-from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
 from fedvg_jax.study import named
 from fedvg_jax.study.named import AXES
@@ -59,15 +58,15 @@ def settings_of(
         values: of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name.
         custom: what Python passed in place of settings, of those in `PASSED` -> its name; "" for one without.
     """
-    ignored = NO_RESULT.union(uses.unused(config), ["reference"], uses.replaced_with(custom))
+    ignored = NO_RESULT.union(checks.unused(config), ["reference"], checks.replaced_with(custom))
     settings = {name: value for name, value in effective(config).items() if name not in ignored}
-    settings = uses.with_passed(settings | uses.used_differences(config), custom)
+    settings = checks.with_passed(settings | checks.used_differences(config), custom)
     for name, value in values.items():
         is_custom_method = name == "method" and named.is_custom_method(value)
         if name.startswith(HYPER) or name in (*PLACES, "fidelity") or is_custom_method:
             settings[name] = value
         elif name in AXES and AXES[name] not in custom and value != "native":
-            settings[uses.PASSED[AXES[name]]] = (
+            settings[checks.PASSED[AXES[name]]] = (
                 value  # a name that the user gave, or the setting's own
             )
     return settings
@@ -95,7 +94,7 @@ def places(runs: Sequence[Mapping[str, Any]], axes: Collection[str] = ()) -> lis
     all_names = dict.fromkeys(name for run in runs for name in run)
     names = [name for name in all_names if name not in NAMED_APART and _varies(name, runs)]
     if axes:
-        declared = {uses.PASSED.get(name, name) for name in axes}
+        declared = {checks.PASSED.get(name, name) for name in axes}
         names = [name for name in names if declared & {name, _group(name)}]
     of_method = [name for name in names if _group(name) in METHOD_GROUPS]
     of_condition: list[str] = []

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.config.uses import PASSED
+from fedvg_jax.config.checks import PASSED
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs import endings

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.uses import with_passed
+from fedvg_jax.config.checks import with_passed
 from fedvg_jax.host.errors import one_line
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import History, Record

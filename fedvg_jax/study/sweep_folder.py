@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
-from fedvg_jax.config import Config, uses
+from fedvg_jax.config import Config, checks
 from fedvg_jax.data import datasets, images
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
@@ -115,12 +115,12 @@ def document(
     listed = []
     for trial in trials:
         flat = configs.flatten(trial.config)
-        settings = {name: value for name, value in flat.items() if name not in uses.HOST}
+        settings = {name: value for name, value in flat.items() if name not in checks.HOST}
         entry = {"name": trial.name, "values": trial.values, "settings": settings}
         listed.append(entry | {"custom": trial.custom})
     axes = [axis.as_json() for axis in sweep.axes]
     content = {"title": sweep.title, "axes": axes, "trials": listed, "objects": dict(objects)}
-    return uses.plain(content | ({"tuning": dict(tuning)} if tuning else {}))
+    return checks.plain(content | ({"tuning": dict(tuning)} if tuning else {}))
 
 
 def read(out: Path) -> Stored:

@@ -20,12 +20,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import presets
-from fedvg_jax.config.checks import check
+from fedvg_jax.config.checks import PASSED, check, refuse_unused, replaced_with, unmet
 from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten, python_scalar, suggestion
 from fedvg_jax.config.options import SETTINGS, Config, layered
 from fedvg_jax.config.presets import SHORTHANDS
-from fedvg_jax.config.uses import PASSED, refuse_unused, replaced_with, unmet
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import named as named_values
 

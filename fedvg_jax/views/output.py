@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedvg_jax.config import Config, method_title
-from fedvg_jax.config.uses import unused, with_passed
-from fedvg_jax.config.weighting_grammar import method_of
+from fedvg_jax.config.checks import unused, with_passed
+from fedvg_jax.config.methods import method_of
 
 if TYPE_CHECKING:
     from rich.console import Console

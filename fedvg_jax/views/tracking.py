@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.fidelity import listed
-from fedvg_jax.config.uses import used, with_passed
+from fedvg_jax.config.checks import used, with_passed
+from fedvg_jax.config.declare import listed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs.record import folder as run_folder

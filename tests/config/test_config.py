@@ -11,9 +11,9 @@ from hypothesis import given, strategies as st
 from support.files import one_line
 
 from fedvg_jax import config
-from fedvg_jax.config import SETTINGS, Config, command_line, presets, uses
+from fedvg_jax.config import SETTINGS, Config, command_line, presets
 from fedvg_jax.config.declare import Condition
-from fedvg_jax.config.weighting_grammar import WEIGHTINGS, Mean, Permuted, parse_weighting
+from fedvg_jax.config.methods import WEIGHTINGS, Mean, Permuted, parse_weighting
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import datasets
 from fedvg_jax.runs.record.history import History
@@ -179,9 +179,9 @@ def test_every_conditional_setting_is_used_by_some_runs_and_not_by_others():
         made = Config()
         for condition in conditions:
             made = with_condition(made, condition, holds=True)
-        assert uses.unused(made, [name]) == []
+        assert config.unused(made, [name]) == []
         for condition in conditions:
-            assert uses.unused(with_condition(made, condition, holds=False), [name]) == [name]
+            assert config.unused(with_condition(made, condition, holds=False), [name]) == [name]
 
 
 # --- settings given from Python

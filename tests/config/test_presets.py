@@ -6,7 +6,7 @@ import pytest
 
 from fedvg_jax import commands, config
 from fedvg_jax.config import Config, presets
-from fedvg_jax.config.methods import algorithm_of
+from fedvg_jax.config.options import algorithm_of
 
 SIX = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
 WEIGHTS = {  # of the algorithms' own papers; FedVG's alone, except FedAvg + FedVG, which is the mean of both

@@ -17,7 +17,7 @@ from support.small_sweeps import BASE, histories, timeless
 import fedvg_jax
 from fedvg_jax import resolve
 from fedvg_jax.config import flatten
-from fedvg_jax.config.uses import HOST, plain
+from fedvg_jax.config.checks import HOST, plain
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs.record import folder as run_folder

@@ -15,7 +15,7 @@ import numpy as np
 import optax
 
 from fedvg_jax import config, resolve
-from fedvg_jax.config.methods import algorithm_of
+from fedvg_jax.config.options import algorithm_of
 from fedvg_jax.core import tree, types
 from fedvg_jax.engine import executors, federated_round, local_training, schedule
 from fedvg_jax.models import task as tasks

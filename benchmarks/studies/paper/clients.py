@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedvg_jax.config.fidelity import as_reference
+from fedvg_jax.config.options import as_reference
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.run import Run
 

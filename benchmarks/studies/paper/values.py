@@ -11,8 +11,8 @@ import pandas as pd
 
 from benchmarks.pages.files import csv_rows
 from fedvg_jax.config import Config, flatten, method_title, presets
-from fedvg_jax.config.uses import unused
-from fedvg_jax.config.weighting_grammar import method_of
+from fedvg_jax.config.checks import unused
+from fedvg_jax.config.methods import method_of
 from fedvg_jax.study import statistics
 from fedvg_jax.study.groups import Study
 from fedvg_jax.study.markup import number, spread

@@ -24,9 +24,9 @@ from typing import Any
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, to_json
+from fedvg_jax.config.checks import HOST
+from fedvg_jax.config.methods import method_of
 from fedvg_jax.config.options import effective
-from fedvg_jax.config.uses import HOST
-from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import scaling
 from fedvg_jax.data.scaling import Columns

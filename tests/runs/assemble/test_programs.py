@@ -14,7 +14,7 @@ from support.small_sweeps import assert_equal_runs
 import fedvg_jax
 from fedvg_jax import config, resolve
 from fedvg_jax.config import Config
-from fedvg_jax.config.fidelity import as_reference
+from fedvg_jax.config.options import as_reference
 from fedvg_jax.engine import federated_round, schedule as schedules
 from fedvg_jax.runs.assemble import tables
 from fedvg_jax.weightings import basic

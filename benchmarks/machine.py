@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 
-PACKAGES = ("fedvg_jax", "jax", "jaxlib", "flax", "optax", "numpy", "torch", "pfl")
+PACKAGES = ("fedvg_jax", "jax", "jaxlib", "flax", "optax", "numpy", "torch")
 SETTINGS = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",

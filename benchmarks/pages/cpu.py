@@ -72,7 +72,7 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
             f"{number(ours['median'])} ({number(ours['min'])} to {number(ours['max'])})",
             cpu_seconds(case, "ours"),
             of_peak(case, file["sgemm GF/s"]["all cores"]),
-            *(ratio_to_ours(case, peer) for peer in ("lean", "loader", "pfl", "flower")),
+            *(ratio_to_ours(case, peer) for peer in ("lean", "loader", "flower")),
             f"{case['about']['ours']['compile_seconds']:.1f}",
         ])  # fmt: skip
     head = [
@@ -85,7 +85,7 @@ def rounds(file: dict[str, Any]) -> Iterator[str]:
         "PyTorch, lean",
         "DataLoader",
     ]
-    yield table([*head, "pfl", "Flower", "compile, s"], rows).rstrip()
+    yield table([*head, "Flower", "compile, s"], rows).rstrip()
     if not all(map(quiet, file["cases"].values())):
         yield "\nbusy: other work was running on the machine, so that these times are too long and their ratios rough."
 

@@ -102,7 +102,7 @@ def task(case: Case, conv: str = "auto"):
 def _pfl_cnn():
     """Returns pfl-research's simple CNN: 3x3 convolutions 32 and 64, max-pool, dense 128; 1,626,442 parameters.
 
-    Its two dropouts are left out, in pfl-research's own contestant too.
+    Without its two dropouts.
     """
     import flax.linen as nn
 

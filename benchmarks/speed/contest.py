@@ -32,8 +32,6 @@ EXACT: the whole round in float64, by the same ratio. In float32 a ReLU sometime
     ResNet-18 by 1 % of its first step and by 70 % of ten steps; in float64 no ReLU flips.
 ROUND: the timed float32 round against the same round in float64, ||a - exact|| / ||exact - initial||: each side may be
     off by 0.01 plus ROUNDING times the error of the other side.
-    STEP and EXACT are 1e-5 for a contestant that sends float32 updates even if the model is float64: there
-    2^-24 ||theta|| / ||update|| was 1e-6.
 WEIGHTS: relative difference of weights, which are inverses of the gradient norms of such clients.
 """
 
@@ -160,11 +158,8 @@ def differences(
 
     start, truth = select_prefix(initial, "init"), select_prefix(exact, "round")
     step, update = select_prefix(theirs, "step"), max(distance(truth, start), 1e-30)
-    our_step = select_prefix(ours, "step")
-    # pfl checks fewer clients
-    our_step = {name: our_step[name][: len(clients)] for name, clients in step.items()}
     return {
-        "step": distance(our_step, step) / max(distance(step, start), 1e-30),
+        "step": distance(select_prefix(ours, "step"), step) / max(distance(step, start), 1e-30),
         "exact": distance(select_prefix(theirs, "exact"), truth) / update,
         "our rounding": distance(select_prefix(ours, "round"), truth) / update,
         "their rounding": distance(select_prefix(theirs, "round"), truth) / update,
@@ -174,14 +169,8 @@ def differences(
     }
 
 
-def agrees(gaps: Mapping[str, float], sends_float32: bool = False) -> bool:
-    """Returns whether rounding explains all of a contestant's differences from ours.
-
-    Args:
-        gaps: see `differences`.
-        sends_float32: whether the contestant sends float32 updates even if its model is float64.
-    """
-    step, exact = (1e-5, 1e-5) if sends_float32 else (STEP, EXACT)
+def agrees(gaps: Mapping[str, float]) -> bool:
+    """Returns whether rounding explains all of a contestant's differences from ours, see `differences`."""
     small, large = sorted((gaps["our rounding"], gaps["their rounding"]))
-    same = gaps["step"] <= step and gaps["exact"] <= exact
+    same = gaps["step"] <= STEP and gaps["exact"] <= EXACT
     return same and large <= ROUND + ROUNDING * small and gaps["weights"] <= WEIGHTS

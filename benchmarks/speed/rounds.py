@@ -2,13 +2,13 @@
 
     python -m benchmarks.speed.rounds [--cases lenet5 cnn ...] [--repeats 5] [--data-dir DIR] [--out FILE]
 
-A case of `cases` is computed by several contestants: this package ("ours"), two PyTorch loops (`peers`), pfl-research
-(`pfl_peer`) and Flower's simulation engine (`flower_peer`). Each contestant is a process with the same number of
-threads, the same minibatches and the same initial model. First their models and weights are compared; a contestant that
+A case of `cases` is computed by several contestants: this package ("ours"), two PyTorch loops (`peers`) and Flower's
+simulation engine (`flower_peer`). Each contestant is a process with the same number of threads, the same minibatches
+and the same initial model. First their models and weights are compared; a contestant that
 disagrees is not timed. Then the contestants are timed in turns, without compilation.
 
 Prints the seconds of a round and of its phases, and writes them to FILE.json, where a case that is not run keeps its
-earlier result. `--pfl-python PATH` is a Python with pfl and torch, `--flower-python PATH` one with flwr[simulation] and
+earlier result. `--torch-python PATH` is a Python with torch, `--flower-python PATH` one with flwr[simulation] and
 torch, if this one lacks them.
 """
 
@@ -32,12 +32,10 @@ from benchmarks.speed import cases, contest
 
 PARTS = ("round", "cpu", "train", "score", "aggregate")
 """Wall seconds and CPU seconds of a round, then wall seconds of its phases."""
-PEERS = ("lean", "loader", "pfl", "flower")
+PEERS = ("lean", "loader", "flower")
 """The contestants besides "ours"."""
-
-
-ENGINES = {"pfl": ("pfl_cnn",), "flower": ("mlp64", "pfl_cnn")}
-"""Simulator of others -> the cases that it is compared on."""
+FLOWER_CASES = ("mlp64", "pfl_cnn")
+"""The cases that Flower is compared on."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -108,9 +106,6 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
         "--torch-python", type=Path, default=Path(sys.executable), help="a Python with torch"
     )
     parser.add_argument(
-        "--pfl-python", type=Path, default=Path(sys.executable), help="a Python with pfl and torch"
-    )
-    parser.add_argument(
         "--flower-python",
         type=Path,
         default=Path(sys.executable),
@@ -159,7 +154,7 @@ def compare(
         try:
             theirs = request_arrays(folder, running, peer, "check")
             agreement[peer] = contest.differences(ours, theirs, exact, initial)
-            if contest.agrees(agreement[peer], sends_float32=peer == "pfl"):
+            if contest.agrees(agreement[peer]):
                 continue
             skipped[peer] = "disagrees, so it is not timed"
         except RuntimeError as error:
@@ -194,16 +189,14 @@ def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.E
     running = {"ours": contest.Contestant(ours, of_jax, folder / "ours.log", args.threads)}
     stack.callback(running["ours"].close)
     skipped = {}
-    pythons = {"pfl": args.pfl_python, "flower": args.flower_python}
     for peer in args.peers:
-        if name not in ENGINES.get(peer, [name]):
-            skipped[peer] = f"it is compared on {' and '.join(ENGINES[peer])} only"
-            continue
-        module = [f"benchmarks.speed.{peer}_peer"]
-        if peer not in ENGINES:
-            module = ["benchmarks.speed.peers", "--peer", peer]
-        python = str(pythons.get(peer, args.torch_python))
-        command = [python, "-m", *module, "--folder", str(folder), "--threads", threads]
+        python, module = args.torch_python, ["benchmarks.speed.peers", "--peer", peer]
+        if peer == "flower":
+            if name not in FLOWER_CASES:
+                skipped[peer] = f"it is compared on {' and '.join(FLOWER_CASES)} only"
+                continue
+            python, module = args.flower_python, ["benchmarks.speed.flower_peer"]
+        command = [str(python), "-m", *module, "--folder", str(folder), "--threads", threads]
         log = folder / f"{peer}.log"
         try:
             running[peer] = contest.Contestant(command, environment, log, args.threads)
@@ -244,10 +237,7 @@ def summarise(
 
 def all_agree(case: Mapping[str, Any]) -> bool:
     """Returns whether all contestants of a case agree with ours."""
-    return all(
-        contest.agrees(gaps, sends_float32=peer == "pfl")
-        for peer, gaps in case["agreement"].items()
-    )
+    return all(map(contest.agrees, case["agreement"].values()))
 
 
 def format_case(case: Mapping[str, Any]) -> str:

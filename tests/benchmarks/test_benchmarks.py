@@ -25,13 +25,13 @@ def torch_or_skip():
 
 
 def test_every_module_imports():
-    """Those of PyTorch, pfl and Flower, which need them, in another test."""
+    """Modules that need PyTorch or Flower are exempt where these are not installed."""
     for path in sorted(machine.ROOT.glob("benchmarks/**/*.py")):
         name = ".".join(path.relative_to(machine.ROOT).with_suffix("").parts)
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
-            assert error.name in ("torch", "pfl", "flwr"), name
+            assert error.name in ("torch", "flwr"), name
 
 
 # --- agreement of contestants
@@ -74,7 +74,7 @@ def test_rounds_writes_timings_of_all_contestants(tmp_path):
         "1",
         "--peers",
         "lean",
-        "pfl",
+        "flower",
         "--threads",
         "1",
         "--out",
@@ -83,7 +83,7 @@ def test_rounds_writes_timings_of_all_contestants(tmp_path):
     assert rounds.main(["--cases", "logistic", *options]) == 0
     results = json.loads(file.read_text())
     case = results["cases"]["logistic"]
-    assert case["seconds"].keys() == {"ours", "lean"} and "pfl" in case["skipped"]
+    assert case["seconds"].keys() == {"ours", "lean"} and "flower" in case["skipped"]
     assert case["ratio"]["lean"] == pytest.approx(
         case["seconds"]["lean"]["round"]["median"] / case["seconds"]["ours"]["round"]["median"],
         abs=1e-3,
@@ -149,7 +149,7 @@ def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
     failed = [name for name, s in measured["sections"].items() if "failed" in s or "error" in s]
     assert failed == ([] if importlib.util.find_spec("torch") else ["torch"])
     assert session.main(["study", *smoke, "--out", str(tmp_path / "study")]) == 0
-    assert list((tmp_path / "study").glob("*/points/*/summary.json"))
+    assert list((tmp_path / "study").glob("*/trials/*/summary.json"))
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)

@@ -3,7 +3,7 @@
     python -m benchmarks [--minutes 20] [...as benchmarks.speed.rounds]
 
 Runs, in this order: `speed.rounds` (federated rounds compared with PyTorch), `speed.limits` (start-up,
-`--dry-run`), `speed.costs` (how costs grow) and `table` (writes the tables of docs/performance.md and the README).
+sweeps), `speed.costs` (how costs grow) and `table` (writes the tables of docs/performance.md and the README).
 Writes benchmarks/results/MACHINE.json, MACHINE-limits.json, MACHINE-costs.json and MACHINE-costs.png, where MACHINE is
 the processor's name. A case that is not started within --minutes keeps its earlier result. Run it on an idle machine:
 the results record the load of other programs.

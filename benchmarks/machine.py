@@ -332,6 +332,11 @@ def spread(seconds: Sequence[float]) -> dict[str, Any]:
     return {"median": median, "min": min(seconds), "max": max(seconds), "repeats": len(seconds)}
 
 
+def read(path: Path | None) -> dict[str, Any]:
+    """Returns the contents of a results file; {} if there is none."""
+    return json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}
+
+
 def write(path: Path | None, results: dict[str, Any]) -> None:
     """Writes results as JSON, atomically, if there is a path."""
     if path is None:

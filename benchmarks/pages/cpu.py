@@ -1,4 +1,4 @@
-"""Tables of rounds on CPUs beside PyTorch, and of starts, sweeps and plans."""
+"""Tables of rounds on CPUs beside PyTorch, and of starts and sweeps."""
 
 from __future__ import annotations
 
@@ -101,27 +101,17 @@ LIMITS = {
 
 
 def render_limits(results: Path = RESULTS) -> str:
-    """Returns what `benchmarks.speed.limits` measured: seconds with their targets, and errors of `--dry-run`."""
-    files = [file for file in load_all(results) if "taken" in file]
-    rows, errors, commands = [], [], {}
-    for file in files:
+    """Returns what `benchmarks.speed.limits` measured: seconds with their targets."""
+    rows, commands = [], {}
+    for file in (file for file in load_all(results) if "taken" in file):
         machine = f"{file['machine']['processor']}, {file['machine']['date'][:10]}"
         for (section, *part), (title, target) in LIMITS.items():
             if section in file:
                 spread = file[section][part[0]] if part else file[section]
                 rows.append([title, number(spread["median"]), target, machine])
-        for run, plan in file.get("plan", {}).items():
-            errors.append([run, f"{plan['time']:.2f}", f"{plan['memory']:.2f}"])
-        for section in ("help", "start", "sweep", "plan"):
-            if section in file:
                 commands[file["taken"][section]["command"]] = None
     listed = "\n".join(f"- `{command}`" for command in commands)
-    return "\n".join([
-        table(["measurement", "seconds", "target", "machine"], rows),
-        "`--dry-run` estimates these multiples of what is measured (target: within 20 %):\n",
-        table(["run", "seconds", "memory"], errors),
-        f"Commands:\n\n{listed}",
-    ])  # fmt: skip
+    return f"{table(['measurement', 'seconds', 'target', 'machine'], rows)}\nCommands:\n\n{listed}"
 
 
 def quiet(case: dict[str, Any]) -> bool:

@@ -113,6 +113,12 @@ for part in result if inspect.isgenerator(result) else [result]:
 """
 
 
+def environment(**variables: str) -> dict[str, str]:
+    """Returns the environment of a process that imports this checkout, with these variables."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return os.environ | {"PYTHONPATH": path} | variables
+
+
 class Outcome(NamedTuple):
     """What a process left that called a function."""
 

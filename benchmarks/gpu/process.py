@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import time
 from typing import Any
 
@@ -45,12 +44,9 @@ def run_section(
 
 def environment_of(args: argparse.Namespace) -> dict[str, str]:
     """Returns the environment of a process that uses the GPU, or the CPU in a smoke test."""
-    root = str(machine.ROOT)
-    return {
-        **os.environ,
-        "JAX_COMPILATION_CACHE_DIR": str(args.cache_dir),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+    return machine.environment(
+        JAX_COMPILATION_CACHE_DIR=str(args.cache_dir),
+        JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS="0",
+        XLA_PYTHON_CLIENT_PREALLOCATE="false",
         **({"JAX_PLATFORMS": "cpu"} if args.cpu_smoke else {}),
-    }
+    )

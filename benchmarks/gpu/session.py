@@ -43,8 +43,6 @@ SECTIONS = {
 STEPS = (115, 410)
 """Local steps of the largest client and of all in the round that is timed."""
 
-MEASURED_ON = ("accelerator", "commit", "versions", "date")
-
 
 def main(argv: list[str] | None = None) -> int:
     """Runs the sections, or the study; exit code 1 without any result."""
@@ -52,9 +50,7 @@ def main(argv: list[str] | None = None) -> int:
     if args.command == "study":
         return study.run(args)
     command = ["python", "-m", "benchmarks.gpu", *(sys.argv[1:] if argv is None else argv)]
-    file = (
-        json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"sessions": []}
-    )
+    file = {"sessions": []} | machine.read(args.out)
     run: dict[str, Any] = {
         "machine": machine.describe(command),
         "smoke": args.cpu_smoke,
@@ -65,17 +61,12 @@ def main(argv: list[str] | None = None) -> int:
     for i, name in enumerate(args.sections):
         later = sum(SECTIONS[following] for following in args.sections[i + 1 :])
         limit = args.minutes * 60 * (1 - later / total) - (time.monotonic() - start)
-        chosen = choose(file["sessions"], run["machine"].get("accelerator"))
-        result = (
-            process.run_section(name, limit, args, chosen)
-            if limit > 5
-            else {"failed": "no time was left"}
-        )
+        result: dict[str, Any] = {"failed": "no time was left"}
+        if limit > 5:
+            chosen = choose(file["sessions"], run["machine"].get("accelerator"))
+            result = process.run_section(name, limit, args, chosen)
         run["machine"] |= result.pop("device", {})
-        measured_on = {key: run["machine"][key] for key in MEASURED_ON if key in run["machine"]}
-        run["sections"][name] = result | {
-            "on": measured_on | {"peaks": run["sections"].get("peaks", {})}
-        }
+        run["sections"][name] = result
         print(f"{name}: {json.dumps(result)[:2000]}", flush=True)
         machine.write(args.out, file)
     run["machine"] = machine.add_final_load(run["machine"])
@@ -94,18 +85,7 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--cache-dir", type=Path, default=Path.home() / ".cache" / "fedvg_jax" / "xla"
     )
-    parser.add_argument(
-        "--data-dir",
-        type=Path,
-        help="of the study: CIFAR-10",
-    )
-    parser.add_argument(
-        "--adapters",
-        nargs=2,
-        type=Path,
-        metavar=("FILE.npz", "START"),
-        help="of the study of adapters",
-    )
+    parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10, for the study")
     parser.add_argument("--out", type=Path, default=Path("gpu.json"), metavar="FILE.json")
     return parser.parse_args(argv)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.speed import cases as workloads
 
 NETWORKS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 """Network -> its sizes, cohorts and trained parts, explained in the file."""
@@ -52,25 +53,19 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
 
     network, rng = NETWORKS[model], np.random.default_rng(0)
     size, rows = network["size"], network["rows"]
-    train, rest = np.split(np.arange((cohort + 2) * rows), [cohort * rows])
-    val, test = (
-        np.split(half, [len(half)] + [len(half)] * (cohort - 2)) for half in np.split(rest, 2)
-    )
-    partition = (np.split(train, cohort), val, test)
+    parts = np.split(np.arange((cohort + 2) * rows), [cohort * rows, (cohort + 1) * rows])
+    partition = workloads.equal_clients(cohort, *parts)
     images = rng.integers(0, 256, ((cohort + 2) * rows, size, size, 3), np.uint8)
-    settings = {
-        "rounds": ROUNDS,
-        "join_ratio": 1.0,
-        "local_epochs": 1,
-        "batch_size": rows,
-        "lr": 0.001,
-    }
     config = fv.Config(
         model=model,
         clients=cohort,
+        join_ratio=1.0,
         normalise="half",
         weighting="fedvg",
-        **settings,
+        rounds=ROUNDS,
+        local_epochs=1,
+        batch_size=rows,
+        lr=0.001,
         **network["parts"][part],
     )
     sim = fv.simulation(config, data=(images, np.arange(len(images)) % 10), partition=partition)

@@ -81,7 +81,7 @@ def main(argv: list[str] | None = None) -> int:
     results["updates"] = {}
     for name in NAMES:
         results["updates"][name] = measure(name, args.data_dir, args.repeats)
-        print(f"{name}: {results['cases'][name]['ratio']} x a synchronous round", flush=True)
+        print(f"{name}: {results['updates'][name]['ratio']} x a synchronous round", flush=True)
     machine.finish(args.out, results)
     return 0
 

@@ -74,12 +74,15 @@ def partition(case: Case) -> Partition | None:
     """Returns equal clients for pfl_cnn; None for the other cases, whose partition is drawn from their settings."""
     if case.model != "pfl_cnn":
         return None
-    rows = np.random.default_rng(0).permutation(case.images).astype(np.int32)
-    held_out = np.arange(case.images, case.images + _HELD_OUT, dtype=np.int32)
-    clients = case.settings["clients"]
-    empty = [held_out[:0]] * (clients - 1)
-    half = _HELD_OUT // 2
-    return Partition(np.split(rows, clients), [held_out[:half], *empty], [held_out[half:], *empty])
+    rows = np.random.default_rng(0).permutation(case.images)
+    val, test = np.split(np.arange(case.images, case.images + _HELD_OUT), 2)
+    return equal_clients(case.settings["clients"], rows, val, test)
+
+
+def equal_clients(clients: int, train: np.ndarray, val: np.ndarray, test: np.ndarray) -> Partition:
+    """Returns a partition of rows into equal clients, the first of which also has the rows for validation and test."""
+    empty = [val[:0]] * (clients - 1)
+    return Partition(np.split(train, clients), [val, *empty], [test, *empty])
 
 
 _HELD_OUT = 128

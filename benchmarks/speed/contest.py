@@ -97,17 +97,15 @@ class Contestant:
         command: Sequence[str],
         environment: Mapping[str, str],
         log: Path,
-        num_cores: int | None = None,
+        num_cores: int,
     ):
         """Starts the process on the first `num_cores` cores of this process: XLA has a thread for each."""
         self.log = log
         cores = sorted(machine.affinity())[:num_cores]
-        root = str(machine.ROOT)
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        environment = os.environ | {"PYTHONPATH": path} | dict(environment)
+        variables = machine.environment(**environment)
         with log.open("w") as errors:
-            self.process = subprocess.Popen(command, env=environment, stderr=errors, **pipes)
+            self.process = subprocess.Popen(command, env=variables, stderr=errors, **pipes)
         os.sched_setaffinity(self.process.pid, cores)  # before it has imported XLA
         self.about = self._read_answer()
 
@@ -127,8 +125,7 @@ class Contestant:
             if line.startswith("{"):  # libraries may print other lines
                 return json.loads(line)
         self.process.wait()
-        errors = self.log.read_text(encoding="utf-8").strip().splitlines()
-        raise RuntimeError(errors[-1] if errors else "the process ended without a message")
+        raise RuntimeError(machine.last_line(self.log.read_text(encoding="utf-8")))
 
     def close(self) -> None:
         """Ends the process."""

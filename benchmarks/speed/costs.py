@@ -9,7 +9,6 @@ FILE.json, where axes that are not measured keep their earlier results. --pictur
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import machine
+from benchmarks.speed import cases
 
 
 class Round(NamedTuple):
@@ -64,11 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--picture", type=Path, metavar="FILE.png")
     args = parser.parse_args(argv)
-    earlier: dict[str, Any] = {}
-    if args.out and args.out.exists():
-        earlier = json.loads(args.out.read_text(encoding="utf-8"))
-    results = machine.begin("speed.costs", argv) | {"reference": Round()._asdict()}
-    results["axes"] = earlier.get("axes", {})
+    results = {"axes": {}} | machine.read(args.out)
+    began = machine.begin("speed.costs", argv)["machine"]
     for axis in (axis for axis in AXES if axis in args.only):
         points = [measure(axis, value, args.repeats) | {axis: value} for value in AXES[axis]]
         exponent = growth("parameters" if axis == "width" else axis, points)
@@ -76,12 +73,11 @@ def main(argv: list[str] | None = None) -> int:
         show(TITLES[axis], points)
     if "planning" in args.only:
         points = [plan(*population, args.repeats) for population in POPULATIONS]
+        results["planning"] = {"machine": began, "points": points}
         show("planning", points)
-        of_machine = machine.add_final_load(results["machine"])
-        results["planning"] = {"machine": of_machine, "points": points}
-    if "machine" in earlier and not set(AXES) & set(args.only):
-        results["machine"] = earlier["machine"]
-    machine.finish(args.out, earlier | results)
+    if {*AXES} & {*args.only}:
+        results |= {"machine": machine.add_final_load(began), "reference": Round()._asdict()}
+    machine.write(args.out, results)
     if args.picture:
         plot(results, args.picture)
     return 0
@@ -119,19 +115,15 @@ def measure(axis: str, value: int, repeats: int) -> dict[str, Any]:
     from fedvg_jax.models import plain, task as tasks
 
     sizes = Round()._replace(**{axis: value})
-    rng, num_train, num_test = np.random.default_rng(0), sizes.clients * sizes.rows, 64
-    size = num_train + sizes.validation + num_test
+    rng, num_train = np.random.default_rng(0), sizes.clients * sizes.rows
+    size = num_train + sizes.validation + 64
     data = rng.integers(0, 256, (size, 8, 8, 1), np.uint8), rng.integers(0, 10, size)
-    train, val, test = np.split(np.arange(size), [num_train, num_train + sizes.validation])
-    empty = [val[:0]] * (sizes.clients - 1)
-    partition = np.split(train, sizes.clients), [val, *empty], [test, *empty]
-    settings = {
-        "clients": sizes.clients,
-        "join_ratio": sizes.cohort / sizes.clients,
-        "local_epochs": sizes.epochs,
-    }
+    parts = np.split(np.arange(size), [num_train, num_train + sizes.validation])
+    partition = cases.equal_clients(sizes.clients, *parts)
     config = fv.Config(
-        **settings,
+        clients=sizes.clients,
+        join_ratio=sizes.cohort / sizes.clients,
+        local_epochs=sizes.epochs,
         weighting="fedvg",
         devices="1",
         lr=0.01,

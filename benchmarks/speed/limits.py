@@ -70,11 +70,10 @@ def main(argv: list[str] | None = None) -> int:
 
 def command(folder: str, name: str, *words: str) -> None:
     """Runs a command of the package in a folder without showing its output."""
-    path = os.pathsep.join(filter(None, [str(machine.ROOT), os.environ.get("PYTHONPATH")]))
     subprocess.run(
         [sys.executable, "-m", f"fedvg_jax.{name}", *words],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": path},
+        env=machine.environment(),
         check=True,
         stdout=subprocess.DEVNULL,
     )

@@ -4,12 +4,12 @@
 
 A case of `cases` is computed by several contestants: this package ("ours"), two PyTorch loops (`peers`) and Flower's
 simulation engine (`flower_peer`). Each contestant is a process with the same number of threads, the same minibatches
-and the same initial model. First their models and weights are compared; a contestant that
-disagrees is not timed. Then the contestants are timed in turns, without compilation.
+and the same initial model. First their models and weights are compared; a contestant that disagrees is not timed. Then
+the contestants are timed in turns, without compilation.
 
 Prints the seconds of a round and of its phases, and writes them to FILE.json, where a case that is not run keeps its
-earlier result. `--torch-python PATH` is a Python with torch, `--flower-python PATH` one with flwr[simulation] and
-torch, if this one lacks them.
+earlier result; a peak of the machine is the highest that was ever measured. `--torch-python PATH` is a Python with
+torch, `--flower-python PATH` one with flwr[simulation] and torch, if this one lacks them.
 """
 
 from __future__ import annotations
@@ -43,11 +43,9 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     deadline = time.monotonic() + 60 * args.minutes
     results = machine.begin("speed.rounds", argv)
-    earlier = read_results(args.out)
-    peaks = {
-        name: max(rate, earlier["sgemm GF/s"].get(name, 0))
-        for name, rate in machine.sgemm().items()
-    }
+    earlier = {"cases": {}, "sgemm GF/s": {}} | machine.read(args.out)
+    of_cores = earlier["sgemm GF/s"]
+    peaks = {name: max(rate, of_cores.get(name, 0)) for name, rate in machine.sgemm().items()}
     results |= {"sgemm GF/s": peaks, "threads": args.threads, "cases": earlier["cases"]}
     for name in args.cases:
         if time.monotonic() > deadline:
@@ -68,16 +66,6 @@ def main(argv: list[str] | None = None) -> int:
             all_agree(results["cases"][name]) for name in args.cases if name in results["cases"]
         )
     )
-
-
-def read_results(file: Path | None) -> dict[str, Any]:
-    """Returns the contents of a results file; no cases and no peaks if there is none.
-
-    New results replace earlier ones case by case, and a peak is the highest ever measured.
-    """
-    if file and file.is_file():
-        return json.loads(file.read_text(encoding="utf-8"))
-    return {"cases": {}, "sgemm GF/s": {}}
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:

@@ -28,7 +28,7 @@ import sys
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import machine, torch_layout
-from fedvg_jax import config as configs, data as datasets, resolve
+from fedvg_jax import commands, config as configs, data as datasets, resolve
 from fedvg_jax.config import Config, options, presets
 from fedvg_jax.config.options import algorithm_of
 from fedvg_jax.core import tree
@@ -97,20 +97,14 @@ def read(path: Path) -> Recording:
     """Reads a recording.
 
     Raises:
-        UsageError: the file is not a recording, or lacks arrays that a replay needs.
+        UsageError: the file is not a recording.
     """
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files}
-        meta = json.loads(str(arrays["meta"]))
+            arrays = dict(file)
+        return Recording(json.loads(str(arrays["meta"])), arrays)
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise UsageError(f"--golden {path} is not a file of recorded rounds: {error}") from None
-    method, model = meta.get("method"), meta.get("model")
-    if method not in METHODS or model != "lenet5":
-        raise UsageError(
-            f"--golden {path} holds {method} {model}; this replays {', '.join(METHODS)} with lenet5"
-        )
-    return Recording(meta, arrays)
 
 
 def settings(recording: Recording) -> Config:
@@ -119,14 +113,7 @@ def settings(recording: Recording) -> Config:
     named = presets.METHODS[METHODS[meta["method"]]] | presets.FIDELITY["official"]
     for extra in meta.get("extra", []):
         name, _, value = extra.partition("=")
-        if name == "fedprox.mu":
-            named |= {"fedprox.mu": float(value)}
-        elif extra in OPTIONS:
-            named |= OPTIONS[extra]
-        else:
-            raise UsageError(
-                f"recorded option {extra!r} is not known; known: {', '.join(OPTIONS)}, fedprox.mu=NUMBER"
-            )
+        named |= {name: float(value)} if name == "fedprox.mu" else OPTIONS[extra]
     recorded = {"clients": "clients", "batch_size": "batch", "lr": "lr", "local_epochs": "epochs"}
     of_meta = {name: meta[key] for name, key in recorded.items()}
     return configs.apply(Config(), named | of_meta, "recording")
@@ -141,8 +128,6 @@ class Differences(NamedTuple):
     """by round: ratio, chained, weights, chained_weights"""
     not_compared: list[str]
     """descriptions of what the recording lacks"""
-    global_models: dict[str, np.ndarray]
-    """name, rR/global/NAME -> tensor of our global model, in torch's layout"""
 
 
 class Program(NamedTuple):
@@ -172,24 +157,21 @@ def make_program(recording: Recording, data_dir: Path) -> Program:
             probe=lambda hyper, probe: tree.take(hyper["recorded"], probe.position)
         )
     weighting = resolve.method.make_weighting(config, task, algorithm)
-    executor, optimiser, clients = (
-        executors.lanes(1),
-        resolve.method.make_optimiser(config),
-        meta["clients"],
-    )
-    published = {"stats_too": True, "weigh_untrained": True}
-    step = federated_round.make_round(
-        task, algorithm, weighting, executor, optimiser, clients, **published
-    )
+    optimiser, clients = resolve.method.make_optimiser(config), meta["clients"]
+    parts = (task, algorithm, weighting, executors.lanes(1), optimiser, clients)
+    step = federated_round.make_round(*parts, stats_too=True, weigh_untrained=True)
     hyper = resolve.hyperparameters.scalars(config)
     initial = federated_round.init_state(task, algorithm, clients, hyper, stats_too=True)
     return Program(task, algorithm, jax.jit(step), dict(hyper), data, initial)
 
 
-def replay(recording: Recording, data_dir: Path) -> Differences:
+def replay(recording: Recording, data_dir: Path) -> tuple[Differences, dict[str, np.ndarray]]:
     """Replays all rounds and measures the differences.
 
-    Each round is computed twice: from the recorded global model before it, and chained, from our own.
+    Each round is computed twice: from the recorded global model before it, and chained, from our previous one.
+
+    Returns:
+        The differences, and rR/global/NAME -> tensor of our global models, in torch's layout.
     """
     program = make_program(recording, data_dir)
 
@@ -218,7 +200,7 @@ def replay(recording: Recording, data_dir: Path) -> Differences:
             }
         )
         models |= {f"r{r}/global/{name}": tensor for name, tensor in ours.items()}
-    return Differences(gaps, rows, not_compared(recording), models)
+    return Differences(gaps, rows, not_compared(recording)), models
 
 
 def not_compared(recording: Recording) -> list[str]:
@@ -335,106 +317,71 @@ def checks(method: str, differences: Differences) -> list[tuple[str, float, floa
         bound = CLIENTS_OF_ELASTIC if "elastic" in method else CLIENTS
         rows.append(("client models of round 1", max(differences.client_models), bound))
     for r, row in enumerate(differences.rounds, 1):
-        weights, bound = row["weights"], ROUND
-        starts_equal = r == 1 and differences.client_models is not None
-        if starts_equal and (weights is not None or is_native(method)):
-            bound = min(FIRST + (weights or 0.0), ROUND)
-        rows.append((f"round {r}", row["ratio"], bound))
-        rows.append((f"round {r}, chained", row["chained"], CHAINED))
-        if weights is not None:
-            chained = row["chained_weights"]
-            rows.append((f"round {r}: weights, relative", weights, WEIGHTS))
-            rows.append((f"round {r}, chained: weights, relative", chained, CHAINED_WEIGHTS))
+        bound = ROUND
+        has_weights = row["weights"] is not None or "fedgrad" not in method
+        if r == 1 and differences.client_models is not None and has_weights:
+            bound = min(FIRST + (row["weights"] or 0.0), ROUND)
+        compared = (
+            ("", row["ratio"], bound),
+            (", chained", row["chained"], CHAINED),
+            (": weights, relative", row["weights"], WEIGHTS),
+            (", chained: weights, relative", row["chained_weights"], CHAINED_WEIGHTS),
+        )
+        rows += [(f"round {r}{what}", gap, most) for what, gap, most in compared if gap is not None]
     return rows
 
 
-def is_native(method: str) -> bool:
-    """Returns whether a method's weights do not depend on the round's models."""
-    return "fedgrad" not in method
+def compare(recordings: Sequence[Path], data_dir: Path, out: Path | None, file: Path | None) -> int:
+    """Replays recordings, and prints and writes the differences; exit code 1 if one is too large.
 
-
-def print_differences(recording: Recording, differences: Differences) -> bool:
-    """Prints the differences; returns whether all are within their bounds."""
-    print(f"{recording.meta['method']}, {recording.meta['model']}: difference (allowed)")
-    rows = checks(recording.meta["method"], differences)
-    for quantity, gap, allowed in rows:
-        verdict = "agrees" if gap <= allowed else "DIFFERS"
-        print(f"  {quantity}: {gap:.2e} ({allowed:.1e}) {verdict}")
-    for quantity in differences.not_compared:
-        print(f"  not compared, because the file lacks them: {quantity}")
-    return all(gap <= allowed for _, gap, allowed in rows)
-
-
-def make_results(
-    description: dict[str, Any], differences: dict[tuple[str, ...], Differences]
-) -> dict[str, Any]:
-    """Returns the contents of the results file, with three digits, by our name of each method and its recorded options.
-
-    Args:
-        description: of the machine.
-        differences: by the recorded name of the method and its options.
+    Raises:
+        UsageError: a file is not a recording, or lacks what a replay needs.
     """
-    methods = {}
-    for (name, *extras), of_method in differences.items():
-        bounds = {quantity: allowed for quantity, _, allowed in checks(name, of_method)}
-        fields = {
-            key: getattr(of_method, key) for key in ("client_models", "rounds", "not_compared")
-        }
-        methods[" ".join((METHODS[name], *extras))] = fields | {"bounds": bounds}
-    rounded = json.loads(json.dumps(methods), parse_float=lambda text: float(f"{float(text):.3g}"))
-    return {"machine": description, "methods": rounded}
+    command = ["python", "-m", "benchmarks.parity", "--golden", "FILE", "...", "--data-dir", "DIR"]
+    results: dict[str, Any] = {"machine": machine.describe(command), "methods": {}}
+    agrees = True
+    for path in recordings:
+        recording = read(path)
+        try:
+            differences, models = replay(recording, data_dir)
+        except KeyError as error:
+            raise UsageError(f"--golden {path}: {error} is missing, or not known here") from None
+        method = recording.meta["method"]
+        rows = checks(method, differences)
+        print(f"{method}, {recording.meta['model']}: difference (allowed)")
+        for quantity, gap, most in rows:
+            verdict = "agrees" if gap <= most else "DIFFERS"
+            print(f"  {quantity}: {gap:.2e} ({most:.1e}) {verdict}")
+            agrees &= gap <= most
+        for quantity in differences.not_compared:
+            print(f"  not compared, because the file lacks them: {quantity}")
+        name = " ".join((METHODS[method], *recording.meta.get("extra", [])))
+        bounds = {quantity: most for quantity, _, most in rows}
+        results["methods"][name] = differences._asdict() | {"bounds": bounds}
+        if out:
+            np.savez(out, **models)
+    text = json.dumps(results["methods"])
+    results["methods"] = json.loads(text, parse_float=lambda digits: float(f"{float(digits):.3g}"))
+    machine.finish(file, results)
+    print("agrees" if agrees else "DIFFERS")
+    return int(not agrees)
 
 
 def main(argv: list[str] | None = None) -> int:
     """Replays the recordings; exit code 0 if all agree, 1 if one differs, 2 after a user error."""
     parser = machine.parser(__doc__)
-    parser.add_argument(
-        "--golden",
-        type=Path,
-        required=True,
-        nargs="+",
-        metavar="FILE",
-        help="recorded rounds (.npz)",
-    )
+    parser.add_argument("--golden", type=Path, required=True, nargs="+", metavar="FILE.npz")
     parser.add_argument(
         "--data-dir", type=Path, required=True, metavar="DIR", help="folder with CIFAR-10"
     )
     parser.add_argument(
-        "--out", type=Path, metavar="FILE.npz", help="write our rR/global/NAME in torch's layout"
+        "--out", type=Path, metavar="FILE.npz", help="write rR/global/NAME of one recording"
     )
     parser.add_argument("--results", type=Path, metavar="FILE.json", help="write the differences")
     args = parser.parse_args(argv)
-    description = machine.describe(
-        ["python", "-m", "benchmarks.parity", "--golden", "FILE", "...", "--data-dir", "DIR"]
-    )
-    found: dict[tuple[str, ...], Differences] = {}
-    agrees = True
-    try:
-        if args.out and len(args.golden) > 1:
-            raise UsageError(
-                f"--out takes the models of one recording; got {len(args.golden)}: give one --golden FILE"
-            )
-        for path in args.golden:
-            recording = read(path)
-            key = (recording.meta["method"], *recording.meta.get("extra", []))
-            if key in found:
-                raise UsageError(
-                    f"--golden {path} is a second recording of {' '.join(key)}; give one of each"
-                )
-            try:
-                found[key] = replay(recording, args.data_dir)
-            except KeyError as error:
-                raise UsageError(f"--golden {path} lacks {error}, which a replay needs") from None
-            agrees &= print_differences(recording, found[key])
-            if args.out:
-                np.savez(args.out, **found[key].global_models)
-    except UsageError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    if args.results:
-        machine.write(args.results, make_results(machine.add_final_load(description), found))
-    print("agrees" if agrees else "DIFFERS")
-    return 0 if agrees else 1
+    if args.out and len(args.golden) > 1:
+        parser.error("--out takes the models of one recording: give one --golden FILE")
+    return commands.guarded(lambda: compare(args.golden, args.data_dir, args.out, args.results))
 
 
 if __name__ == "__main__":

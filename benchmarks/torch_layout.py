@@ -18,37 +18,30 @@ _NAMES = {
     ("params", "kernel"): "weight",
     ("params", "scale"): "weight",
     ("params", "bias"): "bias",
-    ("batch_stats", "mean"): "running_mean",
-    ("batch_stats", "var"): "running_var",
+    ("stats", "mean"): "running_mean",
+    ("stats", "var"): "running_var",
 }
 
 
 def to_torch(variables: Variables) -> dict[str, np.ndarray]:
     """Returns our variables in torch's layout, by torch's names."""
-    ours = {"params": variables.params, "batch_stats": variables.stats}
-    leaves = jax.tree.leaves_with_path(jax.device_get(ours))
-    return {
-        n: array_to_torch(np.asarray(leaf), _channels(n))
-        for n, leaf in ((_name(p), leaf) for p, leaf in leaves)
-    }
+    leaves = {_name(path): x for path, x in jax.tree.leaves_with_path(jax.device_get(variables))}
+    return {name: array_to_torch(np.asarray(x), _channels(name)) for name, x in leaves.items()}
 
 
 def from_torch(tensors: dict[str, np.ndarray], like: Variables) -> Variables:
     """Returns torch's tensors in the structure and layout of `like`."""
-    ours = {"params": like.params, "batch_stats": like.stats}
-    values = jax.tree.map_with_path(
-        lambda path, leaf: _to_ours(_name(path), tensors[_name(path)], leaf.shape), ours
-    )
-    return Variables(values["params"], values["batch_stats"])
+
+    def to_ours(path, _) -> np.ndarray:
+        name = _name(path)
+        return np.ascontiguousarray(array_from_torch(tensors[name], _channels(name)))
+
+    return jax.tree.map_with_path(to_ours, like)
 
 
 def by_name(values: dict[str, float], like: Variables) -> Variables:
-    """Returns one number per tensor, given by torch's names, in the structure of `like`."""
-    ours = {"params": like.params, "batch_stats": like.stats}
-    scalars = jax.tree.map_with_path(
-        lambda path, leaf: np.asarray(values[_name(path)], leaf.dtype), ours
-    )
-    return Variables(scalars["params"], scalars["batch_stats"])
+    """Returns one number per tensor, by torch's names, in the structure of `like`."""
+    return jax.tree.map_with_path(lambda path, x: np.asarray(values[_name(path)], x.dtype), like)
 
 
 def is_trained(name: str) -> bool:
@@ -57,9 +50,9 @@ def is_trained(name: str) -> bool:
 
 
 def _name(path) -> str:
-    collection, layer, tensor = (key.key for key in path)
-    prefix = "" if layer == "classifier" else "base."
-    return f"{prefix}{layer}.{_NAMES[collection, tensor]}"
+    collection, layer, tensor = path
+    prefix = "" if layer.key == "classifier" else "base."
+    return f"{prefix}{layer.key}.{_NAMES[collection.name, tensor.key]}"
 
 
 def _channels(name: str) -> int | None:
@@ -89,9 +82,3 @@ def array_from_torch(x: np.ndarray, channels: int | None = None) -> np.ndarray:
         side = round((x.shape[1] // channels) ** 0.5)
         return x.reshape(-1, channels, side, side).transpose(2, 3, 1, 0).reshape(-1, len(x))
     return x.T if x.ndim == 2 else x
-
-
-def _to_ours(name: str, x: np.ndarray, shape) -> np.ndarray:
-    x = array_from_torch(x, _channels(name))
-    assert x.shape == shape, f"{name}: {x.shape} in torch's file, {shape} in our model"
-    return np.ascontiguousarray(x)

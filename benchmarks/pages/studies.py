@@ -7,10 +7,10 @@ import tomllib
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
+import pandas as pd
 
 from benchmarks.machine import RESULTS
-from benchmarks.pages.files import csv_rows, load, source_of_folder
+from benchmarks.pages.files import parts_of_folder, source_of_folder
 from benchmarks.pages.markdown import table
 from fedvg_jax.config import method_title
 from fedvg_jax.config.methods import method_of
@@ -144,7 +144,7 @@ def rows_of_results(name: str, baseline: str = "fedvg", choice: str = "final") -
     """
     folder = RESULTS / name
     if has_runs(folder):
-        return rows_of_runs(csv_rows(folder / "runs.csv"), choice, baseline)
+        return rows_of_runs(folder / "runs.csv", choice, baseline)
     rows = rows_of_report(folder)
     if any(row.method == baseline and row.difference for row in rows):
         raise ValueError(f"{name}: its tables compare {baseline} with another baseline")
@@ -172,43 +172,40 @@ def has_runs(folder: Path) -> bool:
 
 def rows_of_report(folder: Path) -> list[Row]:
     """Returns the rows from the tables of a report, accuracy.csv and effects.csv."""
-    accuracy, effects = (csv_rows(folder / f"{part}.csv") for part in ("accuracy", "effects"))
-    settings = [column.removesuffix(" mean") for column in accuracy[0] if column.endswith(" mean")]
-    has_settings = "setting" in effects[0]
-    against = {
-        (name_of_today(row["method"]), row["setting"] if has_settings else settings[0]): row
-        for row in effects
-    }
+    accuracy, effects = (pd.read_csv(folder / f"{part}.csv") for part in ("accuracy", "effects"))
+    settings = [column.removesuffix(" mean") for column in accuracy if column.endswith(" mean")]
+    has_settings = "setting" in effects
+    if not has_settings:
+        effects["setting"] = settings[0]
+    places = zip(effects.setting, effects.method.map(name_of_today), strict=True)
+    columns = effects[["difference", "t_low", "t_high", "t_p_holm"]]
+    differences = dict(zip(places, columns.itertuples(index=False, name=None), strict=True))
     rows = []
     for setting in settings:
-        label = setting if has_settings else ""
-        for row in (row for row in accuracy if row[f"{setting} mean"]):
-            mean, std, count = (row[f"{setting} {part}"] for part in ("mean", "std", "n"))
-            method = name_of_today(row["method"])
-            effect = against.get((method, setting))
-            difference = effect and tuple(float(effect[column]) for column in EFFECT)
-            rows.append(
-                Row(label, method, float(mean), float(std or "nan"), int(count or 0), difference)
-            )
+        parts = [f"{setting} {part}" for part in ("mean", "std", "n")]
+        means = accuracy[["method", *parts]].dropna(subset=parts[0]).fillna({parts[2]: 0})
+        for method, mean, std, n in means.itertuples(index=False):
+            today, label = name_of_today(method), setting if has_settings else ""
+            rows.append(Row(label, today, mean, std, int(n), differences.get((setting, today))))
     return rows
 
 
-EFFECT = ("difference", "t_low", "t_high", "t_p_holm")
-"""Columns of a report's effects.csv that make a `Row.difference`."""
-
-
-def rows_of_runs(runs: list[dict[str, str]], choice: str, baseline: str = "fedvg") -> list[Row]:
-    """Returns the rows from the lines of runs.csv, by the statistics of a report; `baseline` is a method."""
-    names = list(runs[0])
-    settings = names[: names.index("method")]
-    values: dict[str, dict[str, dict[tuple[int, int], float]]] = {}
-    largest: dict[str, list[float]] = {}
-    for run in runs:
-        setting = ", ".join(f"{name} {run[name]}" for name in settings)
-        by_seed = values.setdefault(setting, {}).setdefault(name_of_today(run["method"]), {})
-        by_seed[int(run["seed"]), int(run["partition_seed"])] = float(run[choice])
-        if run["majority"]:
-            largest.setdefault(setting, []).append(float(run["majority"]))
+def rows_of_runs(path: Path, choice: str, baseline: str = "fedvg") -> list[Row]:
+    """Returns the rows from a runs.csv, by the statistics of a report; `baseline` is a method."""
+    runs = pd.read_csv(path, dtype={"alpha": str})
+    settings = [*runs][: [*runs].index("method")]
+    runs["setting"] = [
+        ", ".join(f"{name} {value}" for name, value in zip(settings, values, strict=True))
+        for values in runs[settings].to_numpy().tolist()
+    ]
+    runs["method"] = runs.method.map(name_of_today)
+    values = {
+        setting: {
+            method: of_method.set_index(["seed", "partition_seed"])[choice].to_dict()
+            for method, of_method in of_setting.groupby("method", sort=False)
+        }
+        for setting, of_setting in runs.groupby("setting", sort=False)
+    }
     compared = {
         (setting, method): statistics.compare(by_seed, methods[baseline])
         for setting, methods in values.items()
@@ -219,14 +216,15 @@ def rows_of_runs(runs: list[dict[str, str]], choice: str, baseline: str = "fedvg
     differences = {
         key: (effect.mean, *effect.t_interval, next(corrected)) for key, effect in compared.items()
     }
+    majority = runs.groupby("setting").majority.mean()
     rows = []
     for setting, methods in values.items():
         for method, by_seed in methods.items():
             moments = statistics.mean_and_std(list(by_seed.values()))
             difference = differences.get((setting, method))
             rows.append(Row(setting, method, *moments, len(by_seed), difference))
-        if setting in largest:
-            rows.append(Row(setting, LARGEST_CLASS, float(np.mean(largest[setting]))))
+        if majority[setting] > 0:  # classes have shares
+            rows.append(Row(setting, LARGEST_CLASS, majority[setting]))
     return rows
 
 
@@ -238,8 +236,7 @@ def index_of_studies() -> str:
             page.read_text(encoding="utf-8").splitlines()[0].removeprefix("# "),
             page.parent.name,
         )
-        written = load(f"{name}/run")
-        parts = written if isinstance(written, list) else [written]
+        parts = parts_of_folder(name)
         commands = "; ".join(dict.fromkeys(f"`{part['command']}`" for part in parts))
         lines.append(
             f"- [{title}]({name}/README.md), {sum(part['runs'] for part in parts):,} runs: {commands}"

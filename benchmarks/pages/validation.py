@@ -65,51 +65,47 @@ def _hypotheses() -> list[str]:
 
 def uses_of_validation(folder: str) -> str:
     """Returns accuracies of every use of D_val on one data set, their differences to FedAvg, and the source."""
-    values, balanced, inequality, rates = (
-        uses.read(folder, column) for column in ("final", "balanced", "inequality", "lr")
-    )
-    rows, alphas = [], [alpha for alpha in uses.ALPHAS if (alpha, uses.FEDVG) in values]
+    values, balanced, rates = (uses.read(folder, name) for name in ("final", "balanced", "lr"))
+    accuracy, balanced, rates = (of_runs.mean() for of_runs in (values, balanced, rates))
+    ratios = uses.read(folder, "inequality").median()
+    alphas = [alpha for alpha in uses.ALPHAS if (alpha, uses.FEDVG) in values]
+    rows = []
     for method, title in {"fedavg": "FedAvg (no use)", **uses.USES}.items():
-        if not any((alpha, method) in values for alpha in alphas):
+        ran = [alpha for alpha in alphas if (alpha, method) in values]
+        if not ran:
             continue
         cells = []
         for alpha in alphas:
-            if (alpha, method) not in values:
+            place = alpha, method
+            if alpha not in ran:
                 cells += ["–"] * 2
                 continue
-            shown = f"{_mean(values[alpha, method]):.1f}"
-            if method != uses.CHOSEN:
-                rate = _mean(rates[alpha, method])
-                shown += f" / {_mean(balanced[alpha, method]):.1f} ({rate:g})"
+            shown = f"{accuracy[place]:.1f}"
+            if place in rates:  # it has none in the round best on D_val
+                shown += f" / {balanced[place]:.1f} ({rates[place]:g})"
             gap = uses.against(values, alpha, method) if method != "fedavg" else None
             cells += [shown, interval(gap[1:4]) if gap else ""]
-        ratios = [
-            np.median([*inequality[a, method].values()])
-            for a in alphas
-            if (a, method) in inequality
-        ]
-        rows.append([title, *cells, f"{np.median(ratios):.3g}" if ratios else "–"])
+        of_method = [ratios[alpha, method] for alpha in ran if (alpha, method) in ratios]
+        rows.append([title, *cells, f"{np.median(of_method):.3g}" if of_method else "–"])
     head = ["use of D_val"]
     for alpha in alphas:
         head += [f"alpha {alpha}: accuracy / balanced, % (rate)", "minus FedAvg, points"]
     return f"{table([*head, 'largest / smallest weight'], rows)}\n\n{source_of_folder(folder)}\n"
 
 
-def _mean(values: uses.Values) -> float:
-    return float(np.mean([*values.values()]))
-
-
 def methods_on_features(folder: str) -> str:
     """Returns accuracies of the paper's methods on one data set, what FedVG's weights add to each, and the source."""
-    values, rates = (uses.read(folder, column) for column in ("final", "lr"))
-    rows, alphas = [], list(dict.fromkeys(alpha for alpha, _ in values))
-    for method in dict.fromkeys(method for _, method in values if method != uses.CHOSEN):
+    values, rates = uses.read(folder), uses.read(folder, "lr").mean()
+    alphas, methods = (values.columns.unique(level) for level in ("alpha", "method"))
+    rows = []
+    for method in methods.drop(uses.CHOSEN):
         base = {uses.FEDVG: "fedavg"}.get(method, method.removesuffix("+fedvg"))
         cells = []
         for alpha in alphas:
-            mean, rate = _mean(values[alpha, method]), _mean(rates[alpha, method])
+            place = alpha, method
             gap = uses.against(values, alpha, method, base) if method != base else None
-            cells += [f"{mean:.1f} ({rate:g})", interval(gap[1:4]) if gap else ""]
+            cells += [f"{values[place].mean():.1f} ({rates[place]:g})"]
+            cells += [interval(gap[1:4]) if gap else ""]
         rows.append([method_title(method), *cells])
     head = ["method"]
     for alpha in alphas:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import io
 import itertools
-import re
 import sys
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -51,8 +50,8 @@ LEVEL = 0.05
 MORE = ("lr", "balanced", "inequality")
 """Columns of runs.csv that a report's does not have."""
 
-Values = dict[tuple[int, int], float]
-"""(seed, partition seed) -> percent."""
+Place = tuple[str, str]
+"""(alpha, method), or (hypothesis, alpha)."""
 
 
 class Contrast(NamedTuple):
@@ -78,61 +77,64 @@ def contrast_of(comparison: statistics.Comparison, p: float) -> Contrast:
     return Contrast(comparison.n, comparison.mean, *comparison.t_interval, p)
 
 
-def read(folder: str, choice: str = "final") -> dict[tuple[str, str], Values]:
-    """Returns (alpha, method) -> values of the runs in a folder of results; {} where there is none.
+def read(folder: str, choice: str = "final") -> pd.DataFrame:
+    """Returns the runs in a folder of results: a row for every pair of seeds, a column for every (alpha, method).
 
     Args:
         folder: name in benchmarks/results.
-        choice: column of runs.csv.
+        choice: column of runs.csv. Runs that diverged have none.
     """
-    values: dict[tuple[str, str], Values] = {}
-    for path in sorted((RESULTS / folder).glob("*.csv")):
-        runs = pd.read_csv(path, dtype={"alpha": str})
-        runs = runs[runs[choice].notna()]  # without those that diverged
-        for run in runs.to_dict("records"):
-            seeds = run["seed"], run["partition_seed"]
-            method = re.sub("|".join(DEFAULTS), "", run["method"])
-            values.setdefault((run["alpha"], method), {})[seeds] = run[choice]
-            if method == "fedavg" and choice == "final":
-                values.setdefault((run["alpha"], CHOSEN), {})[seeds] = run["at_best_val"]
-    return values
+    tables = [
+        pd.read_csv(p, dtype={"alpha": str}) for p in sorted((RESULTS / folder).glob("*.csv"))
+    ]
+    runs = pd.concat(tables)
+    runs["method"] = runs.method.str.replace("|".join(DEFAULTS), "", regex=True)
+    if choice == "final":
+        fedavg = runs[runs.method == "fedavg"]
+        runs = pd.concat([runs, fedavg.assign(method=CHOSEN, final=fedavg.at_best_val)])
+    return runs.pivot_table(choice, ["seed", "partition_seed"], ["alpha", "method"], sort=False)
 
 
-def pairs(values: Mapping[tuple[str, str], Values]) -> dict[tuple[str, str], tuple[Values, Values]]:
-    """Returns (hypothesis, alpha) -> values of FedVG and of its control, where both were run."""
-    return {
-        (name, alpha): (values[alpha, FEDVG], values[alpha, control])
+def compared(
+    values: pd.DataFrame, alpha: str, method: str, baseline: str
+) -> statistics.Comparison | None:
+    """Returns the comparison of two methods in the runs of `read`; None where one of them was not run."""
+    places = (alpha, method), (alpha, baseline)
+    if not {*places} <= {*values}:
+        return None
+    return statistics.compare(*(values[place].dropna().to_dict() for place in places))
+
+
+def primary(values: pd.DataFrame) -> dict[Place, Contrast]:
+    """Returns (hypothesis, alpha) -> FedVG minus its control, one family with Holm's correction."""
+    found = {
+        (name, alpha): comparison
         for name, control in CONTROLS.items()
         for alpha in ALPHAS
-        if (alpha, FEDVG) in values and (alpha, control) in values
+        if (comparison := compared(values, alpha, FEDVG, control))
     }
+    corrected = statistics.holm([c.t_p for c in found.values()])
+    return {key: contrast_of(c, p) for (key, c), p in zip(found.items(), corrected, strict=True)}
 
 
-def primary(values: Mapping[tuple[str, str], Values]) -> dict[tuple[str, str], Contrast]:
-    """Returns (hypothesis, alpha) -> FedVG minus its control, one family with Holm's correction."""
-    compared = {key: statistics.compare(*pair) for key, pair in pairs(values).items()}
-    corrected = statistics.holm([c.t_p for c in compared.values()])
-    return {key: contrast_of(c, p) for (key, c), p in zip(compared.items(), corrected, strict=True)}
-
-
-def effects_of_pretraining(folder: str) -> dict[tuple[str, str], Contrast]:
+def effects_of_pretraining(folder: str) -> dict[Place, Contrast]:
     """Returns (hypothesis, alpha) -> contrast with pretrained weights minus that with random ones, without correction.
 
     Args:
         folder: one of `RANDOM`; the pretrained runs have the same seeds, partitions and cohorts.
     """
-    pretrained, random = (_differences(name) for name in (PRETRAINED[folder], folder))
-    compared = {
-        key: statistics.compare(pretrained[key], random[key]) for key in random if key in pretrained
-    }
-    return {key: contrast_of(c, c.t_p) for key, c in compared.items()}
+    pretrained, random = (_differences(read(name)) for name in (PRETRAINED[folder], folder))
+    both = {key: statistics.compare(pretrained[key], random[key]) for key in random}
+    return {key: contrast_of(c, c.t_p) for key, c in both.items()}
 
 
-def _differences(folder: str) -> dict[tuple[str, str], Values]:
+def _differences(values: pd.DataFrame) -> dict[Place, dict[Any, float]]:
     """Returns (hypothesis, alpha) -> FedVG minus its control by seeds."""
     return {
-        key: {seeds: ours[seeds] - control[seeds] for seeds in ours if seeds in control}
-        for key, (ours, control) in pairs(read(folder)).items()
+        (name, alpha): (values[alpha, FEDVG] - values[alpha, control]).dropna().to_dict()
+        for name, control in CONTROLS.items()
+        for alpha in ALPHAS
+        if {(alpha, FEDVG), (alpha, control)} <= {*values}
     }
 
 
@@ -150,13 +152,11 @@ def verdict(contrasts: Sequence[Contrast]) -> str:
 
 
 def against(
-    values: Mapping[tuple[str, str], Values], alpha: str, method: str, baseline: str = "fedavg"
+    values: pd.DataFrame, alpha: str, method: str, baseline: str = "fedavg"
 ) -> Contrast | None:
     """Returns a method minus the baseline at one alpha, without correction; None where one of them was not run."""
-    if (alpha, method) not in values or (alpha, baseline) not in values:
-        return None
-    c = statistics.compare(values[alpha, method], values[alpha, baseline])
-    return contrast_of(c, c.t_p)
+    comparison = compared(values, alpha, method, baseline)
+    return comparison and contrast_of(comparison, comparison.t_p)
 
 
 # --- collecting

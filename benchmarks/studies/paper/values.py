@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from benchmarks.pages.files import csv_rows
 from fedvg_jax.config import Config, flatten, method_title, presets
 from fedvg_jax.config.checks import unused
 from fedvg_jax.config.methods import method_of
@@ -47,15 +46,8 @@ class Value(NamedTuple):
 @functools.cache
 def paper_values() -> tuple[Value, ...]:
     """Returns the numbers of the paper's tables."""
-    return tuple(
-        Value(
-            row["dataset"],
-            row["model"],
-            row["method"],
-            *(float(row[n] or "nan") for n in ("alpha", "mean", "std")),
-        )
-        for row in csv_rows(Path(__file__).with_name("tables.csv"))
-    )
+    table = pd.read_csv(Path(__file__).with_name("tables.csv"))
+    return tuple(map(Value._make, table[[*Value._fields]].itertuples(index=False)))
 
 
 def paper_name(config: Config, given: Collection[str] = ()) -> str | None:

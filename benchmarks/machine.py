@@ -71,7 +71,6 @@ def describe(command: Sequence[str] | None = None) -> dict[str, Any]:
         "python": platform.python_version(),
         "versions": {name: version for name in PACKAGES if (version := version_of(name))},
         "environment": {name: os.environ[name] for name in SETTINGS if name in os.environ},
-        "load_before": load(),
         "others_before": others,
         "busy": others > BUSY,
         "commit": commit(),
@@ -205,7 +204,7 @@ def add_final_load(machine: dict[str, Any]) -> dict[str, Any]:
     """
     others = other_load()
     busy = machine["busy"] or others > BUSY
-    return machine | {"load_after": load(), "others_after": others, "busy": busy}
+    return machine | {"others_after": others, "busy": busy}
 
 
 def slug(machine: dict[str, Any]) -> str:
@@ -230,11 +229,6 @@ def version_of(name: str) -> str | None:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
     return None
-
-
-def load() -> list[float]:
-    """Returns the load averages of 1, 5 and 15 minutes, the benchmark's own load included."""
-    return [round(x, 2) for x in os.getloadavg()]
 
 
 def other_load(seconds: float = 1.0) -> float:

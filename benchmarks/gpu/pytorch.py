@@ -40,9 +40,8 @@ class Variant(NamedTuple):
 
     @property
     def name(self) -> str:
-        return (
-            f"{self.launch}, {self.precision}, {'channels_last' if self.channels_last else 'nchw'}"
-        )
+        memory_format = "channels_last" if self.channels_last else "nchw"
+        return f"{self.launch}, {self.precision}, {memory_format}"
 
 
 VARIANTS = (
@@ -56,6 +55,9 @@ VARIANTS = (
     Variant("eager", "tensorfloat32"),
 )
 """In the order of measurement."""
+
+MODES = {"compiled": "default", "reduce-overhead": "reduce-overhead"}
+"""Launch -> mode of torch.compile for full minibatches."""
 
 
 def measure(sim: simulation.Simulation, model: str, smoke: bool) -> Iterator[dict[str, Any]]:
@@ -80,9 +82,8 @@ def measure(sim: simulation.Simulation, model: str, smoke: bool) -> Iterator[dic
         try:
             contestant = Round(sim, model, variant, device)
             contestant.run()  # captures and compiles
-            times = [
-                contestant.run() for _ in range(1 if smoke or variant.launch == "eager" else 3)
-            ]
+            repeats = 1 if smoke or variant.launch == "eager" else 3
+            times = [contestant.run() for _ in range(repeats)]
             seconds = {name: statistics.median(t[name] for t in times) for name in times[0]}
         except Exception as error:  # torch.compile needs a C compiler; the others still count
             seconds = {"error": f"{type(error).__name__}: {error}"[:300]}
@@ -95,19 +96,15 @@ def difference(sim: simulation.Simulation, model: str, device: str) -> float:
 
     PyTorch's gradient of both groups at once and the mean of its minibatches' are compared with ours.
     """
-    contestant, rows = (
-        Round(sim, model, Variant("eager", "float64"), device),
-        np.arange(64).reshape(2, 32),
-    )
+    contestant = Round(sim, model, Variant("eager", "float64"), device)
+    rows = np.arange(64).reshape(2, 32)
     with jax.enable_x64(True):
-        model_of_ours = jax.tree.map(
-            lambda x: jnp.asarray(x, float), jax.device_get(tuple(sim.state.variables))
-        )
-        batch = jax.tree.map(lambda x: x[rows.ravel()], Batch(sim.arrays.x, sim.arrays.y))
+        variables = jax.device_get(tuple(sim.state.variables))
+        exact = jax.tree.map(lambda x: jnp.asarray(x, float), variables)
+        batch = Batch(sim.arrays.x[rows.ravel()], sim.arrays.y[rows.ravel()])
         gradient = jax.jit(jax.grad(lambda *arguments: sim.task.loss(*arguments, True)[0]))
-        ours = contest.flatten_model(
-            "", jax.device_get(gradient(*model_of_ours, batch, np.ones((2, 32), bool))), {}
-        )
+        grads = gradient(*exact, batch, np.ones((2, 32), bool))
+    ours = contest.flatten_model("", jax.device_get(grads), {})
     theirs = contestant.gradient(contestant.on_device(rows), 2)
     halves = zip(*(contestant.gradient(contestant.on_device(r), 0) for r in rows), strict=True)
     gaps = []
@@ -133,10 +130,9 @@ class Round:
             for name, a in contest.select_prefix(arrays, "init").items()
         }
         copies = {name: self.formatted(t.clone()) for name, t in self.start.items()}
-        self.params = {
-            n.removeprefix("params/"): t.requires_grad_() for n, t in copies.items() if n[0] == "p"
-        }
-        self.stats = {n.removeprefix("stats/"): t for n, t in copies.items() if n[0] == "s"}
+        self.params, self.stats = (contest.select_prefix(copies, n) for n in ("params", "stats"))
+        for parameter in self.params.values():
+            parameter.requires_grad_()
         self.total = [torch.zeros_like(p) for p in self.params.values()]
         pixels = torch.tensor(np.asarray(sim.arrays.x)).to(device).to(dtype) / 255
         self.x = pixels if variant.channels_last else pixels.permute(0, 3, 1, 2).contiguous()
@@ -151,13 +147,9 @@ class Round:
         passes = [full[i : i + PASS_GROUPS] for i in range(0, len(full), PASS_GROUPS)]
         rest = [r[r >= 0][None] for r in scoring if 0 < (r >= 0).sum() < len(r)]
         self.passes = [(self.on_device(groups), len(groups)) for groups in (*passes, *rest)]
-        whole = (
-            torch.compile(self.loss, dynamic=False) if variant.launch == "compiled" else self.loss
-        )
-        mode = "reduce-overhead"
-        self.fast_loss = (
-            torch.compile(self.loss, mode=mode, dynamic=False) if variant.launch == mode else whole
-        )
+        self.fast_loss = self.loss
+        if variant.launch in MODES:
+            self.fast_loss = torch.compile(self.loss, mode=MODES[variant.launch], dynamic=False)
         self.full = {config.batch_size, *(rows.numel() for rows, _ in self.passes[:1])}
 
     def formatted(self, tensor: Tensor) -> Tensor:
@@ -262,10 +254,9 @@ class Round:
         ]
         self.weights = weights
         clock.append(self.now())
-        names = "train", "score", "aggregate"
-        return dict(zip(names, np.diff(clock).tolist(), strict=True)) | {
-            "round": clock[-1] - clock[0]
-        }
+        train, score, aggregate = np.diff(clock).tolist()
+        whole = clock[-1] - clock[0]
+        return {"train": train, "score": score, "aggregate": aggregate, "round": whole}
 
     def now(self) -> float:
         """Returns the time when the device has finished its work."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+from collections.abc import Iterable
 from types import ModuleType
 
 import fedvg_jax
+from fedvg_jax.core import types
 
 SECTIONS = {
     "scoring": (
@@ -51,18 +53,12 @@ WITHOUT_ARGUMENTS = {"Config": "**settings"}
 """Classes whose fields are described elsewhere."""
 
 
-def sections() -> dict[str, tuple[str, tuple[str, ...]]]:
+def sections() -> dict[str, tuple[str, list[str]]]:
     """Returns every public name that is no module, by page."""
-    public = [
-        name for name in fedvg_jax.__all__ if not isinstance(getattr(fedvg_jax, name), ModuleType)
-    ]
-    placed = {name for _, names in SECTIONS.values() for name in names.split()}
-    others = tuple(name for name in public if name not in placed)
-    known = {
-        page: (title, tuple(n for n in names.split() if n in public))
-        for page, (title, names) in SECTIONS.items()
-    }
-    return known | ({"others": ("Other names", others)} if others else {})
+    listed = {page: (title, names.split()) for page, (title, names) in SECTIONS.items()}
+    placed = {name for _, names in listed.values() for name in names}
+    others = [name for name in public_names(fedvg_jax) if name not in placed]
+    return listed | ({"others": ("Other names", others)} if others else {})
 
 
 def namespaces() -> list[str]:
@@ -79,9 +75,8 @@ def pages() -> dict[str, str]:
     for name in namespaces():
         module = getattr(fedvg_jax, name)
         made[name] = heading(f"fedvg_jax.{name}") + entries(module.__name__, public_names(module))
-    made["parts"] = (
-        heading("Signals of a weighting") + f"## `{SIGNALS}`\n\n{entries(SIGNALS, OF_SIGNALS)}"
-    )
+    signals = f"## `{SIGNALS}`\n\n{entries(SIGNALS, OF_SIGNALS)}"
+    made["parts"] = heading("Signals of a weighting") + signals
     made["contracts"] = heading("Contracts") + entries("fedvg_jax.core.types", contracts())
     return made
 
@@ -90,12 +85,8 @@ def index() -> str:
     """Returns every public name: those of `fv` with their docstring's first line, those of its namespaces by name."""
     parts = []
     for title, names in sections().values():
-        parts += [
-            f"## {title}",
-            "",
-            *(f"- `fv.{name}`: {summary(getattr(fedvg_jax, name))}" for name in names),
-            "",
-        ]
+        lines = (f"- `fv.{name}`: {summary(getattr(fedvg_jax, name))}" for name in names)
+        parts += [f"## {title}", "", *lines, ""]
     parts += ["## Namespaces", ""]
     for name in namespaces():
         names = (n for n in public_names(getattr(fedvg_jax, name)) if n not in fedvg_jax.__all__)
@@ -108,17 +99,11 @@ def heading(title: str) -> str:
     return f"# {title}\n\n"
 
 
-def entries(module: str, names) -> str:
+def entries(module: str, names: Iterable[str]) -> str:
     """Returns autodoc directives."""
     home = importlib.import_module(module)
-    return "\n".join(
-        [
-            "```{eval-rst}",
-            *(directive(module, name, getattr(home, name)) for name in names),
-            "```",
-            "",
-        ]
-    )
+    directives = (directive(module, name, getattr(home, name)) for name in names)
+    return "\n".join(["```{eval-rst}", *directives, "```", ""])
 
 
 def directive(module: str, name: str, thing) -> str:
@@ -127,9 +112,8 @@ def directive(module: str, name: str, thing) -> str:
     if inspect.isclass(thing):
         signature = f"({WITHOUT_ARGUMENTS[name]})" if name in WITHOUT_ARGUMENTS else ""
         options += "" if signature else "   :members:\n"
-        options += (
-            f"   :exclude-members: {', '.join(listed)}\n" if (listed := attributes(thing)) else ""
-        )
+        if described := attributes(thing):
+            options += f"   :exclude-members: {', '.join(described)}\n"
         return f".. autoclass:: {module}.{name}{signature}\n{options}"
     kind = "function" if callable(thing) else "data"
     return f".. auto{kind}:: {module}.{name}\n{options}"
@@ -155,19 +139,16 @@ def summary(thing) -> str:
 
 def public_names(module: ModuleType) -> tuple[str, ...]:
     """Returns what a namespace promises, except modules: `__all__`, or else the names that a package imports."""
-    names = getattr(
-        module, "__all__", sorted(name for name in vars(module) if not name.startswith("_"))
-    )
+    imported = sorted(name for name in vars(module) if not name.startswith("_"))
+    names = getattr(module, "__all__", imported)
     return tuple(name for name in names if not isinstance(getattr(module, name), ModuleType))
 
 
 def contracts() -> tuple[str, ...]:
     """Returns the named tuples of `core.types` that are no public names themselves."""
-    types = importlib.import_module("fedvg_jax.core.types")
+    classes = inspect.getmembers_static(types, inspect.isclass)
     return tuple(
         name
-        for name, thing in vars(types).items()
-        if inspect.isclass(thing)
-        and thing.__module__ == types.__name__
-        and name not in fedvg_jax.__all__
+        for name, thing in classes
+        if thing.__module__ == types.__name__ and name not in fedvg_jax.__all__
     )

@@ -63,9 +63,10 @@ def results_of_controls() -> list[Any]:
             gaps[study.folder] = study.gaps["FedAvg"]
     for folder in (*uses.SETS, *uses.WHOLE):
         if contrast := uses.primary(uses.read(folder)).get(("H1", "0.05")):
-            gaps[folder] = contrast[1:]
+            gaps[folder] = contrast
     results = []
-    for folder, (gap, low, high, _) in gaps.items():
+    for folder, contrast in gaps.items():
+        gap, low, high = contrast.interval
         text = f"FedVG minus FedAvg {gap:+.2f} points, 95 % interval {low:+.2f} to {high:+.2f}"
         scale = Scale(**SCALES[folder])
         results.append(Result("gain_over_fedavg", scale, Finding(gap > 0, text)))

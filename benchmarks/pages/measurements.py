@@ -15,9 +15,7 @@ def adapters() -> str:
     measured, rows = load("adapters"), []
     for case in measured["points"]:
         mib = f"{case['temporaries'] / MIB:,.0f}", f"{case['bytes_up'] / MIB:.2f}"
-        rows.append(
-            [case["model"], str(case["cohort"]), case["part"], f"{case['seconds']:.2f}", *mib]
-        )
+        rows.append([case["model"], case["cohort"], case["part"], f"{case['seconds']:.2f}", *mib])
     columns = [
         "model",
         "cohort",
@@ -34,7 +32,7 @@ def adapters_vit_b16() -> str:
     measured = load("adapters_vit_b16")
     point = measured["points"][0]
     names = ("trained_bytes", "frozen_bytes", "temporaries")
-    cells = [str(point["cohort"]), *(f"{point[name] / 2**20:,.0f}" for name in names)]
+    cells = [point["cohort"], *(f"{point[name] / 2**20:,.0f}" for name in names)]
     columns = ["cohort", "trained, MiB", "frozen, MiB", "temporaries of one device, MiB"]
     return table(columns, [cells]) + "\n\n" + source(measured["machine"])
 

@@ -54,7 +54,7 @@ def draw_forest(path: Path) -> None:
     for panel, (name, colour) in zip(panels, CONTROLS.items(), strict=True):
         for height, study in enumerate(listed):
             if name in study.gaps:
-                mean, low, high, _ = study.gaps[name]
+                mean, low, high = study.gaps[name].interval
                 ends = max(low, -REACH), min(high, REACH)
                 _draw_interval(panel, height, mean, *ends, colour, 5, 1.5)
                 for end, marker in zip(ends, "<>", strict=True):
@@ -105,7 +105,7 @@ def draw_uses(path: Path) -> None:
             for shift, (alpha, colour) in zip((0.22, 0, -0.22), colours.items(), strict=True):
                 if gap := uses.against(values, alpha, method):
                     place, label = height + shift, f"alpha {alpha}"
-                    _draw_interval(panel, place, *gap[1:4], colour, 4, 1.4, label=label)
+                    _draw_interval(panel, place, *gap.interval, colour, 4, 1.4, label=label)
         panel.set_title(title)
         _strip(panel)
     panels[0, 0].set_yticks(range(len(uses.USES)), [*uses.USES.values()][::-1])

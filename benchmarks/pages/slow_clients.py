@@ -25,7 +25,7 @@ def outcomes() -> str:
         direction = "positive" if above else "negative"
         outcome = direction if is_decided else "undecided"
         mean = f"{conditions.difference.mean():+.2f}"
-        rows.append([str(name), str(len(conditions)), str(above), str(below), mean, outcome])
+        rows.append([name, len(conditions), above, below, mean, outcome])
     head = ["contrast", "conditions", "significant, positive", "significant, negative", "mean"]
     return table([*head, "outcome"], rows)
 
@@ -43,7 +43,7 @@ def contrasts() -> str:
             found = by_clock.loc[clock]
             mark = " *" if found.p_holm < LEVEL else ""
             shown.append(interval([found.difference, found.low, found.high]) + mark)
-        rows.append([*map(str, place), *shown])
+        rows.append([*place, *shown])
     return table(["contrast", "data", "alpha", *study.CLOCKS], rows)
 
 

@@ -11,7 +11,8 @@ import pandas as pd
 
 from benchmarks.machine import RESULTS
 from benchmarks.pages.files import parts_of_folder, source_of_folder
-from benchmarks.pages.markdown import table
+from benchmarks.pages.markdown import interval, table
+from benchmarks.studies.uses import Contrast, contrast_of
 from fedvg_jax.config import method_title
 from fedvg_jax.config.methods import method_of
 from fedvg_jax.study import statistics
@@ -28,8 +29,8 @@ class Row(NamedTuple):
     std: float = math.nan
     """nan for `LARGEST_CLASS`"""
     n: int = 0
-    difference: tuple[float, float, float, float] | None = None
-    """Mean, limits of the 95 % t interval and p after Holm's correction; None for the baseline."""
+    difference: Contrast | None = None
+    """With p after Holm's correction; None for the baseline."""
 
 
 BASELINES = ("fedvg", "fedavg", "uniform")
@@ -56,11 +57,11 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final", setting:
     for row in listed:
         spread = "" if math.isnan(row.std) else f" ± {row.std:.2f}"
         effect = ["", ""]
-        if row.difference:
-            is_turned = baseline == "fedvg"
-            effect = _shown_difference(*(of_fedvg(row.difference) if is_turned else row.difference))
+        if difference := row.difference:
+            shown = of_fedvg(difference) if baseline == "fedvg" else difference
+            effect = [interval(shown.interval), p_text(shown.p)]
         accuracy = f"{row.mean:.2f}{spread}"
-        shown = [row.setting, method_title(row.method), accuracy, str(row.n or ""), *effect]
+        shown = [row.setting, method_title(row.method), accuracy, row.n or "", *effect]
         rows.append(shown[not has_settings :])
     subject = f"these minus {method_title(baseline)}"
     if baseline == "fedvg":
@@ -72,10 +73,17 @@ def controls(name: str, baseline: str = "fedvg", choice: str = "final", setting:
     return f"{table(columns[not has_settings :], rows)}\n\n{source}\n"
 
 
-def of_fedvg(difference: tuple[float, float, float, float]) -> tuple[float, float, float, float]:
+def of_fedvg(difference: Contrast) -> Contrast:
     """Returns the difference of FedVG to a method from that of the method to FedVG."""
-    gap, low, high, p = difference
-    return -gap, -high, -low, p
+    n, gap, low, high, p = difference
+    return Contrast(n, -gap, -high, -low, p)
+
+
+def p_text(p: float) -> str:
+    """Returns a p value as text; a dash where one pair or equal differences have none."""
+    if math.isnan(p):
+        return "–"
+    return f"{p:.3f}" if p >= 0.001 else "< 0.001"
 
 
 class Study(NamedTuple):
@@ -85,8 +93,8 @@ class Study(NamedTuple):
     folder: str
     seeds: int
     alpha: str
-    gaps: dict[str, tuple[float, float, float, float]]
-    """control, of those that were run -> FedVG minus it: mean, limits of the 95 % interval, p"""
+    gaps: dict[str, Contrast]
+    """control that was run -> FedVG minus it"""
 
 
 CONTROLS = {"FedAvg": "fedavg", "uniform": "uniform", "placebo": "permuted(fedvg)"}
@@ -104,11 +112,10 @@ def studies() -> list[Study]:
         rows = rows_of_results(folder)
         for setting, alpha in comparison["settings"].items():
             of_setting = {row.method: row for row in rows if row.setting == setting}
-            ran = {name: of_setting.get(method) for name, method in CONTROLS.items()}
             gaps = {
                 name: of_fedvg(row.difference)
-                for name, row in ran.items()
-                if row and row.difference
+                for name, method in CONTROLS.items()
+                if (row := of_setting.get(method)) and row.difference
             }
             seeds = of_setting["fedvg"].n
             listed.append(Study(comparison["what"], folder, seeds, alpha, gaps))
@@ -117,23 +124,13 @@ def studies() -> list[Study]:
 
 def overview() -> str:
     """Returns FedVG minus FedAvg, uniform weights and the placebo in every study, in the final round."""
-    rows = [
-        [s.what, s.alpha, str(s.seeds)]
-        + [_shown_difference(*s.gaps[name])[0] if name in s.gaps else "–" for name in CONTROLS]
-        for s in studies()
-    ]
-    return table(
-        ["data and network", "alpha", "seeds", *(f"FedVG minus {name}" for name in CONTROLS)], rows
-    )
-
-
-def _shown_difference(gap: float, low: float, high: float, p: float) -> list[str]:
-    """Returns a difference with its interval, and p; a dash for what one pair or equal differences do not give."""
-    interval = "–" if math.isnan(low) else f"{low:+.2f} to {high:+.2f}"
-    return [
-        f"{gap:+.2f} ({interval})",
-        "–" if math.isnan(p) else f"{p:.3f}" if p >= 0.001 else "< 0.001",
-    ]
+    rows = []
+    for study in studies():
+        gaps = (study.gaps.get(name) for name in CONTROLS)
+        shown = (interval(gap.interval) if gap else "–" for gap in gaps)
+        rows.append([study.what, study.alpha, study.seeds, *shown])
+    minus = (f"FedVG minus {name}" for name in CONTROLS)
+    return table(["data and network", "alpha", "seeds", *minus], rows)
 
 
 def rows_of_results(name: str, baseline: str = "fedvg", choice: str = "final") -> list[Row]:
@@ -178,8 +175,9 @@ def rows_of_report(folder: Path) -> list[Row]:
     if not has_settings:
         effects["setting"] = settings[0]
     places = zip(effects.setting, effects.method.map(name_of_today), strict=True)
-    columns = effects[["difference", "t_low", "t_high", "t_p_holm"]]
-    differences = dict(zip(places, columns.itertuples(index=False, name=None), strict=True))
+    columns = effects[["n", "difference", "t_low", "t_high", "t_p_holm"]]
+    contrasts = map(Contrast._make, columns.itertuples(index=False))
+    differences = dict(zip(places, contrasts, strict=True))
     rows = []
     for setting in settings:
         parts = [f"{setting} {part}" for part in ("mean", "std", "n")]
@@ -213,9 +211,7 @@ def rows_of_runs(path: Path, choice: str, baseline: str = "fedvg") -> list[Row]:
         if method != baseline
     }
     corrected = iter(statistics.holm([effect.t_p for effect in compared.values()]))
-    differences = {
-        key: (effect.mean, *effect.t_interval, next(corrected)) for key, effect in compared.items()
-    }
+    differences = {key: contrast_of(c, next(corrected)) for key, c in compared.items()}
     majority = runs.groupby("setting").majority.mean()
     rows = []
     for setting, methods in values.items():

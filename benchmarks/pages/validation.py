@@ -35,12 +35,12 @@ def contrasts(sets: Mapping[str, str], choice: str = "final", decides: bool = Tr
             if any(of_alpha):
                 seeds = max(c.n for c in of_alpha if c)
                 shown = [_shown(c, decides) if c else "–" for c in of_alpha]
-                rows.append([title, alpha, str(seeds), *shown])
+                rows.append([title, alpha, seeds, *shown])
     return table(["data", "alpha", "seeds", *_hypotheses()], rows)
 
 
 def _shown(contrast: uses.Contrast, decides: bool) -> str:
-    return interval(contrast[1:4]) + (f", {contrast.outcome}" if decides else "")
+    return interval(contrast.interval) + (f", {contrast.outcome}" if decides else "")
 
 
 def pretraining() -> str:
@@ -49,9 +49,8 @@ def pretraining() -> str:
     for folder, title in uses.RANDOM.items():
         effects = uses.effects_of_pretraining(folder)
         for alpha in dict.fromkeys(alpha for _, alpha in effects):
-            rows.append(
-                [title, alpha, *(interval(effects[name, alpha][1:4]) for name in uses.CONTROLS)]
-            )
+            of_alpha = (effects[name, alpha].interval for name in uses.CONTROLS)
+            rows.append([title, alpha, *map(interval, of_alpha)])
     return table(["data", "alpha", *_hypotheses()], rows)
 
 
@@ -84,7 +83,7 @@ def uses_of_validation(folder: str) -> str:
             if place in rates:  # it has none in the round best on D_val
                 shown += f" / {balanced[place]:.1f} ({rates[place]:g})"
             gap = uses.against(values, alpha, method) if method != "fedavg" else None
-            cells += [shown, interval(gap[1:4]) if gap else ""]
+            cells += [shown, interval(gap.interval) if gap else ""]
         of_method = [ratios[alpha, method] for alpha in ran if (alpha, method) in ratios]
         rows.append([title, *cells, f"{np.median(of_method):.3g}" if of_method else "–"])
     head = ["use of D_val"]
@@ -105,7 +104,7 @@ def methods_on_features(folder: str) -> str:
             place = alpha, method
             gap = uses.against(values, alpha, method, base) if method != base else None
             cells += [f"{values[place].mean():.1f} ({rates[place]:g})"]
-            cells += [interval(gap[1:4]) if gap else ""]
+            cells += [interval(gap.interval) if gap else ""]
         rows.append([method_title(method), *cells])
     head = ["method"]
     for alpha in alphas:

@@ -48,8 +48,6 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
 
     import fedvg_jax as fv
     from fedvg_jax.core.tree import num_bytes
-    from fedvg_jax.engine import schedule as schedules
-    from fedvg_jax.runs.assemble import tables
 
     network, rng = NETWORKS[model], np.random.default_rng(0)
     size, rows = network["size"], network["rows"]
@@ -69,10 +67,9 @@ def measure(model: str, cohort: int, part: str) -> dict[str, Any]:
         **network["parts"][part],
     )
     sim = fv.simulation(config, data=(images, np.arange(len(images)) % 10), partition=partition)
-    plans = [schedules.stack([sim.schedule(r)], tables.MAX_ROUNDS) for r in range(config.rounds)]
-    compiled = sim.chunk.lower(sim.state, np.int32(1), plans[0], sim.data, sim.hyper).compile()
+    compiled, plan = workloads.compile_rounds(sim, [sim.schedule(0)])
     state, seconds = sim.state, []
-    for plan in plans:
+    for _ in range(ROUNDS):
         start = time.perf_counter()
         state, _ = jax.block_until_ready(compiled(state, np.int32(1), plan, sim.data, sim.hyper))
         seconds.append(time.perf_counter() - start)

@@ -121,6 +121,16 @@ def _pfl_cnn():
     return PflCNN()
 
 
+def compile_rounds(sim, planned: list):
+    """Returns the compiled program of a simulation's rounds, and its argument for these schedules."""
+    from fedvg_jax.engine import schedule
+    from fedvg_jax.runs.assemble import tables
+
+    stacked = schedule.stack(planned, tables.MAX_ROUNDS)
+    arguments = (sim.state, np.int32(0), stacked, sim.data, sim.hyper)
+    return sim.chunk.lower(*arguments).compile(), stacked
+
+
 def image_gradients(schedules, scoring: np.ndarray, scored: bool) -> dict[str, int]:
     """Returns the rows that go through a forward and backward pass in these rounds, in training and in scoring.
 

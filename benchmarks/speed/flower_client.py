@@ -25,9 +25,8 @@ def train(message: Message, context: Context) -> Message:
         name: torch.from_numpy(array.numpy().copy())
         for name, array in message.content["arrays"].items()
     }
-    params, _ = peer.train(batches, (received, {}))
-    settings = peer.workload.settings
-    weight = 1 / (peer.score(params) + settings["eps"]) if settings["scored"] else 1.0
+    (params, _), score = peer.train_and_score(batches, (received, {}))
+    weight = 1 / (score + peer.workload.settings["eps"])
     arrays = ArrayRecord({name: as_array(tensor) for name, tensor in params.items()})
     metrics = MetricRecord({"weight": weight, "client": client})
     return Message(content=RecordDict({"arrays": arrays, "metrics": metrics}), reply_to=message)

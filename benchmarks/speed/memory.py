@@ -17,6 +17,7 @@ import sys
 from typing import Any
 
 from benchmarks import machine
+from benchmarks.speed import cases
 
 CLIENTS, IMAGES = 100, 4000
 POINTS = ((10, 0), (100, 0), (10, 5), (100, 5), (100, 1))
@@ -31,30 +32,25 @@ def cohorts(model: str = "resnet18") -> dict[str, Any]:
 
     import fedvg_jax as fv
     from fedvg_jax.core import tree
-    from fedvg_jax.engine import schedule as schedules
-    from fedvg_jax.runs.assemble import tables
 
     images = np.random.default_rng(0).integers(0, 256, (IMAGES, 32, 32, 3), np.uint8)
     rows, points = np.split(np.arange(IMAGES), CLIENTS), []
     for cohort, client_chunk in POINTS:
-        settings = {
-            "model": model,
-            "clients": CLIENTS,
-            "join_ratio": cohort / CLIENTS,
-            "client_chunk": client_chunk,
-            "lanes": "1",
-        }
-        config = fv.Config(**settings, weighting="fedvg", local_epochs=1, rounds=1)
+        config = fv.Config(
+            model=model,
+            clients=CLIENTS,
+            join_ratio=cohort / CLIENTS,
+            client_chunk=client_chunk,
+            lanes="1",
+            weighting="fedvg",
+            local_epochs=1,
+            rounds=1,
+        )
         sim = fv.simulation(config, data=(images, np.arange(IMAGES) % 10), partition=rows)
-        plan = schedules.stack([sim.schedule(0)], tables.MAX_ROUNDS)
-        compiled = sim.chunk.lower(sim.state, np.int32(0), plan, sim.data, sim.hyper).compile()
-        size, of_model = (
-            compiled.memory_analysis().temp_size_in_bytes,
-            4 * tree.size(sim.state.variables),
-        )
-        points.append(
-            {"cohort": cohort, "client_chunk": client_chunk, "bytes": size, "model_bytes": of_model}
-        )
+        compiled, _ = cases.compile_rounds(sim, [sim.schedule(0)])
+        point = {"cohort": cohort, "client_chunk": client_chunk}
+        point["bytes"] = compiled.memory_analysis().temp_size_in_bytes
+        points.append(point | {"model_bytes": 4 * tree.size(sim.state.variables)})
     return {"model": model, "clients": CLIENTS, "points": points}
 
 
@@ -85,18 +81,15 @@ def hypergradients() -> dict[str, Any]:
         def hypergradient(hyper, state, schedules, data, rounds=rounds, mode=mode):
             def objective(hyper):
                 model = rounds(state, schedules, data, hyper)[0].variables
-                return sim.task.loss(*model, *tree.gather(data.pool, data.val.reshape(-1)), False)[
-                    0
-                ]
+                batch = tree.gather(data.pool, data.val.reshape(-1))
+                return sim.task.loss(*model, *batch, False)[0]
 
             return differentiable.hypergradient(objective, hyper, ["lr", "fedvg.eps"], mode=mode)
 
         for count in ROUNDS:
             stacked = fv.stack_schedules(schedules[:count])
-            compiled = (
-                jax.jit(hypergradient).lower(sim.hyper, sim.state, stacked, sim.data).compile()
-            )
-            size = compiled.memory_analysis().temp_size_in_bytes
+            lowered = jax.jit(hypergradient).lower(sim.hyper, sim.state, stacked, sim.data)
+            size = lowered.compile().memory_analysis().temp_size_in_bytes
             sizes.setdefault(name, {})[count] = size
     return {"parameters": 55210, "cohort": 10, "most_steps": max_steps, "bytes": sizes}
 

@@ -112,10 +112,9 @@ class Ours:
         self.checked = (
             planned[0] if checked_steps is None else limit_steps(planned[0], sim, checked_steps)
         )
-        self.stacked = schedules.stack(planned, tables.MAX_ROUNDS)
         start = time.perf_counter()
-        lowered = sim.chunk.lower(sim.state, np.int32(0), self.stacked, sim.data, sim.hyper)
-        self.chunk, self.compile_seconds = lowered.compile(), time.perf_counter() - start
+        self.chunk, self.stacked = cases.compile_rounds(sim, planned)
+        self.compile_seconds = time.perf_counter() - start
         self.phases = _phases(sim, sim.executor)
         self.phases_of_one_device = _phases(sim, executors.lanes(1))
         first, data, hyper = planned[0], sim.data, sim.hyper
@@ -144,13 +143,11 @@ class Ours:
         state, metrics = self.chunk(
             self._copy_state(), np.int32(1), single, self.sim.data, self.sim.hyper
         )
-        stepped = self._train_in_float64(first._replace(num_steps=np.minimum(first.num_steps, 1)))[
-            2
-        ]
-        arrays = contest.flatten_model("round", *jax.device_get(state.variables)) | {
-            "weights": metrics.weights[0]
-        }
-        return arrays | contest.flatten_model("step", *jax.device_get(stepped))
+        one_step = first._replace(num_steps=np.minimum(first.num_steps, 1))
+        _, _, stepped, _ = self._train_in_float64(one_step)
+        arrays = contest.flatten_model("round", *jax.device_get(state.variables))
+        arrays |= contest.flatten_model("step", *jax.device_get(stepped))
+        return arrays | {"weights": metrics.weights[0]}
 
     def exact(self) -> dict[str, np.ndarray]:
         """Returns the checked round's global model in float64, the reference of all comparisons."""
@@ -171,12 +168,8 @@ class Ours:
         with jax.enable_x64(True):
             state, hyper, base = jax.tree.map(_to_float64, (state, self.sim.hyper, data.base))
             data = data._replace(base=base)
-            return (
-                state,
-                data,
-                self.phases_of_one_device["train"](state, planned, data, hyper),
-                hyper,
-            )
+            trained = self.phases_of_one_device["train"](state, planned, data, hyper)
+        return state, data, trained, hyper
 
     def time(self) -> dict[str, float]:
         """Returns the mean seconds of a round, uploads included, and the seconds of each phase of the first round."""

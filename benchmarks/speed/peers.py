@@ -17,9 +17,9 @@ import copy
 import functools
 import itertools
 import json
-import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -231,36 +231,36 @@ class Lean:
                 break
         return sum(g.abs().sum() for g in total).item() / count / len(total)
 
+    def train_and_score(
+        self,
+        batches: list[Tensor],
+        start: tuple[Tensors, Tensors],
+        max_batches: int | None = None,
+    ) -> tuple[tuple[Tensors, Tensors], float]:
+        """Returns a client's model after training, and its score, which is 1 if clients are not scored."""
+        model, is_scored = self.train(batches, start), self.workload.settings["scored"]
+        return model, self.score(model[0], max_batches) if is_scored else 1.0
+
     def cohort(
         self,
         clients: list[list[Tensor]],
         start: tuple[Tensors, Tensors],
         max_batches: int | None = None,
     ):
-        """Trains and scores clients.
-
-        Returns:
-            The clients' models, their scores, the seconds of training and scoring, CPU seconds of other processes.
-        """
+        """Trains and scores clients; returns their models, their scores and the CPU seconds of other processes."""
         if self.pool:
             return torch_pool.cohort(self.pool, clients, start, max_batches)
-        clock = [time.perf_counter()]
-        models = [self.train(batches, start) for batches in clients]
-        clock.append(time.perf_counter())
-        is_scored = self.workload.settings["scored"]
-        scores = [self.score(params, max_batches) if is_scored else 1.0 for params, _ in models]
-        clock.append(time.perf_counter())
-        seconds = dict(zip(("train", "score"), np.diff(clock).tolist(), strict=True))
-        return models, scores, seconds, 0.0
+        results = [self.train_and_score(batches, start, max_batches) for batches in clients]
+        models, scores = zip(*results, strict=True)
+        return models, scores, 0.0
 
     def round(
         self, r: int, start: tuple[Tensors, Tensors]
-    ) -> tuple[Any, list[float], dict[str, float]]:
-        """Computes round r; returns the global model, the weights and the seconds of the phases."""
-        models, scores, seconds, cpu = self.cohort(self.workload.rounds[r], start)
-        begin = time.perf_counter()
+    ) -> tuple[tuple[Tensors, Tensors], list[float], float]:
+        """Computes round r; returns the global model, the weights and the CPU seconds of other processes."""
+        models, scores, cpu_seconds = self.cohort(self.workload.rounds[r], start)
         weights, model = aggregate(models, scores, self.workload.settings["eps"])
-        return model, weights, seconds | {"aggregate": time.perf_counter() - begin, "cpu": cpu}
+        return model, weights, cpu_seconds
 
     def first_steps(self) -> list[tuple[Tensors, Tensors]]:
         """Returns every client of the first round after one local step."""
@@ -368,14 +368,13 @@ class Loader(Lean):
         params = {name: torch.nn.Parameter(p) for name, p in params.items()}
         count = sum(map(len, self.workload.scoring))
         for x, y in self.batches(self.workload.scoring):
-            (
-                F.cross_entropy(self.workload.net(params, None, x), y, reduction="sum") / count
-            ).backward()
+            loss = F.cross_entropy(self.workload.net(params, None, x), y, reduction="sum") / count
+            loss.backward()
         return sum(p.grad.abs().sum().item() for p in params.values()) / len(params)
 
 
 @torch.no_grad()
-def aggregate(clients: list[tuple[Tensors, Tensors]], scores: list[float], eps: float):
+def aggregate(clients: Sequence[tuple[Tensors, Tensors]], scores: Sequence[float], eps: float):
     """Returns normalised weights 1 / (G_k + eps), and the weighted mean of parameters and of running statistics."""
     inverse = [1 / (g + eps) for g in scores]
     weights = [x / sum(inverse) for x in inverse]
@@ -428,16 +427,14 @@ def first_steps_only(workload: Workload) -> Workload:
 
 
 def time_rounds(peer: Lean) -> dict[str, float]:
-    """Computes all rounds; returns the mean seconds of a round and of its phases."""
-    model, phases = (peer.workload.params, peer.workload.stats), []
-    start, cpu_start = time.perf_counter(), time.process_time()
-    for r in range(len(peer.workload.rounds)):
-        model, _, seconds = peer.round(r, model)
-        phases.append(seconds)
-    wall_seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-    means = {name: statistics.fmean(phase[name] for phase in phases) for name in phases[0]}
-    means["cpu"] += cpu_seconds / len(phases)
-    return means | {"round": wall_seconds / len(phases)}
+    """Computes all rounds; returns the mean seconds of a round and its CPU seconds in all processes."""
+    model, count = (peer.workload.params, peer.workload.stats), len(peer.workload.rounds)
+    start, cpu_seconds = time.perf_counter(), -time.process_time()
+    for r in range(count):
+        model, _, of_others = peer.round(r, model)
+        cpu_seconds += of_others
+    wall_seconds = time.perf_counter() - start
+    return {"round": wall_seconds / count, "cpu": (cpu_seconds + time.process_time()) / count}
 
 
 PEERS = {"lean": Lean, "loader": Loader}

@@ -1,7 +1,7 @@
 """Worker processes of the lean contestant of `peers`: each trains and scores clients with one thread.
 
-Images, the global model and the clients' models are in shared memory, so that only minibatch rows, scores and seconds
-are sent between processes. The largest clients are trained first.
+Images, the global model and the clients' models are in shared memory, so that only minibatch rows and scores are sent
+between processes. The largest clients are trained first.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ class WorkerPool(NamedTuple):
     """Worker processes and the memory that they share with the process that started them."""
 
     processes: Pool
-    count: int
-    """number of processes"""
     start: tuple[Tensors, Tensors]
     """the model that every client starts from"""
     ends: list[tuple[Tensors, Tensors]]
@@ -45,7 +43,7 @@ def start(make: Callable[[Any], Any], workload: Any, variant: Any) -> WorkerPool
         variant.processes, _init_worker, (make, workload, variant, models[0], models[1:], barrier)
     )
     barrier.wait(300)
-    return WorkerPool(processes, variant.processes, models[0], models[1:])
+    return WorkerPool(processes, models[0], models[1:])
 
 
 def stop(pool: WorkerPool) -> None:
@@ -60,17 +58,15 @@ def cohort(
     start: tuple[Tensors, Tensors],
     max_batches: int | None,
 ):
-    """Trains and scores clients, see `peers.Lean.cohort`. The seconds of the phases are means over the processes."""
+    """Trains and scores clients, see `peers.Lean.cohort`."""
     _copy_into(pool.start, start)
     order = sorted(range(len(clients)), key=lambda k: -len(clients[k]))
-    scores = [0.0] * len(clients)
-    phases, cpu_seconds = {"train": 0.0, "score": 0.0}, 0.0
+    scores, cpu_seconds = [0.0] * len(clients), 0.0
     jobs = [(k, [rows.numpy() for rows in clients[k]], max_batches) for k in order]
-    for k, score, seconds, cpu in pool.processes.imap_unordered(_train_and_score, jobs):
+    for k, score, seconds in pool.processes.imap_unordered(_train_and_score, jobs):
         scores[k] = score
-        cpu_seconds += cpu
-        phases = {name: phases[name] + seconds[name] / pool.count for name in phases}
-    return pool.ends[: len(clients)], scores, phases, cpu_seconds
+        cpu_seconds += seconds
+    return pool.ends[: len(clients)], scores, cpu_seconds
 
 
 _STATE: dict[str, Any] = {}
@@ -85,18 +81,12 @@ def _init_worker(make, workload, variant, start, ends, barrier) -> None:
     barrier.wait(300)
 
 
-def _train_and_score(
-    job: tuple[int, list, int | None],
-) -> tuple[int, float, dict[str, float], float]:
+def _train_and_score(job: tuple[int, list, int | None]) -> tuple[int, float, float]:
     position, batches, max_batches = job
-    peer, clock, cpu_start = _STATE["peer"], [time.perf_counter()], time.process_time()
-    model = peer.train([torch.from_numpy(rows) for rows in batches], _STATE["start"])
-    clock.append(time.perf_counter())
-    score = peer.score(model[0], max_batches) if peer.workload.settings["scored"] else 1.0
-    clock.append(time.perf_counter())
+    cpu_start, rows = time.process_time(), [torch.from_numpy(rows) for rows in batches]
+    model, score = _STATE["peer"].train_and_score(rows, _STATE["start"], max_batches)
     _copy_into(_STATE["ends"][position], model)
-    seconds = {"train": clock[1] - clock[0], "score": clock[2] - clock[1]}
-    return position, score, seconds, time.process_time() - cpu_start
+    return position, score, time.process_time() - cpu_start
 
 
 @torch.no_grad()

@@ -21,6 +21,7 @@ from scipy import stats
 
 import fedvg_jax as fv
 from benchmarks import machine
+from benchmarks.studies.paper.clients import rank_correlation
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.loop import run_simulation
 from fedvg_jax.study import statistics
@@ -138,7 +139,8 @@ def measured(condition: Condition, file: Path, rate: float, rounds: int) -> dict
     last, weights = records[-1], np.array([record["weights"] for record in records])
     of_slow = is_slow[np.array([record["clients"] for record in records])]
     accuracies = pd.Series(last["accuracy_by_client"], dtype=float).groupby(is_slow).mean()
-    correlations = pd.Series([rank_correlation(record) for record in records])
+    stale = (record.get("staleness", ()) for record in records)
+    correlations = pd.Series(list(map(rank_correlation, stale, weights)))
     line = {
         "rounds": rounds,
         "virtual_seconds": last["virtual_seconds"],
@@ -153,14 +155,6 @@ def measured(condition: Condition, file: Path, rate: float, rounds: int) -> dict
         "correlation": correlations.mean(),
     }
     return {"lr": rate, **{name: round(float(value), 6) for name, value in line.items()}}
-
-
-def rank_correlation(record: Mapping[str, Any]) -> float:
-    """Returns Spearman's correlation of weights and staleness in an update; NaN where one of them is constant."""
-    staleness, weights = record.get("staleness", ()), record["weights"]
-    if len({*staleness}) < 2 or len({*weights}) < 2:
-        return np.nan
-    return float(stats.spearmanr(staleness, weights).statistic)
 
 
 def best_rate(runs: pd.DataFrame, condition: Condition) -> float:

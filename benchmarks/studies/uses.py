@@ -65,6 +65,11 @@ class Contrast(NamedTuple):
     """Two-sided p of the paired t test, corrected within the family."""
 
     @property
+    def interval(self) -> tuple[float, float, float]:
+        """The difference and its 95 % limits."""
+        return self.mean, self.low, self.high
+
+    @property
     def outcome(self) -> str:
         """Support, refutation or undecided, by the protocol's conditions."""
         if self.mean >= SMALLEST and self.p < LEVEL:

@@ -134,10 +134,9 @@ def reliability(folder: Path) -> pd.DataFrame:
     for (_, run), n in itertools.product(finished(folder, "reliability"), PAIR):
         inverse = 1 / np.array([record[f"pair_{n}"] for record in run.records])
         first, second = np.moveaxis(inverse / inverse.sum(1, keepdims=True), 2, 0)
-        values = (round(value, 6) for value in agreement(first, second))
-        names = zip(("rank_correlation", "total_variation", "signal"), values, strict=True)
-        lines.append({"alpha": run.config.alpha, "seed": run.config.seed, "rows": n, **dict(names)})
-    return pd.DataFrame(lines)
+        lines.append((run.config.alpha, run.config.seed, n, *agreement(first, second)))
+    columns = ["alpha", "seed", "rows", "rank_correlation", "total_variation", "signal"]
+    return pd.DataFrame(lines, columns=columns).round(dict.fromkeys(columns[3:], 6))
 
 
 def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
@@ -149,14 +148,13 @@ def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
     lines = []
     settings = runs[runs.weighting == "fedvg"][["part", "set", "alpha"]].drop_duplicates()
     for part, which, alpha in settings.values:
-        ours, full = ("fedvg", which, alpha), ("fedvg", "all", alpha)
-        pairs = {}
-        if part != "all":
-            pairs["V1" if part == "size" else part] = full, ours
+        ours = "fedvg", which, alpha
+        pairs = {"V1" if part == "size" else part: (("fedvg", "all", alpha), ours)}
         if part in ("all", "size"):
-            pairs["V2"] = ours, ("permuted(fedvg)", which, alpha)
-            pairs["V3"] = ours, ("uniform", "all", alpha)
-            pairs["V4"] = ours, ("samples", which, alpha)
+            controls = {"V2": ("permuted(fedvg)", which), "V3": ("uniform", "all")}
+            controls["V4"] = "samples", which
+            pairs |= {name: (ours, (*control, alpha)) for name, control in controls.items()}
+        pairs.pop("all", None)
         for name, pair in pairs.items():
             if {*pair} <= {*cells}:
                 compared = statistics.compare(*(cells[key].dropna().to_dict() for key in pair))
@@ -202,14 +200,10 @@ def run_part(part: str, folder: Path, features: Path) -> None:
     if names == "validation.data_dir":
         axes |= {"validation.source": ["npz"], "reference": ["no-external-copies"]}
         values = [str(features.with_name(f"{name}.npz")) for name in values]
-    own = paired if part == "reliability" else None
-    fv.run_sweep(
-        config,
-        axes | ({names: values} if names else {}),
-        folder / part,
-        progress=True,
-        weighting=own,
-    )
+    if names:
+        axes[names] = values
+    weighting = paired if part == "reliability" else None
+    fv.run_sweep(config, axes, folder / part, progress=True, weighting=weighting)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -222,11 +216,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for part in args.parts:
         run_part(part, args.folder, args.features)
     of_runs = runs(args.folder)
-    tables = {
-        "runs": of_runs,
-        "reliability": reliability(args.folder),
-        "contrasts": contrasts(of_runs),
-    }
+    tables = {"runs": of_runs, "reliability": reliability(args.folder)}
+    tables["contrasts"] = contrasts(of_runs)
     results = machine.RESULTS / args.folder.name
     results.mkdir(exist_ok=True)
     for name, table in tables.items():

@@ -88,7 +88,7 @@ def test_rounds_writes_timings_of_all_contestants(tmp_path):
         case["seconds"]["lean"]["round"]["median"] / case["seconds"]["ours"]["round"]["median"],
         abs=1e-3,
     )
-    fields = {"processor", "cores", "versions", "load_before", "load_after", "command", "busy"}
+    fields = {"processor", "cores", "versions", "others_before", "others_after", "command", "busy"}
     assert results["machine"].keys() >= fields
     assert "logistic" in cpu.render(tmp_path)
 

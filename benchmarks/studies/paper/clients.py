@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from fedvg_jax.config.options import as_reference
 from fedvg_jax.runs.record.history import Record
@@ -36,19 +37,13 @@ def rank_correlation(
 ) -> float:
     """Returns Spearman's correlation over the clients that have both; nan where one of them is constant.
 
+    It is nan for fewer than three clients, too.
+
     >>> rank_correlation([0.1, 0.3, 0.6, None], [0.5, 0.7, 0.9, 0.1])
     1.0
     """
-    from scipy import stats
-
-    pairs = np.array(
-        [(m, a) for m, a in zip(measure, accuracy, strict=True) if m is not None and a is not None],
-        float,
-    )
-    if len(pairs) < 3 or np.ptp(pairs[:, 0]) == 0 or np.ptp(pairs[:, 1]) == 0:
-        return math.nan
-    result: Any = stats.spearmanr(pairs[:, 0], pairs[:, 1])
-    return round(float(result.statistic), 12)
+    pairs = pd.DataFrame([measure, accuracy], dtype=float).T
+    return round(float(pairs.corr("spearman", min_periods=3).iloc[0, 1]), 12)
 
 
 def of_present(run: Run, record: Record, values: Sequence[Any]) -> list[Any]:

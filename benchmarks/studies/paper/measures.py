@@ -23,7 +23,7 @@ from benchmarks.studies.paper.clients import (
 from benchmarks.studies.paper.values import DIRICHLET, EXTERNAL, Value, paper_name, paper_values
 from fedvg_jax.study import statistics
 from fedvg_jax.study.groups import Group, Study
-from fedvg_jax.study.places import Condition, Seeds, condition_text
+from fedvg_jax.study.places import Seeds, condition_text
 from fedvg_jax.study.run import Run
 
 BASES = ("FedAvg", "FedAvgM", "FedProx", "Scaffold", "FedDyn", "Elastic")
@@ -271,40 +271,27 @@ def steady_over_rho(study: Study) -> Finding | None:
     """
     if study.outcome.metric != "accuracy":
         return None
-    holds, texts = True, []
-    rests = dict.fromkeys(
-        tuple(pair for pair in condition if pair[0] != RHO) for condition in study.conditions
+    rho = {i: dict(condition).get(RHO) for i, condition in enumerate(study.conditions)}
+    others = {
+        i: tuple(pair for pair in condition if pair[0] != RHO)
+        for i, condition in enumerate(study.conditions)
+    }
+    runs = study.frame.assign(
+        rho=study.frame.condition.map(rho), others=study.frame.condition.map(others)
     )
-    for rest in rests:
-        ours, line = _results_by_rho(study, "fedvg", rest), _results_by_rho(study, "fedavg", rest)
-        means = {rho: statistics.mean_and_std(values) for rho, values in ours.items()}
-        if len(means) > 1 and 0.0 in means and math.isfinite(means[0.0][1]):
-            listed = ", ".join(f"{mean:.1f} at {rho:g}" for rho, (mean, _) in means.items())
-            fedavg = (
-                f"; FedAvg {np.mean([v for values in line.values() for v in values]):.1f}"
-                if line
-                else ""
-            )
-            where = f" ({condition_text(rest)})" if rest else ""
-            texts.append(f"FedVG {listed}, deviation {means[0.0][1]:.1f}{fedavg}{where}")
-            holds = (
-                holds and min(mean for mean, _ in means.values()) >= means[0.0][0] - means[0.0][1]
-            )
+    holds, texts = True, []
+    for condition, of_condition in runs.dropna(subset=["rho"]).groupby("others", sort=False):
+        by_method = dict(iter(of_condition.groupby("method").final))
+        ours = of_condition[of_condition.method == "fedvg"].groupby("rho").final
+        means, deviation = ours.mean().dropna(), ours.std().get(0.0, math.nan)
+        if len(means) < 2 or not math.isfinite(deviation):
+            continue
+        listed = ", ".join(f"{mean:.1f} at {rho:g}" for rho, mean in means.items())
+        fedavg = f"; FedAvg {by_method['fedavg'].mean():.1f}" if "fedavg" in by_method else ""
+        where = f" ({condition_text(condition)})" if condition else ""
+        texts.append(f"FedVG {listed}, deviation {deviation:.1f}{fedavg}{where}")
+        holds = holds and bool(means.min() >= means[0.0] - deviation)
     return Finding(holds, "; ".join(texts)) if texts else None
-
-
-def _results_by_rho(study: Study, method: str, rest: Condition) -> dict[float, list[float]]:
-    """Returns the results of a method by rho, in the conditions with the other settings `rest`."""
-    by_rho = {}
-    for condition in study.conditions:
-        values = list(study.group(method, condition).results().values())
-        if (
-            values
-            and tuple(pair for pair in condition if pair[0] != RHO) == rest
-            and RHO in dict(condition)
-        ):
-            by_rho[dict(condition)[RHO]] = values
-    return dict(sorted(by_rho.items()))
 
 
 def balanced_client_by_norm(study: Study) -> Finding | None:
@@ -340,14 +327,14 @@ def _cell_text(cell: Group) -> str:
 
 def _weight_of_client_0(cell: Group) -> tuple[bool, float]:
     """Returns whether client 0 has the largest mean weight, and that weight times cohort size."""
-    shares: dict[int, list[float]] = {}
-    for run in cell.runs.values():
-        for record in run.records[len(run.records) // 2 :]:
-            for client, weight in zip(record["clients"], record["weights"], strict=True):
-                shares.setdefault(client, []).append((weight or 0.0) * len(record["clients"]))
-    means = {client: float(np.mean(values)) for client, values in shares.items()}
-    own = means.get(0, math.nan)
-    return own == max(means.values(), default=math.nan), own
+    shares = pd.concat(
+        pd.Series(record["weights"], record["clients"], float) * len(record["clients"])
+        for run in cell.runs.values()
+        for record in run.records[len(run.records) // 2 :]
+    )
+    means = shares.fillna(0.0).groupby(level=0).mean()
+    share = means.get(0, math.nan)
+    return bool(share == means.max()), float(share)
 
 
 def norms_grow_with_depth(study: Study) -> Finding | None:
@@ -458,9 +445,7 @@ def _weight_correlations(
             for r in run.records
             if (v := other(run, r))
         ]
-        values = [value for value in values if math.isfinite(value)]
-        if values:
-            correlations.append((replicate, float(np.mean(values))))
+        correlations.append((replicate, pd.Series(values, dtype=float).mean()))
     return _mean_correlation(correlations, f"rank correlation of weight and {name}", holds)
 
 
@@ -487,18 +472,14 @@ def _mean_correlation(
     Returns:
         The finding; None for fewer than two replicates.
     """
-    by_replicate: dict[Seeds, list[float]] = {}
-    for replicate, value in correlations:
-        if math.isfinite(value):
-            by_replicate.setdefault(replicate, []).append(value)
-    if len(by_replicate) < 2:
+    of_runs = pd.DataFrame(correlations, columns=["seeds", "value"]).dropna()
+    means = of_runs.groupby("seeds").value.mean().to_dict()
+    if len(means) < 2:
         return None
-    means = {replicate: float(np.mean(values)) for replicate, values in by_replicate.items()}
     compared = statistics.compare(means, dict.fromkeys(means, 0.0))
     low, high = compared.t_interval
-    runs = sum(map(len, by_replicate.values()))
     interval = "in each of" if low == high else f"[{low:+.2f}, {high:+.2f}] over"
-    found = f"{name} {compared.mean:+.2f} {interval} {compared.n} replicates, {runs} runs"
+    found = f"{name} {compared.mean:+.2f} {interval} {compared.n} replicates, {len(of_runs)} runs"
     return Finding(holds(low, high), found)
 
 

@@ -12,9 +12,8 @@ import numpy as np
 
 from fedvg_jax.config import MODELS, Config
 from fedvg_jax.core.types import Batch, Task, UsageError, Variables
-from fedvg_jax.data import user_data
-from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.images import Size
+from fedvg_jax.data.arrays import Arrays, check_rows_are_images
+from fedvg_jax.data.datasets import Size
 from fedvg_jax.host import files
 from fedvg_jax.resolve import model as models
 
@@ -80,7 +79,7 @@ def _task(config: Config, arrays: Arrays, size: Size | None) -> tuple[Task, tupl
         )
     shape = arrays.x.shape[1:]
     if size:
-        user_data.check_rows_are_images(arrays, "image_size", "leave it out")
+        check_rows_are_images(arrays, "image_size", "leave it out")
         shape = (*size, shape[-1])
     resized = arrays._replace(
         x=np.broadcast_to(np.zeros((), arrays.x.dtype), (len(arrays.x), *shape))

@@ -147,19 +147,17 @@ def download(config: Config) -> None:
     """Fetches the published files of a data set to its folder, unless they are there."""
     from rich.console import Console
 
-    from fedvg_jax.data import downloads
-    from fedvg_jax.data.images import parse_size
-    from fedvg_jax.data.readers.hugging_face import PREFIX
+    from fedvg_jax.data import datasets, downloads
 
     assert config.cache_dir is not None, "the check of the settings sets it"
     name = config.dataset
-    place = config.data_dir or downloads.folder(config.cache_dir / "data", name)
-    if name.startswith(PREFIX):
-        of_hub = name.removeprefix(PREFIX)
+    place = config.data_dir or datasets.download_folder(config.cache_dir / "data", name)
+    if name.startswith(datasets.HUB):
+        of_hub = name.removeprefix(datasets.HUB)
         place = place / of_hub if config.data_dir else place
         downloads.fetch_hub_set(of_hub, place)
     else:
-        downloads.fetch(name, place, parse_size(config.image_size))
+        downloads.fetch(name, place, datasets.parse_size(config.image_size))
     output.say(Console(markup=False, emoji=False), f"files of {name}: {place}")
 
 
@@ -200,7 +198,7 @@ def write_features(argv: Sequence[str]) -> int:
     import numpy as np
 
     from fedvg_jax import feature_file
-    from fedvg_jax.data.images import parse_size
+    from fedvg_jax.data.datasets import parse_size
     from fedvg_jax.runs.assemble import programs
 
     config, size = parse_features(argv)

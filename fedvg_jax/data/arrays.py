@@ -1,10 +1,9 @@
-"""The container of a data set, and the checks that every reader applies."""
+"""The container of a data set, the checks that every reader applies, and what settings require of the rows."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +12,11 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.host.files import reason
 
 MAX_CLASSES = 2**16
+
+REMEDY = (
+    "use .astype('float32'), .filled(...) or .toarray(), or data=frame, label=NAME for a DataFrame;"
+    " np.unique(y, return_inverse=True)[1] numbers labels [T], and y.argmax(1) one-hot rows"
+)
 
 
 class Table(NamedTuple):
@@ -179,74 +183,6 @@ def _with_rows(arrays: Arrays, rows: np.ndarray) -> Arrays:
     return some._replace(groups=groups, table=table)
 
 
-def pool(
-    name: str,
-    splits: Sequence[tuple[np.ndarray, np.ndarray]],
-    class_names: Sequence[str] | None,
-    source: object,
-) -> Arrays:
-    """Concatenates the official splits to one checked pool.
-
-    Args:
-        name: of the data set.
-        splits: (images, labels) of each split, as for `check`, training set first.
-        class_names: [C]; None numbers the classes 0..max.
-        source: the file they came from, named in errors.
-
-    Raises:
-        UsageError: as `check`, for each split; or image sizes differ between splits.
-    """
-    names = tuple(class_names or numbers(max(int(np.max(y, initial=0)) for _, y in splits)))
-    parts = [check(Arrays(name, x, y, names, 0), source) for x, y in splits]
-    x, y = parts[0].x, parts[0].y
-    if len(parts) > 1:  # one may be a memory map
-        with reading(source, "rows of one size in all splits", "resize them"):
-            x, y = (
-                np.concatenate(arrays) for arrays in zip(*((p.x, p.y) for p in parts), strict=True)
-            )
-    return Arrays(name, x, y, names, len(parts[0].x))
-
-
-def numbers(largest: int) -> list[str]:
-    """Returns the names 0..largest, at most 65,536, so that a stray label is an error and not a huge model.
-
-    >>> numbers(2)
-    ['0', '1', '2']
-    """
-    return [str(c) for c in range(min(largest + 1, MAX_CLASSES))]
-
-
-def find(data_dir: Path, folder: str, names: Sequence[str], layout: str, name: str) -> list[Path]:
-    """Returns the files of a published data set.
-
-    Args:
-        data_dir: holds the files, or their folder.
-        folder: name of the folder in which the set is published.
-        names: of the files.
-        layout: what `data_dir` may hold, for errors.
-        name: of the data set, for errors.
-
-    Raises:
-        UsageError: a file is missing.
-    """
-    for place in (data_dir, data_dir / folder):
-        paths = [place / name for name in names]
-        if all(map(Path.is_file, paths)):
-            return paths
-    command = download_command(name, data_dir)
-    raise UsageError(f"{data_dir}: must hold {layout}; unpack an archive there, or run {command}")
-
-
-def download_command(name: str, data_dir: Path | None = None) -> str:
-    """Returns the command that downloads a data set.
-
-    >>> download_command("cifar10", Path("data"))
-    'python -m fedvg_jax.prepare cifar10 --download --data-dir data'
-    """
-    place = f" --data-dir {data_dir}" if data_dir else ""
-    return f"python -m fedvg_jax.prepare {name} --download{place}"
-
-
 @contextlib.contextmanager
 def reading(what: object, kind: str, remedy: str) -> Iterator[None]:
     """Raises UsageError in place of whatever error the first bad byte of a user's files leads to.
@@ -288,3 +224,60 @@ def with_groups(arrays: Arrays, groups: np.ndarray, source: object) -> Arrays:
 def is_features(x: np.ndarray) -> bool:
     """Returns whether x are features, floats [N, F] of at most 64 bits."""
     return x.ndim == 2 and x.dtype.kind == "f" and x.dtype.itemsize <= 8
+
+
+def class_labels(arrays: Arrays, consumer: str, instead: str, of_rows: bool = True) -> np.ndarray:
+    """Returns int32 class labels.
+
+    Args:
+        arrays: the data set.
+        consumer: what needs the labels, for the error.
+        instead: what to use without labels, for the error.
+        of_rows: whether labels must be one for each row, [T], and not [T, L] as sequences have.
+
+    Raises:
+        UsageError: y has no such integers, or there are no names of classes.
+    """
+    has_integers = np.issubdtype(arrays.y.dtype, np.integer) and bool(arrays.class_names)
+    if not has_integers or (of_rows and arrays.y.ndim != 1):
+        needed = f"integers [T{'' if of_rows else ', ...'}] from 0 to {MAX_CLASSES - 1}"
+        raise UsageError(
+            f"{consumer} needs class labels, {needed}; y of {arrays.name} is {shape(arrays.y)};"
+            f" {REMEDY}; otherwise {instead}"
+        )
+    return arrays.y.astype(np.int32)
+
+
+def refuse_channels_first(arrays: Arrays, consumer: str) -> None:
+    """Raises a UsageError for rows [1, S, S], [3, H, W] or [4, H, W], as few images are."""
+    first, *others = arrays.x.shape[1:]
+    is_grey = first == 1 and len({*others}) == 1
+    if (is_grey or first in (3, 4)) and min(others) > 4:
+        raise UsageError(
+            f"{consumer} takes images [T, H, W, D], and the channels of x seem to be first, {shape(arrays.x)}; use"
+            " np.moveaxis(x, 1, -1)"
+        )
+
+
+def is_images(arrays: Arrays) -> bool:
+    """Returns whether the rows are images, uint8 [T, H, W, D]."""
+    return arrays.x.ndim == 4 and arrays.x.dtype == np.uint8
+
+
+def is_sequences(arrays: Arrays) -> bool:
+    """Returns whether the rows are sequences of named characters with a label at every place, both integers [T, L]."""
+    has_integers = all(np.issubdtype(array.dtype, np.integer) for array in (arrays.x, arrays.y))
+    return (
+        has_integers
+        and arrays.x.ndim == 2
+        and arrays.x.shape == arrays.y.shape
+        and bool(arrays.class_names)
+    )
+
+
+def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
+    """Raises a UsageError if a setting changes pixels and there are none."""
+    if not is_images(arrays):
+        raise UsageError(
+            f"{setting} is for images, uint8 [T, H, W, D]; {arrays.name} is {shape(arrays.x)}; {instead}"
+        )

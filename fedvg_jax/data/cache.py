@@ -13,7 +13,6 @@ import shutil
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,20 +25,18 @@ VERSION = 7
 """Version of the entries' format; part of their names."""
 
 
-class Reading(NamedTuple):
-    """A data set that is found and not read yet."""
-
-    sources: Sequence[Path]
-    """The files that `decode` reads, in order; none for a data set that is not kept in the cache."""
-    decode: Callable[[], Arrays]
-    """Reads the files."""
-
-
-def cached(reading: Reading, reader: str, cache_dir: Path | None) -> Arrays:
-    """Returns `reading.decode()`, computed once per path and status of the source files.
+def cached(
+    sources: Sequence[Path],
+    decode: Callable[[], Arrays],
+    reader: str,
+    cache_dir: Path | None,
+) -> Arrays:
+    """Returns `decode()`, computed once per path and status of the source files.
 
     Args:
-        reading: its result is not kept if a source file changes meanwhile.
+        sources: the files that `decode` reads, in order; its result is not kept if there is none, or if one changes
+            meanwhile.
+        decode: reads the files.
         reader: name and options of the reader, because readers decode the same bytes differently.
         cache_dir: folder of the entries, created if missing; None keeps nothing.
 
@@ -48,17 +45,17 @@ def cached(reading: Reading, reader: str, cache_dir: Path | None) -> Arrays:
 
     Raises:
         OSError: a source file cannot be read.
-        UsageError: as `reading.decode`.
+        UsageError: as `decode`.
     """
-    if cache_dir is None or not reading.sources:
-        return reading.decode()
-    name = digest(VERSION, reader, *map(_status, reading.sources))
+    if cache_dir is None or not sources:
+        return decode()
+    name = digest(VERSION, reader, *map(_status, sources))
     entry = Path(cache_dir) / name
     if (stored := _load(entry)) is not None:
         return stored
     shutil.rmtree(entry, ignore_errors=True)  # a damaged one
-    arrays = reading.decode()
-    if digest(VERSION, reader, *map(_status, reading.sources)) == name:
+    arrays = decode()
+    if digest(VERSION, reader, *map(_status, sources)) == name:
         _publish(arrays, entry)
     return _load(entry) or arrays
 

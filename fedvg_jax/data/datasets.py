@@ -2,60 +2,92 @@
 
 from __future__ import annotations
 
+import importlib
 import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.data import cache, downloads, table
-from fedvg_jax.data.arrays import Arrays, download_command
-from fedvg_jax.data.images import Size
-from fedvg_jax.data.readers import cifar_stl10, folders, hugging_face, npz, text, tfds
+from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.host.files import user_path
 
+Size = tuple[int, int]
+"""Height and width, pixels."""
+
 
 class Source(NamedTuple):
-    """A data set that is read from files, and its reader."""
+    """A data set that is read from files, and its reader, which is imported when it reads."""
 
-    load: Callable[..., cache.Reading]
-    """(data_dir, **options) -> the files and how they are read"""
+    reader: str
+    """Module of `fedvg_jax.data`, and its function (folder or file, name, **options) -> `Reading`."""
     holds: str
     """What `--data-dir` must hold."""
     takes: tuple[str, ...] = ()
     """Its options, a subset of size, splits, columns and group_pattern."""
 
+    def read(self, place: Path, name: str, options: Mapping[str, Any]) -> Any:
+        """Returns the `Reading` of the data set in a folder or file."""
+        module, _, function = self.reader.rpartition(".")
+        return getattr(importlib.import_module(f"fedvg_jax.data.{module}"), function)(
+            place, name, **options
+        )
+
+
+_MEDMNIST = "its published .npz file, such as {0}.npz of 28 or {0}_64.npz of 64 pixels"
 
 SOURCES = {
-    **{
-        name: Source(partial(cifar_stl10.load, name=name), published.layout)
-        for name, published in cifar_stl10.SETS.items()
-    },
-    "stl10": Source(cifar_stl10.load_stl10, cifar_stl10.STL_LAYOUT),
-    **{
-        name: Source(
-            partial(npz.load_medmnist, name=name),
-            npz.layout(name),
-            ("size", "splits") if published.left_out else ("size",),
-        )
-        for name, published in npz.SETS.items()
-    },
-    "tinyimagenet": Source(folders.load_tinyimagenet, folders.TINY_LAYOUT, ("size",)),
-    "covid19": Source(
-        folders.load_covid19, f"{folders.XRAY_LAYOUT} ({folders.XRAY_SOURCE})", ("size",)
+    "cifar10": Source(
+        "readers.cifar_stl10.load",
+        "data_batch_1 .. test_batch (there or in cifar-10-batches-py/), or cifar10.npz",
     ),
-    "npz": Source(npz.load, f"one .npz file with {npz.LAYOUT}"),
-    "folder": Source(folders.load, folders.LAYOUT, ("size", "group_pattern")),
-    "csv": Source(table.load, table.LAYOUT, ("columns",)),
+    "cifar100": Source(
+        "readers.cifar_stl10.load",
+        "train and test (there or in cifar-100-python/), or cifar100.npz",
+    ),
+    "stl10": Source(
+        "readers.cifar_stl10.load_stl10",
+        "train_X.bin, train_y.bin, test_X.bin and test_y.bin (there or in stl10_binary/)",
+    ),
+    "organamnist": Source("readers.npz.load_medmnist", _MEDMNIST.format("organamnist"), ("size",)),
+    "dermamnist": Source(
+        "readers.npz.load_medmnist", _MEDMNIST.format("dermamnist"), ("size", "splits")
+    ),
+    "tinyimagenet": Source(
+        "readers.folders.load_tinyimagenet",
+        "wnids.txt, train/ and val/ with val_annotations.txt (there or in tiny-imagenet-200/)",
+        ("size",),
+    ),
+    "covid19": Source(
+        "readers.folders.load_covid19",
+        'four folders of images, one per class ("Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography'
+        ' Images (X-Rays)", https://doi.org/10.17632/9xkhgts2s6)',
+        ("size",),
+    ),
+    "npz": Source("readers.npz.load", "one .npz file of arrays, such as x and y"),
+    "folder": Source(
+        "readers.folders.load", "one sub-folder of images per class", ("size", "group_pattern")
+    ),
+    "csv": Source("table.load", "one .csv file with a line of column names", ("columns",)),
 }
 
-BUILT_IN: dict[str, Callable[[], Arrays]] = {
-    "digits": text.load_digits,
-    **{name: partial(text.load_table, name) for name in text.TABLES},
-    "literature": text.literature,
+HUB = "hf:"
+OUTSIDE = {
+    "tfds:": Source(
+        "readers.tfds.load",
+        "NAME/[CONFIG/]VERSION/dataset_info.json and its .array_record files",
+        ("size",),
+    ),
+    HUB: Source(
+        "readers.hugging_face.load",
+        "FOLDER, a set of `save_to_disk` or .parquet files",
+        ("size", "columns", "splits"),
+    ),
 }
-"""Data set that needs no files -> its reader."""
+"""Prefix of data sets that other libraries prepare -> their reader."""
+
+BUILT_IN = ("digits", "breast_cancer", "wine", "iris", "literature")
+"""Data sets that need no files."""
 
 NAMES = (*BUILT_IN, *SOURCES)
 
@@ -68,7 +100,7 @@ def load(
     size: Size | None = None,
     splits: str = "all",
     group_pattern: str = "",
-    columns: hugging_face.Columns = {},  # noqa: B006  never changed
+    columns: Mapping[str, str] = {},
 ) -> Arrays:
     """Returns the data set called `name`.
 
@@ -90,13 +122,22 @@ def load(
     ((1797, 8, 8, 1), 'uint8', 1797)
     """
     options = {"size": size, "splits": splits, "columns": columns, "group_pattern": group_pattern}
-    source, place, options = check(name, data_dir, cache_dir, **options)
-    if source is None:
-        return BUILT_IN[name]()
+    place, options = check(name, data_dir, cache_dir, **options)
+    if place is None:
+        from fedvg_jax.data.readers import text
+
+        return text.load(name)
+    from fedvg_jax.data import cache
+
+    source = _source(name)
     try:
         # of the libraries; problems of a file are UsageErrors
         with warnings.catch_warnings(action="ignore"):
-            arrays = cache.cached(source.load(place, **options), f"{name} {options}", cache_dir)
+            reading = source.read(place, name, options)
+            if missing := [file for file in reading.files if not file.exists()]:
+                raise UsageError(f"{missing[0]}: no such file; {_needed(name)}")
+            reader = f"{name} {options}"
+            arrays = cache.cached(reading.files, reading.decode, reader, cache_dir)
     except OSError as error:  # no permission, or a failing disk
         path = error.filename or place
         raise UsageError(
@@ -109,10 +150,10 @@ def load(
 
 def check(
     name: str, data_dir: Path | None, cache_dir: Path | None = None, **options: Any
-) -> tuple[Source | None, Path | None, dict[str, Any]]:
-    """Returns the reader of a data set, its folder or file, and the options that are not defaults; reads nothing.
+) -> tuple[Path | None, dict[str, Any]]:
+    """Returns the folder or file of a data set, None for a built-in one, and the options that are not defaults.
 
-    A built-in data set has neither reader nor folder.
+    It reads nothing.
 
     Args:
         name, data_dir, cache_dir: as in `load`.
@@ -121,49 +162,62 @@ def check(
     Raises:
         UsageError: unknown name, missing folder, or an option the data set does not have.
     """
-    source = None if name in BUILT_IN else _source(name)
-    options = {
-        option: value for option, value in options.items() if value not in (None, "all", {}, "")
-    }
-    takes = source.takes if source else ()
-    if unknown := [option for option in options if option not in takes]:
+    given = {key: value for key, value in options.items() if value not in (None, "all", {}, "")}
+    takes = () if name in BUILT_IN else _source(name).takes
+    if unknown := [option for option in given if option not in takes]:
         flag = {"size": "image-size", "columns": "label", "group_pattern": "group-pattern"}
         raise UsageError(
             f"dataset {name} does not take --{flag.get(unknown[0], unknown[0])}; leave it out"
         )
-    if source is None:
-        return None, None, options
-    return source, _place(name, source, data_dir and user_path(data_dir), cache_dir), options
+    return None if name in BUILT_IN else _place(name, data_dir, cache_dir), given
 
 
-def _place(name: str, source: Source, data_dir: Path | None, cache_dir: Path | None) -> Path:
-    """Returns the folder or file of a data set: that of the caller, or else what was downloaded.
+def _place(name: str, data_dir: Path | None, cache_dir: Path | None) -> Path:
+    """Returns the folder or file of a data set: that of the caller, or else what was downloaded."""
+    place = data_dir and user_path(data_dir)
+    if name.startswith(HUB):
+        place = (place or Path()) / user_path(name.removeprefix(HUB))
+    if place and place.exists():
+        return place
+    if data_dir is None and cache_dir:
+        downloaded = download_folder(cache_dir, name)
+        if downloaded.is_dir():
+            return downloaded
+    raise UsageError(
+        f"{place}: no such file or folder; {_needed(name)}" if place else _needed(name)
+    )
 
-    Raises:
-        UsageError: there is none.
-    """
-    downloaded = downloads.folder(cache_dir, name) if cache_dir else None
-    if name.startswith(hugging_face.PREFIX):
-        return hugging_face.find(data_dir, name.removeprefix(hugging_face.PREFIX), downloaded)
-    if data_dir is None and downloaded and downloaded.is_dir():
-        return downloaded
-    if data_dir is None:
-        command = f"run {download_command(name)}, or give " if name in downloads.NAMES else ""
-        raise UsageError(
-            f"dataset {name} needs its files: {command}--data-dir DIR, a folder holding {source.holds}"
-        )
-    if not data_dir.exists():
-        raise UsageError(f"{data_dir}: no such file or folder; name one that holds {source.holds}")
-    return data_dir
+
+def _needed(name: str) -> str:
+    """Returns the remedy for missing files."""
+    from fedvg_jax.data import downloads
+
+    needed = f"dataset {name} needs --data-dir DIR with {_source(name).holds}"
+    if name in downloads.NAMES or name.startswith(HUB):
+        return f"{needed}; or run python -m fedvg_jax.prepare {name} --download, and leave it out"
+    return needed
+
+
+def download_folder(cache_dir: Path, name: str) -> Path:
+    """Returns the folder of a downloaded data set, where a run without `--data-dir` looks."""
+    return cache_dir / "downloads" / name.replace(":", "/")
 
 
 def _source(name: str) -> Source:
-    if name.startswith(hugging_face.PREFIX):
-        return Source(hugging_face.load, hugging_face.LAYOUT, ("size", "columns", "splits"))
-    if name.startswith(tfds.PREFIX):
-        read = partial(tfds.load, name=name.removeprefix(tfds.PREFIX))
-        return Source(read, tfds.LAYOUT, ("size",))
-    if name not in SOURCES:
+    source = SOURCES.get(name) or OUTSIDE.get(f"{name.partition(':')[0]}:")
+    if source is None:
         known = ", ".join(NAMES)
         raise UsageError(f"dataset must be one of {known}, tfds:NAME or hf:FOLDER, got {name!r}")
-    return SOURCES[name]
+    return source
+
+
+def parse_size(text: str) -> Size | None:
+    """Parses "HxW", or one number for both, to (H, W); "" to None.
+
+    >>> parse_size("244x224"), parse_size("28"), parse_size("")
+    ((244, 224), (28, 28), None)
+    """
+    if not text:
+        return None
+    height, _, width = text.partition("x")
+    return int(height), int(width or height)

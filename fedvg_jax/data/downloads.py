@@ -12,14 +12,15 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
-from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.images import Size
+from fedvg_jax.data.datasets import Size
 from fedvg_jax.data.readers.npz import SETS as MEDMNIST, file_name
 from fedvg_jax.host import extras, files
+from fedvg_jax.host.errors import UsageError
 
 RETRIES = 2
 """Further attempts after an error of the network or a wrong checksum."""
@@ -38,6 +39,11 @@ class Published(NamedTuple):
     left_out: tuple[str, ...] = ()
     """Files of the archive that no reader needs."""
 
+    @property
+    def file(self) -> str:
+        """Name of the file."""
+        return Path(urlsplit(self.url).path).name
+
 
 _KRIZHEVSKY = "https://www.cs.toronto.edu/~kriz/"
 _ZENODO = "https://zenodo.org/records/10519652/files/{}?download=1"
@@ -45,23 +51,23 @@ _ZENODO = "https://zenodo.org/records/10519652/files/{}?download=1"
 # checksums of cifar.py and stl10.py in https://github.com/pytorch/vision, and of tiny_imagenet.py in
 # https://github.com/ContinualAI/avalanche, because its publisher names none
 FILES = {
-    "cifar-10-python.tar.gz": Published(
+    "cifar10": Published(
         f"{_KRIZHEVSKY}cifar-10-python.tar.gz",
         "c58f30108f718f92721af3b95e74349a",
         "cifar-10-batches-py",
     ),
-    "cifar-100-python.tar.gz": Published(
+    "cifar100": Published(
         f"{_KRIZHEVSKY}cifar-100-python.tar.gz",
         "eb9058c3a382ffc7106e4002c42a8d85",
         "cifar-100-python",
     ),
-    "stl10_binary.tar.gz": Published(
+    "stl10": Published(
         "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
         "91f7769df0f17e558f3565bffb0c7dfb",
         "stl10_binary",
         ("unlabeled_X.bin",),
     ),
-    "tiny-imagenet-200.zip": Published(
+    "tinyimagenet": Published(
         "http://cs231n.stanford.edu/tiny-imagenet-200.zip",
         "90528d7ca1a48142e341f4ef8d21d0de",
         "tiny-imagenet-200",
@@ -81,23 +87,10 @@ FILES = {
         }.items()
     },
 }
-"""Name of a file -> its publisher's address and its checksum."""
+"""Data set, or file of MedMNIST -> its publisher's address and its checksum."""
 
-ARCHIVES = {
-    "cifar10": "cifar-10-python.tar.gz",
-    "cifar100": "cifar-100-python.tar.gz",
-    "stl10": "stl10_binary.tar.gz",
-    "tinyimagenet": "tiny-imagenet-200.zip",
-}
-"""Data set -> its archive."""
-
-NAMES = (*ARCHIVES, *MEDMNIST)
+NAMES = ("cifar10", "cifar100", "stl10", "tinyimagenet", *MEDMNIST)
 """Data sets that can be downloaded."""
-
-
-def folder(cache_dir: Path, name: str) -> Path:
-    """Returns the folder of a downloaded data set, where a run without `--data-dir` looks."""
-    return cache_dir / "downloads" / name.replace(":", "/")
 
 
 def fetch(name: str, place: Path, size: Size | None = None) -> None:
@@ -114,15 +107,14 @@ def fetch(name: str, place: Path, size: Size | None = None) -> None:
     """
     import pooch
 
-    file = ARCHIVES.get(name, name)
     if name in MEDMNIST:
-        file = file_name(name, size[0] if size else MEDMNIST[name].size)
-    if file not in FILES:
+        name = file_name(name, size[0] if size else MEDMNIST[name][1])
+    if name not in FILES:
         raise UsageError(
-            f"dataset {name} is not published as {file}; --download takes {', '.join(NAMES)} in their published sizes"
+            f"dataset {name} is not published; --download takes {', '.join(NAMES)} in their published sizes"
         )
-    published = FILES[file]
-    target = place / (published.folder or file)
+    published = FILES[name]
+    target = place / (published.folder or published.file)
     if target.is_dir():
         return
     if target.exists():
@@ -132,10 +124,10 @@ def fetch(name: str, place: Path, size: Size | None = None) -> None:
             f"{target}: has another checksum than the published file; move it elsewhere"
         )
     with drafting(target) as draft:
-        _retrieve(published, file, draft)
+        archive = _retrieve(published, draft)
         if published.folder:
-            options: Any = {} if file.endswith(".zip") else {"filter": "data"}
-            shutil.unpack_archive(draft / file, draft, **options)
+            options: Any = {} if archive.suffix == ".zip" else {"filter": "data"}
+            shutil.unpack_archive(archive, draft, **options)
         for unused in published.left_out:
             (draft / published.folder / unused).unlink()
         os.replace(draft / target.name, target)
@@ -176,21 +168,15 @@ def drafting(target: Path) -> Iterator[Path]:
         UsageError: the folder cannot be written.
     """
     with files.writing(target.parent, "--data-dir"):
-        is_new = not target.parent.exists()
         target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with tempfile.TemporaryDirectory(
-                prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True
-            ) as draft:
-                yield Path(draft)
-        finally:
-            with suppress(OSError):  # it has files, unless the download failed
-                if is_new:
-                    target.parent.rmdir()
+        with tempfile.TemporaryDirectory(
+            prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True
+        ) as draft:
+            yield Path(draft)
 
 
-def _retrieve(published: Published, file: str, draft: Path) -> None:
-    """Downloads a file into a folder, and verifies its checksum."""
+def _retrieve(published: Published, draft: Path) -> Path:
+    """Downloads a file into a folder, verifies its checksum, and returns its path."""
     import pooch
     import requests
 
@@ -198,13 +184,13 @@ def _retrieve(published: Published, file: str, draft: Path) -> None:
     fetcher = pooch.create(
         draft,
         base_url="",
-        registry={file: f"md5:{published.md5}"},
-        urls={file: published.url},
+        registry={published.file: f"md5:{published.md5}"},
+        urls={published.file: published.url},
         retry_if_failed=RETRIES,
     )
     downloader: Any = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=TIMEOUT)
     try:
-        fetcher.fetch(file, downloader=downloader)
+        return Path(fetcher.fetch(published.file, downloader=downloader))
     except (requests.RequestException, ValueError) as error:  # the second is of the checksum
         raise UsageError(
             f"{published.url}: cannot be downloaded ({files.reason(error)}); try again later"

@@ -14,10 +14,8 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import reading
+from fedvg_jax.data.datasets import Size
 from fedvg_jax.host import extras
-
-Size = tuple[int, int]
-"""Height and width, pixels."""
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 SUFFIXES = (
@@ -131,18 +129,6 @@ def stack(
 def decode_files(files: Sequence[Path], size: Size | None) -> np.ndarray:
     """Returns `stack` of image files."""
     return stack(len(files), lambda i: (files[i].read_bytes(), files[i]), size)
-
-
-def parse_size(text: str) -> Size | None:
-    """Parses "HxW", or one number for both, to (H, W); "" to None.
-
-    >>> parse_size("244x224"), parse_size("28"), parse_size("")
-    ((244, 224), (28, 28), None)
-    """
-    if not text:
-        return None
-    height, _, width = text.partition("x")
-    return int(height), int(width or height)
 
 
 def pillow() -> Any:

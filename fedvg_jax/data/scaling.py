@@ -16,9 +16,6 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import plain_pickles, table
 from fedvg_jax.data.arrays import Table, reading
 
-FILE = "columns.json"
-"""Name in a run folder."""
-
 
 class Columns(NamedTuple):
     """A fitted transformer of the rows of a table."""

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import Arrays, Table, check_values, reading, with_groups
-from fedvg_jax.data.cache import Reading
 from fedvg_jax.host import extras
+
+if TYPE_CHECKING:
+    from fedvg_jax.data.readers.sources import Reading
 
 LAYOUT = "a .csv file with a line of column names, or a folder with one such file"
 
 
-def load(path: Path, *, columns: Mapping[str, str] = {}) -> Reading:
+def load(path: Path, _name: str, *, columns: Mapping[str, str] = {}) -> Reading:
     """Reads the .csv file `path`, or the only .csv file of the folder `path`.
 
     Args:
@@ -30,6 +32,8 @@ def load(path: Path, *, columns: Mapping[str, str] = {}) -> Reading:
     Raises:
         UsageError: no file, several files, a file that is no table, or as `from_frame`.
     """
+    from fedvg_jax.data.readers.sources import Reading
+
     pandas = extras.load("pandas", "pandas", "dataset csv")
     files = [path] if path.is_file() else sorted(path.glob("*.csv"))
     if len(files) != 1:

@@ -9,7 +9,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import table
-from fedvg_jax.data.arrays import MAX_CLASSES, Arrays, check_values, shape, with_groups
+from fedvg_jax.data.arrays import MAX_CLASSES, REMEDY, Arrays, check_values, shape, with_groups
 
 
 def as_arrays(data: Arrays | tuple) -> Arrays:
@@ -64,69 +64,6 @@ def of_call(
     return data
 
 
-def class_labels(arrays: Arrays, consumer: str, instead: str, of_rows: bool = True) -> np.ndarray:
-    """Returns int32 class labels.
-
-    Args:
-        arrays: the data set.
-        consumer: what needs the labels, for the error.
-        instead: what to use without labels, for the error.
-        of_rows: whether labels must be one for each row, [T], and not [T, L] as sequences have.
-
-    Raises:
-        UsageError: y has no such integers, or there are no names of classes.
-    """
-    has_integers = np.issubdtype(arrays.y.dtype, np.integer) and bool(arrays.class_names)
-    if not has_integers or (of_rows and arrays.y.ndim != 1):
-        needed = f"integers [T{'' if of_rows else ', ...'}] from 0 to {MAX_CLASSES - 1}"
-        raise UsageError(
-            f"{consumer} needs class labels, {needed}; y of {arrays.name} is {shape(arrays.y)};"
-            f" {_REMEDY}; otherwise {instead}"
-        )
-    return arrays.y.astype(np.int32)
-
-
-def refuse_channels_first(arrays: Arrays, consumer: str) -> None:
-    """Raises a UsageError for rows [1, S, S], [3, H, W] or [4, H, W], as few images are."""
-    first, *others = arrays.x.shape[1:]
-    is_grey = first == 1 and len({*others}) == 1
-    if (is_grey or first in (3, 4)) and min(others) > 4:
-        raise UsageError(
-            f"{consumer} takes images [T, H, W, D], and the channels of x seem to be first, {shape(arrays.x)}; use"
-            " np.moveaxis(x, 1, -1)"
-        )
-
-
-def is_images(arrays: Arrays) -> bool:
-    """Returns whether the rows are images, uint8 [T, H, W, D]."""
-    return arrays.x.ndim == 4 and arrays.x.dtype == np.uint8
-
-
-def is_sequences(arrays: Arrays) -> bool:
-    """Returns whether the rows are sequences of named characters with a label at every place, both integers [T, L]."""
-    has_integers = all(np.issubdtype(array.dtype, np.integer) for array in (arrays.x, arrays.y))
-    return (
-        has_integers
-        and arrays.x.ndim == 2
-        and arrays.x.shape == arrays.y.shape
-        and bool(arrays.class_names)
-    )
-
-
-def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:
-    """Raises a UsageError if a setting changes pixels and there are none."""
-    if not is_images(arrays):
-        raise UsageError(
-            f"{setting} is for images, uint8 [T, H, W, D]; {arrays.name} is {shape(arrays.x)}; {instead}"
-        )
-
-
-_REMEDY = (
-    "use .astype('float32'), .filled(...) or .toarray(), or data=frame, label=NAME for a DataFrame;"
-    " np.unique(y, return_inverse=True)[1] numbers labels [T], and y.argmax(1) one-hot rows"
-)
-
-
 def as_array(values: Any, name: str) -> np.ndarray:
     """Returns numbers, such as a list, a tensor, a DataFrame or a column of one, as an array.
 
@@ -146,7 +83,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
         got = type(values).__name__ if array is None else shape(array)
         raise UsageError(
             f"data: {name} must be numbers or booleans [T, ...], every row of one shape, none missing; got {got};"
-            f" {_REMEDY}"
+            f" {REMEDY}"
         )
     return array
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import corrupt, datasets, images
+from fedvg_jax.data import corrupt, datasets
 from fedvg_jax.data.arrays import Arrays, is_features
 from fedvg_jax.data.partitions.client_rows import Partition, joined
 
@@ -271,6 +271,8 @@ def resized(x: np.ndarray, shape: tuple[int, ...], source: object) -> np.ndarray
             f"{source}: images have {x.shape[-1]} channels, but the training set has {depth}"
         )
     if x.shape[1:3] != (height, width):
+        from fedvg_jax.data import images
+
         module, of_x = images.pillow(), (width, height)
         bilinear = module.Resampling.BILINEAR
         # grey images have no last axis in Pillow

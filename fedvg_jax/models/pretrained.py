@@ -15,7 +15,7 @@ import math
 import re
 from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -26,11 +26,12 @@ from jax import Array
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import UsageError, Variables
-from fedvg_jax.data import scaling
 from fedvg_jax.data.arrays import reading
-from fedvg_jax.data.scaling import Columns
 from fedvg_jax.host import files
 from fedvg_jax.models import adapters
+
+if TYPE_CHECKING:
+    from fedvg_jax.data.scaling import Columns
 
 _LEAVES = [("/(kernel|scale)$", "/weight"), ("/(mean|var)$", r"/running_\1")]
 
@@ -185,7 +186,11 @@ def read_columns(path: Path) -> Columns | None:
     """
     with _opened(path) as file:
         stored = (file.metadata() or {}).get(COLUMNS)
-    return scaling.from_json(files.parse_json(stored.encode(), COLUMNS), path) if stored else None
+    if stored is None:
+        return None
+    from fedvg_jax.data import scaling
+
+    return scaling.from_json(files.parse_json(stored.encode(), COLUMNS), path)
 
 
 @contextlib.contextmanager

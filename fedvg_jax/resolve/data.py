@@ -4,28 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedvg_jax import data as datasets
 from fedvg_jax.config import SETTINGS, Config, num_corrupt
 from fedvg_jax.config.options import as_reference, choice, columns_by_role, partition_seed
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import corrupt, scaling, user_data, validation
-from fedvg_jax.data.arrays import Arrays, is_features, limited
-from fedvg_jax.data.images import parse_size
+from fedvg_jax.data import corrupt, datasets, validation
+from fedvg_jax.data.arrays import Arrays, check_rows_are_images, class_labels, is_features, limited
 from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
-from fedvg_jax.data.readers.hugging_face import PREFIX as HUB
-from fedvg_jax.data.scaling import Columns
 from fedvg_jax.engine import attacks
 from fedvg_jax.host.files import user_path
 from fedvg_jax.models import pretrained
 from fedvg_jax.resolve import fit
 from fedvg_jax.runs.experiment import Population
 from fedvg_jax.runs.record import folder as run_folder, stored
+
+if TYPE_CHECKING:
+    from fedvg_jax.data.scaling import Columns
 
 OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
 """Settings without effect on a partition (train, val, test); a list of the clients' rows is split by them."""
@@ -48,6 +47,8 @@ def make_population(
     if data is None:
         arrays = load_data(config)
     else:
+        from fedvg_jax.data import user_data
+
         arrays = limited(user_data.as_arrays(data), config.max_rows)
     fit.check_pixel_settings(arrays, config)
     fit.check_groups(arrays, config)
@@ -108,7 +109,7 @@ def _labels(config: Config, arrays: Arrays) -> np.ndarray:
     if not has_labels and config.partition in LABEL_FREE:
         return np.zeros(len(arrays.y), np.int32)
     instead = f"use {', '.join(LABEL_FREE)}, or give run(..., partition=...) an array of row numbers per client"
-    return user_data.class_labels(arrays, f"partition {config.partition}", instead)
+    return class_labels(arrays, f"partition {config.partition}", instead)
 
 
 def take_partition(
@@ -156,6 +157,8 @@ def make_columns(config: Config, arrays: Arrays, training_rows: np.ndarray) -> C
     if stored:
         stored.scaled(arrays.table.inputs[:1])  # refuses other columns
         return stored
+    from fedvg_jax.data import scaling
+
     return scaling.fit(arrays.table, training_rows)
 
 
@@ -216,15 +219,15 @@ def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
     (source, _), (kind, _) = choice(config, "validation.source"), choice(config, "corrupt.kind")
     has_features = is_features(arrays.x) and arrays.table is None
     if source != "clients" and not has_features:
-        user_data.check_rows_are_images(arrays, f"validation.source {source}", "use clients")
+        check_rows_are_images(arrays, f"validation.source {source}", "use clients")
     if kind == "feature_noise":
-        user_data.check_rows_are_images(arrays, "corrupt.kind feature_noise", "use label_noise")
+        check_rows_are_images(arrays, "corrupt.kind feature_noise", "use label_noise")
     if config.validation.rho:
-        user_data.class_labels(arrays, "validation.rho", "use 0")
+        class_labels(arrays, "validation.rho", "use 0")
     if config.validation.label_noise:
-        user_data.class_labels(arrays, "validation.label_noise", "use 0", of_rows=False)
+        class_labels(arrays, "validation.label_noise", "use 0", of_rows=False)
     if kind in corrupt.LABELS:
-        user_data.class_labels(arrays, f"corrupt.kind {kind}", "use none", of_rows=False)
+        class_labels(arrays, f"corrupt.kind {kind}", "use none", of_rows=False)
 
 
 def describe(config: Config, population: Population, is_given: bool = False) -> dict[str, Any]:
@@ -288,12 +291,12 @@ def _with_rows(parts: Partition, source: object) -> Partition:
 def load_data(config: Config) -> Arrays:
     """Returns the data set that the config names, or as many of its rows as the config allows."""
     # a file of settings may name columns of one of several data sets
-    names_columns = config.dataset.startswith(HUB) or config.dataset == "csv"
+    names_columns = config.dataset.startswith(datasets.HUB) or config.dataset == "csv"
     whole = datasets.load(
         config.dataset,
         config.data_dir,
         config.cache_dir and config.cache_dir / "data",
-        size=parse_size(config.image_size),
+        size=datasets.parse_size(config.image_size),
         splits=config.splits,
         group_pattern=config.group_pattern if config.dataset == "folder" else "",
         columns=columns_by_role(config) if names_columns else {},

@@ -8,10 +8,8 @@ from fedvg_jax.config import MODELS, Config, flatten
 from fedvg_jax.config.checks import unmet
 from fedvg_jax.config.declare import listed
 from fedvg_jax.core.types import Batch, Task, UsageError
-from fedvg_jax.data import user_data
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.arrays import Arrays, class_labels, is_sequences, refuse_channels_first, shape
 from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.data.user_data import shape
 from fedvg_jax.engine import task_checks
 from fedvg_jax.runs.experiment import Population
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, CONFUSION
@@ -25,17 +23,17 @@ def check_model_fits(arrays: Arrays, config: Config) -> None:
         "use another model, or give run(..., task=fedvg_jax.linen_task(...)) for one of your own"
     )
     if model.is_sequence:
-        is_fitting = user_data.is_sequences(arrays)
+        is_fitting = is_sequences(arrays)
         if not is_fitting or arrays.x.min() < 0 or arrays.x.max() >= num_classes:
             raise UsageError(
                 f"{named} takes sequences, integers x and y [T, L] below {num_classes}, the number of class_names;"
                 f" {arrays.name} has x {shape(arrays.x)}; {instead}"
             )
         return
-    user_data.class_labels(arrays, named, instead)
+    class_labels(arrays, named, instead)
     is_image, channels, needed = len(of_row) == 3, model.channels, ""
     if is_image and not model.takes_rows:
-        user_data.refuse_channels_first(arrays, named)
+        refuse_channels_first(arrays, named)
     if not (is_image or model.takes_rows):
         needed = "images [T, H, W, D]"
     elif not of_row or not arrays.x[0].size:
@@ -57,7 +55,7 @@ def check_pixel_settings(arrays: Arrays, config: Config) -> None:
             raise UsageError(
                 f"{name} {value} is for images [T, H, W, D], x is {shape(arrays.x)}; use none"
             )
-        user_data.refuse_channels_first(arrays, f"{name} {value}")
+        refuse_channels_first(arrays, f"{name} {value}")
 
 
 def check_groups(arrays: Arrays, config: Config) -> None:
@@ -126,7 +124,7 @@ def check_accuracies(
         if name in records:
             consumers[f"record {name}"] = "use client_val_loss"
     for consumer, instead in consumers.items():
-        user_data.class_labels(arrays, consumer, instead, of_rows=False)
+        class_labels(arrays, consumer, instead, of_rows=False)
         if task:
             task_checks.check_scores(task, population.pool, consumer, instead, num_classes)
 

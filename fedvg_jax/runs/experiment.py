@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax import Array
 
@@ -25,11 +25,13 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.data.scaling import Columns
 from fedvg_jax.data.validation import Shared
 from fedvg_jax.engine import attacks, local_training, privacy, robust
 from fedvg_jax.engine.clock import Clock
 from fedvg_jax.runs.record.folder import Config
+
+if TYPE_CHECKING:
+    from fedvg_jax.data.scaling import Columns
 
 
 class Population(NamedTuple):

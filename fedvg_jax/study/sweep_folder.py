@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, checks
-from fedvg_jax.data import datasets, images
+from fedvg_jax.data import datasets
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import folder as run_folder, stored as records
@@ -222,7 +222,7 @@ def check_sources(trials: Sequence[Trial]) -> None:
         key = (config.dataset, config.data_dir, config.image_size, config.splits)
         if key not in checked:
             checked.add(key)
-            size = images.parse_size(config.image_size)
+            size = datasets.parse_size(config.image_size)
             cache_dir = config.cache_dir and config.cache_dir / "data"
             datasets.check(
                 config.dataset, config.data_dir, cache_dir, size=size, splits=config.splits

@@ -113,11 +113,11 @@ def unit(arrays: Arrays) -> str:
     >>> unit(data.load("digits")), unit(data.load("iris")), unit(data.load("literature"))
     ('images', 'rows', 'characters')
     """
-    from fedvg_jax.data import user_data  # with NumPy, which no help needs
+    from fedvg_jax.data.arrays import is_images, is_sequences  # with NumPy, which no help needs
 
-    if user_data.is_images(arrays):
+    if is_images(arrays):
         return "images"
-    return "characters" if user_data.is_sequences(arrays) else "rows"
+    return "characters" if is_sequences(arrays) else "rows"
 
 
 def method_and_run(config: Config, given: Mapping[str, str] = {}) -> tuple[str, str]:

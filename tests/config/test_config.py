@@ -54,7 +54,7 @@ def test_a_leading_tilde_is_the_home_folder_in_every_setting_of_a_path_wherever_
             assert str(config.flatten(config.apply(Config(), settings, "test"))[name]) == str(
                 tmp_path / "x"
             )
-    with one_line(f"{tmp_path}/x: no such folder; hf:FOLDER"):
+    with one_line(f"{tmp_path}/x: no such file or folder; dataset hf:~/x"):
         datasets.load("hf:~/x")
     with one_line(f"{tmp_path}/x is not a run folder"):
         History.load("~/x")

@@ -131,7 +131,7 @@ def decode():
 
 
 def load(source, decode, reader="reader"):
-    arrays = cache.cached(cache.Reading([source], decode), reader, source.parent / "cache")
+    arrays = cache.cached([source], decode, reader, source.parent / "cache")
     for stored, expected in zip(arrays[:6], ARRAYS, strict=False):
         np.testing.assert_array_equal(stored, expected)
     return arrays

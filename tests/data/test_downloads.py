@@ -16,7 +16,7 @@ import pytest
 from support.files import assert_rows, usage_error, write_stl, write_tiny
 
 from fedvg_jax import data, prepare
-from fedvg_jax.data import downloads
+from fedvg_jax.data import datasets, downloads
 from fedvg_jax.data.readers import hugging_face
 
 RNG = np.random.default_rng(5)
@@ -77,9 +77,8 @@ def medmnist():
 def organs(server, monkeypatch):
     """The file of OrganAMNIST on the server, in place of its address in the table."""
     content = medmnist()
-    monkeypatch.setitem(
-        downloads.FILES, "organamnist.npz", server.offer("organamnist.npz", content)
-    )
+    offered = server.offer("organamnist.npz", content)
+    monkeypatch.setitem(downloads.FILES, "organamnist.npz", offered)
     return content
 
 
@@ -88,8 +87,11 @@ def left_in(folder):
 
 
 def test_every_file_has_an_address_and_a_checksum():
-    for name, published in downloads.FILES.items():
-        assert name in published.url and len(bytes.fromhex(published.md5)) == 16
+    files = [published.file for published in downloads.FILES.values()]
+    assert len({*files}) == len(files) and {"cifar-10-python.tar.gz", "dermamnist_64.npz"} < {
+        *files
+    }
+    assert all(len(bytes.fromhex(published.md5)) == 16 for published in downloads.FILES.values())
     assert set(downloads.NAMES) <= set(data.SOURCES)
 
 
@@ -127,7 +129,7 @@ def test_what_does_not_arrive_whole_leaves_nothing(organs, server, tmp_path, fau
 
 def test_ctrl_c_ends_a_download_and_leaves_nothing(server, tmp_path, monkeypatch):
     """The address of STL-10 is http, so that a proxy can stand in place of its host."""
-    url = downloads.FILES["stl10_binary.tar.gz"].url
+    url = downloads.FILES["stl10"].url
     server.files[url], server.pause = bytes(2**20), 0.01
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.http.server_address[1]}")
     command = [sys.executable, "-m", "fedvg_jax.prepare", "stl10", "--download"]
@@ -154,15 +156,15 @@ def test_a_file_of_the_user_is_not_replaced(organs, tmp_path):
 def test_an_archive_is_unpacked_once_it_is_verified(
     server, tmp_path, monkeypatch, name, form, write
 ):
-    file = downloads.ARCHIVES[name]
-    _, _, folder, left_out = downloads.FILES[file]
+    published = downloads.FILES[name]
+    folder, left_out = published.folder, published.left_out
     x, y = write(tmp_path / "made" / folder)
     for unused in left_out:
         (tmp_path / "made" / folder / unused).write_bytes(b"left out")
     archive = shutil.make_archive(str(tmp_path / "archive"), form, tmp_path / "made", folder)
     content = Path(archive).read_bytes()
-    offered = server.offer(file, content, folder=folder, left_out=left_out)
-    monkeypatch.setitem(downloads.FILES, file, offered)
+    offered = server.offer(published.file, content, folder=folder, left_out=left_out)
+    monkeypatch.setitem(downloads.FILES, name, offered)
     downloads.fetch(name, tmp_path / "in")
     assert left_in(tmp_path / "in") == [folder]
     assert not any((tmp_path / "in" / folder / unused).exists() for unused in left_out)
@@ -194,7 +196,7 @@ def test_a_set_of_the_hub_is_read_offline_after_its_download(tmp_path, monkeypat
     hub_set(tmp_path / "hub" / "OWNER" / "NAME")
     cache, name = tmp_path / "cache", "hf:OWNER/NAME"
     monkeypatch.chdir(tmp_path / "hub")
-    downloads.fetch_hub_set("OWNER/NAME", downloads.folder(cache, name))
+    downloads.fetch_hub_set("OWNER/NAME", datasets.download_folder(cache, name))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     columns = {"group": "source", "input": "text"}

@@ -115,7 +115,7 @@ DATA_SETS = [
     ("images of two sizes", arrays(x_train=X, y_train=Y, x_test=X[:, 1:], y_test=Y), "one size"),
     ("one class", folders("train/a/1.png", "test/1.png"), "1 classes"),
     ("images of two sizes in a folder", folders("a/1.png", "b/1.ppm"), "--image-size"),
-    ("a size that MedMNIST does not have", load("dermamnist", size=(30, 30)), "--image-size 30"),
+    ("a size that MedMNIST does not have", load("dermamnist", size=(30, 30)), "dermamnist_30.npz"),
     ("a file that is no image", folders("a/1.png", "b/x.ps"), "x.ps"),
     ("another format by the name of an image", folders("a/1.png", "b/x.png#.ps"), "x.png"),
     ("an image of 16 bits", lambda: images.decode(_deep_image(), "deep.png"), "deep.png"),

@@ -11,20 +11,20 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import images
-from fedvg_jax.data.arrays import Arrays, check, find, reading, with_groups
-from fedvg_jax.data.cache import Reading
-from fedvg_jax.data.readers.splits import SPLITS, pooled_splits
+from fedvg_jax.data.arrays import Arrays, check, reading, with_groups
+from fedvg_jax.data.datasets import Size
+from fedvg_jax.data.readers.sources import SPLITS, Reading, inside, pooled_splits
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/), or train/, val/ and test/ with these"
 
 
-def load(data_dir: Path, size: images.Size | None = None, group_pattern: str = "") -> Reading:
-    """Reads the images of `data_dir`, x uint8 [T, H, W, 3], with classes and images sorted by name.
+def load(place: Path, _name: str, size: Size | None = None, group_pattern: str = "") -> Reading:
+    """Reads the images of a folder, x uint8 [T, H, W, 3], with classes and images sorted by name.
 
     Official splits are pooled in the order train, validation, test.
 
     Args:
-        data_dir: a folder with `LAYOUT`.
+        place: a folder with `LAYOUT`.
         size: (H, W) to resize to; needed if images have several sizes.
         group_pattern: regular expression of the beginning of a file name. Its first group, or else all that it
             matches, names the group of the image, such as a patient. "" for none.
@@ -32,18 +32,18 @@ def load(data_dir: Path, size: images.Size | None = None, group_pattern: str = "
     Raises:
         UsageError: no such folder, a class without images, or a file among them that is not an image.
     """
-    folders = {folder.name: folder for folder in _folders(data_dir)}
+    folders = {folder.name: folder for folder in _folders(place)}
     names_of_splits = set().union(*SPLITS)
     has_splits = all(name.lower() in names_of_splits for name in folders)
-    splits = pooled_splits(folders, data_dir) if has_splits and folders else [data_dir]
-    return _reading(data_dir.resolve().name, data_dir, splits, size, group_pattern)
+    splits = pooled_splits(folders, place) if has_splits and folders else [place]
+    return _reading(place.resolve().name, place, splits, size, group_pattern)
 
 
 def _reading(
-    name: str, root: Path, splits: Sequence[Path], size: images.Size | None, group_pattern: str = ""
+    name: str, root: Path, splits: Sequence[Path], size: Size | None, group_pattern: str = ""
 ) -> Reading:
     """Reads the images of each split and class, class after class, the training set first."""
-    of_splits = [classes(split) for split in splits]
+    of_splits = [{folder.name: images_in(folder) for folder in _folders(split)} for split in splits]
     names = sorted(set().union(*of_splits))
     rows = [
         [(file, names.index(c)) for c, members in split.items() for file in members]
@@ -71,11 +71,6 @@ def _groups(files: Sequence[Path], pattern: str) -> np.ndarray:
     return np.array([match[match.re.groups and 1] for match in matches if match], str)
 
 
-def classes(data_dir: Path) -> dict[str, list[Path]]:
-    """Returns class name -> image files, both sorted by name."""
-    return {folder.name: images_in(folder) for folder in _folders(data_dir)}
-
-
 def images_in(folder: Path) -> list[Path]:
     """Returns the image files of one class, sorted by name.
 
@@ -100,23 +95,22 @@ def visible(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if not p.name.startswith("."))
 
 
+def _folders(place: Path) -> list[Path]:
+    return [inner for inner in visible(place) if inner.is_dir()] if place.is_dir() else []
+
+
 # --- COVID-19 chest X-rays
 
 XRAY_SIZE = (244, 224)
 """Height and width of the published arrays (244, not 224)."""
 
-XRAY_LAYOUT = "four folders of images, one per class"
-XRAY_SOURCE = (
-    '"Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images (X-Rays)",'
-    " https://doi.org/10.17632/9xkhgts2s6"
-)
 
-
-def load_covid19(data_dir: Path, size: images.Size | None = None) -> Reading:
+def load_covid19(place: Path, name: str, size: Size | None = None) -> Reading:
     """Reads chest X-rays of four classes, x uint8 [T, 244, 224, 3].
 
     Args:
-        data_dir: a folder with `XRAY_LAYOUT`.
+        place: four folders of images, one per class.
+        name: of the data set.
         size: (H, W) to resize to; `XRAY_SIZE` by default.
 
     Raises:
@@ -124,27 +118,23 @@ def load_covid19(data_dir: Path, size: images.Size | None = None) -> Reading:
 
     Source: U. Sait et al., Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography Images, 2020.
     """
-    return _reading("covid19", data_dir, [data_dir], size or XRAY_SIZE)
-
-
-def _folders(place: Path) -> list[Path]:
-    return [inner for inner in visible(place) if inner.is_dir()] if place.is_dir() else []
+    return _reading(name, place, [place], size or XRAY_SIZE)
 
 
 # --- Tiny ImageNet
 
-TINY_FOLDER = "tiny-imagenet-200"
-TINY_LAYOUT = f"wnids.txt, train/ and val/ with val_annotations.txt (there or in {TINY_FOLDER}/)"
+TINY_LAYOUT = "the folder of Tiny ImageNet with wnids.txt, train/ and val/ with val_annotations.txt"
 
 
-def load_tinyimagenet(data_dir: Path, size: images.Size | None = None) -> Reading:
+def load_tinyimagenet(place: Path, name: str, size: Size | None = None) -> Reading:
     """Reads Tiny ImageNet, x uint8 [110000, 64, 64, 3]: the training set, then the labelled validation set.
 
     Classes have the order and names of wnids.txt. The images of a class and of the validation set are sorted by file
     name, so a row is the same image on every machine.
 
     Args:
-        data_dir: a folder with `TINY_LAYOUT`.
+        place: `TINY_LAYOUT`, or its parent folder.
+        name: of the data set.
         size: (H, W) to resize to.
 
     Raises:
@@ -152,7 +142,7 @@ def load_tinyimagenet(data_dir: Path, size: images.Size | None = None) -> Readin
 
     Source: Y. Le, X. Yang, Tiny ImageNet Visual Recognition Challenge, 2015 (ImageNet's terms: non-commercial).
     """
-    root = find(data_dir, TINY_FOLDER, ["wnids.txt"], TINY_LAYOUT, "tinyimagenet")[0].parent
+    root = inside(place, "tiny-imagenet-200")
     tables = [root / "wnids.txt", root / "val" / "val_annotations.txt"]
     with reading(root, TINY_LAYOUT, "fetch it again"):
         wnids = tables[0].read_text(encoding="utf-8").split()
@@ -171,6 +161,6 @@ def load_tinyimagenet(data_dir: Path, size: images.Size | None = None) -> Readin
 
     def decode() -> Arrays:
         x = images.decode_files(files, size)
-        return check(Arrays("tinyimagenet", x, np.array(y), tuple(wnids), num_train), root)
+        return check(Arrays(name, x, np.array(y), tuple(wnids), num_train), root)
 
     return Reading([*tables, *files], decode)

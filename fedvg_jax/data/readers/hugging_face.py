@@ -15,12 +15,11 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import images
-from fedvg_jax.data.arrays import Arrays, check, download_command, numbers, reading, with_groups
-from fedvg_jax.data.cache import Reading
-from fedvg_jax.data.readers.splits import pooled_splits
+from fedvg_jax.data.arrays import Arrays, check, reading, with_groups
+from fedvg_jax.data.datasets import Size
+from fedvg_jax.data.readers.sources import Reading, numbers, pooled_splits
 from fedvg_jax.host import extras
 
-PREFIX = "hf:"
 LAYOUT = "a set of `save_to_disk`, or .parquet files named by their split, such as data/train-00000-of-00001.parquet"
 
 SAVED = ("state.json", "dataset_dict.json")
@@ -40,10 +39,11 @@ Columns = Mapping[str, str]
 
 def load(
     folder: Path,
+    _name: str,
     *,
     columns: Columns = {},  # noqa: B006  never changed
     splits: str = "all",
-    size: images.Size | None = None,
+    size: Size | None = None,
 ) -> Reading:
     """Reads a set with the splits train, validation and test pooled in this order.
 
@@ -62,25 +62,8 @@ def load(
     return Reading(members, lambda: _decode(folder, columns, splits, size))
 
 
-def find(data_dir: Path | None, name: str, downloaded: Path | None) -> Path:
-    """Returns the folder of a set: `name` below `data_dir` or the current folder, or else what was downloaded.
-
-    Raises:
-        UsageError: there is no such folder.
-    """
-    folder = (data_dir or Path()) / Path(name).expanduser()
-    if name and folder.is_dir():
-        return folder
-    if data_dir is None and downloaded and downloaded.is_dir():
-        return downloaded
-    raise UsageError(
-        f"{folder}: no such folder; {PREFIX}FOLDER names {LAYOUT}, below --data-dir if that is set;"
-        f" for OWNER/NAME of the hub run {download_command(PREFIX + name, data_dir)}"
-    )
-
-
-def _decode(folder: Path, columns: Columns, splits: str, size: images.Size | None) -> Arrays:
-    library = extras.load("datasets", "hf", f"{PREFIX}FOLDER")
+def _decode(folder: Path, columns: Columns, splits: str, size: Size | None) -> Arrays:
+    library = extras.load("datasets", "hf", "hf:FOLDER")
     with (
         reading(folder, "a complete set", f"it must be {LAYOUT}"),
         tempfile.TemporaryDirectory() as scratch,
@@ -107,7 +90,7 @@ def _splits(library: Any, folder: Path, scratch: str) -> Mapping[str, Any]:
 
 
 def _inputs(
-    library: Any, rows: Any, columns: Columns, folder: Path, size: images.Size | None
+    library: Any, rows: Any, columns: Columns, folder: Path, size: Size | None
 ) -> np.ndarray:
     """Returns the rows of the column of images, or else of texts."""
     others, chosen = {columns.get("label"), columns.get("group")}, columns.get("input")
@@ -177,7 +160,7 @@ def _counts(rows: Any, column: str) -> np.ndarray:
     return np.concatenate(passes)
 
 
-def _images(rows: Any, column: str, folder: Path, size: images.Size | None) -> np.ndarray:
+def _images(rows: Any, column: str, folder: Path, size: Size | None) -> np.ndarray:
     """Returns uint8 [T, H, W, D] of a column of image files."""
     stored = rows.with_format("arrow")[:][column]
 

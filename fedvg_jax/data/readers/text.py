@@ -18,11 +18,64 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax.data.arrays import Arrays, check
+from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host.errors import UsageError, one_line
+
+FILES = {
+    "digits": "digits.csv.gz",
+    "breast_cancer": "breast_cancer.csv",
+    "wine": "wine_data.csv",
+    "iris": "iris.csv",
+}
+"""Data set -> its file in the folder `datasets/data` of scikit-learn. breast_cancer has the most rows of its tables of
+classes, apart from the images of digits: 569 of 30 measurements. wine has 178 of 13, and iris 150 of 4."""
 
 LENGTH = 64
 """L, characters of a row."""
+
+
+def load(name: str) -> Arrays:
+    """Returns a data set that needs no files.
+
+    digits: 1,797 handwritten digits, x uint8 [1797, 8, 8, 1] scaled from 0..16 to 0..255. literature: the texts that
+    come with the package. The others are tables with every column at mean 0 and standard deviation 1 over all rows:
+    the scaling uses the rows of all clients and parts, but no labels.
+
+    >>> arrays = load("iris")
+    >>> arrays.x.shape, arrays.class_names
+    ((150, 4), ('setosa', 'versicolor', 'virginica'))
+
+    Source: sklearn.datasets (UCI, Optical Recognition of Handwritten Digits, 1998).
+    """
+    if name == "literature":
+        return literature()
+    values, labels, class_names = read_csv(name)
+    if name == "digits":
+        x = np.round(values.reshape(-1, 8, 8, 1) * (255 / 16)).astype(np.uint8)
+    else:
+        x = ((values - values.mean(0)) / values.std(0)).astype(np.float32)
+    return Arrays(name, x, labels.astype(np.int32), class_names, len(x))
+
+
+def read_csv(name: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Returns the measurements float64 [T, D], the labels int [T] and the names of the classes.
+
+    Args:
+        name: one of `FILES`.
+
+    >>> measurements, labels, names = read_csv("iris")
+    >>> measurements.shape, labels.shape, names
+    ((150, 4), (150,), ('setosa', 'versicolor', 'virginica'))
+    """
+    spec = importlib.util.find_spec("sklearn")
+    assert spec and spec.submodule_search_locations, "it is installed with this package"
+    path = Path(spec.submodule_search_locations[0], "datasets", "data", FILES[name])
+    rows = np.loadtxt(path, delimiter=",", skiprows=int(name != "digits"))
+    labels = rows[:, -1].astype(int)
+    if name == "digits":
+        return rows[:, :-1], labels, tuple(str(label) for label in np.unique(labels))
+    header = path.read_text(encoding="utf-8").partition("\n")[0]  # rows, columns, classes
+    return rows[:, :-1], labels, tuple(header.split(",")[2:])
 
 
 def literature() -> Arrays:
@@ -59,78 +112,18 @@ def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:
     >>> arrays.x[:, :3].tolist(), arrays.y[:, :3].tolist(), arrays.groups.tolist()
     ([[0, 1, 0], [1, 1, 1]], [[1, 0, 1], [1, 1, 1]], [0, 1])
     """
-    every, last = "".join(texts.values()), 0
-    characters, codes = np.unique(np.array([*every]), return_inverse=True)
-    rows, labels, groups = [], [], []
-    for group, (author, text) in enumerate(texts.items()):
+    characters = np.array(sorted({*"".join(texts.values())}))
+    rows, labels = [], []
+    for author, text in texts.items():
         count = (len(text) - 1) // LENGTH
         if count < 1:
             raise UsageError(
                 f"{source}: {author} has {len(text)} characters, fewer than {LENGTH + 1}; leave it out"
             )
-        of_text, last = codes[last : last + len(text)].astype(np.int32), last + len(text)
-        rows.append(of_text[: count * LENGTH].reshape(count, LENGTH))
-        labels.append(of_text[1 : count * LENGTH + 1].reshape(count, LENGTH))
-        groups += [group] * count
+        codes = np.searchsorted(characters, [*text]).astype(np.int32)
+        rows.append(codes[: count * LENGTH].reshape(count, LENGTH))
+        labels.append(codes[1 : count * LENGTH + 1].reshape(count, LENGTH))
     x, y = np.concatenate(rows), np.concatenate(labels)
     names = tuple("space" if character == " " else one_line(character) for character in characters)
-    return Arrays(name, x, y, names, len(x), np.array(groups, np.int32))
-
-
-FILES = {
-    "digits": "digits.csv.gz",
-    "breast_cancer": "breast_cancer.csv",
-    "wine": "wine_data.csv",
-    "iris": "iris.csv",
-}
-"""Data set -> its file in the folder `datasets/data` of scikit-learn."""
-
-
-TABLES = ("breast_cancer", "wine", "iris")
-"""breast_cancer has the most rows of scikit-learn's tables of classes, apart from the images of digits: 569 of 30
-measurements. wine has 178 of 13, and iris 150 of 4."""
-
-
-def load_digits() -> Arrays:
-    """Returns 1,797 handwritten digits, x uint8 [1797, 8, 8, 1] scaled from 0..16 to 0..255.
-
-    Source: sklearn.datasets.load_digits (UCI, Optical Recognition of Handwritten Digits, 1998).
-    """
-    pixels, labels, names = read_csv("digits")
-    x = np.round(pixels.reshape(-1, 8, 8) * (255 / 16)).astype(np.uint8)
-    return check(Arrays("digits", x, labels, names, len(x)), "digits")
-
-
-def load_table(name: str) -> Arrays:
-    """Returns a table, one of `TABLES`, with every column at mean 0 and standard deviation 1 over all rows.
-
-    The scaling uses the rows of all clients and parts, but no labels.
-
-    >>> arrays = load_table("iris")
-    >>> arrays.x.shape, arrays.class_names
-    ((150, 4), ('setosa', 'versicolor', 'virginica'))
-    """
-    x, labels, names = read_csv(name)
-    x = ((x - x.mean(0)) / x.std(0)).astype(np.float32)
-    return Arrays(name, x, labels.astype(np.int32), names, len(x))
-
-
-def read_csv(name: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
-    """Returns the measurements float64 [T, D], the labels int [T] and the names of the classes.
-
-    Args:
-        name: one of `FILES`.
-
-    >>> measurements, labels, names = read_csv("iris")
-    >>> measurements.shape, labels.shape, names
-    ((150, 4), (150,), ('setosa', 'versicolor', 'virginica'))
-    """
-    spec = importlib.util.find_spec("sklearn")
-    assert spec and spec.submodule_search_locations, "it is installed with this package"
-    path = Path(spec.submodule_search_locations[0], "datasets", "data", FILES[name])
-    rows = np.loadtxt(path, delimiter=",", skiprows=int(name != "digits"))
-    labels = rows[:, -1].astype(int)
-    if name == "digits":
-        return rows[:, :-1], labels, tuple(str(label) for label in np.unique(labels))
-    header = path.read_text(encoding="utf-8").partition("\n")[0]  # rows, columns, classes
-    return rows[:, :-1], labels, tuple(header.split(",")[2:])
+    groups = np.repeat(np.arange(len(rows), dtype=np.int32), [len(of_text) for of_text in rows])
+    return Arrays(name, x, y, names, len(x), groups)

@@ -10,34 +10,32 @@ import numpy as np
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import images
 from fedvg_jax.data.arrays import Arrays, check, reading
-from fedvg_jax.data.cache import Reading
-from fedvg_jax.data.readers.splits import pooled_splits
+from fedvg_jax.data.datasets import Size
+from fedvg_jax.data.readers.sources import Reading, pooled_splits
 from fedvg_jax.host import extras
 
-PREFIX = "tfds:"
-LAYOUT = "NAME/[CONFIG/]VERSION/dataset_info.json and its .array_record files"
 
-
-def load(data_dir: Path, *, name: str, size: images.Size | None = None) -> Reading:
+def load(data_dir: Path, name: str, size: Size | None = None) -> Reading:
     """Reads a prepared data set, x uint8 [T, H, W, D], with the splits train, validation and test pooled in this order.
 
     Args:
-        data_dir: the data_dir of tensorflow-datasets, with `LAYOUT`.
-        name: NAME[/CONFIG][:VERSION]; without a version, the newest one in the folder.
+        data_dir: the data_dir of tensorflow-datasets.
+        name: tfds:NAME[/CONFIG][:VERSION]; without a version, the newest one in the folder.
         size: (H, W) to resize to; needed if images have several sizes.
 
     Raises:
         UsageError: the extra is not installed; or the data set is missing, damaged, or has no labelled images.
     """
-    library = extras.load("tensorflow_datasets", "tfds", f"{PREFIX}NAME")
+    library = extras.load("tensorflow_datasets", "tfds", "tfds:NAME")
+    name = name.removeprefix("tfds:")
     remedy = f"prepare it: tfds build {name} --data_dir {data_dir} --file_format=array_record"
-    with reading(data_dir, f"a folder with {name} ({LAYOUT})", remedy):
+    with reading(data_dir, f"a folder with {name} as ArrayRecord files", remedy):
         builder = library.core.read_only_builder.builder_from_files(name, data_dir=str(data_dir))
     files = sorted(filter(Path.is_file, Path(builder.data_path).iterdir()))
     return Reading(files, lambda: _decode(library, builder, name, size))
 
 
-def _decode(library: Any, builder: Any, name: str, size: images.Size | None) -> Arrays:
+def _decode(library: Any, builder: Any, name: str, size: Size | None) -> Arrays:
     files, info = Path(builder.data_path), builder.info
     with reading(files, "a complete prepared data set", "prepare it again"):
         image = _key(info, library.features.Image, files)

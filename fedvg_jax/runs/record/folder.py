@@ -20,7 +20,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, to_json
@@ -28,20 +28,24 @@ from fedvg_jax.config.checks import HOST
 from fedvg_jax.config.methods import method_of
 from fedvg_jax.config.options import effective
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data import scaling
-from fedvg_jax.data.scaling import Columns
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs.record import stored
 
+if TYPE_CHECKING:
+    from fedvg_jax.data.scaling import Columns
+
 TRACKING = "tracking"
 """Folder of the trackers in a run folder."""
+
+COLUMNS = "columns.json"
+"""File of what encodes a table."""
 
 FILES = (
     "config.json",
     "manifest.json",
     "partition.json",
     "layers.json",
-    scaling.FILE,
+    COLUMNS,
     stored.HISTORY,
     stored.SUMMARY,
 )
@@ -105,8 +109,12 @@ def read_columns(run: Path) -> Columns | None:
     Raises:
         UsageError: the file is damaged.
     """
-    written = files.read_object_if_any(run / scaling.FILE)
-    return scaling.from_json(written, run / scaling.FILE) if written else None
+    written = files.read_object_if_any(run / COLUMNS)
+    if not written:
+        return None
+    from fedvg_jax.data import scaling
+
+    return scaling.from_json(written, run / COLUMNS)
 
 
 def is_run(folder: Path) -> bool:
@@ -168,7 +176,7 @@ def write_settings(
     """
     write_json(folder / "config.json", to_json(config))
     columns = scaled_by and scaled_by.as_json()
-    documents = {"layers.json": list(layers), "partition.json": partition, scaling.FILE: columns}
+    documents = {"layers.json": list(layers), "partition.json": partition, COLUMNS: columns}
     for name, content in documents.items():
         if content and not (folder / name).exists():
             files.replace(folder / name, json.dumps(content) + "\n")

@@ -12,8 +12,7 @@ import numpy as np
 
 from fedvg_jax.config import MODELS, Config
 from fedvg_jax.core.types import Batch, Task, UsageError, Variables
-from fedvg_jax.data.arrays import Arrays, check_rows_are_images
-from fedvg_jax.data.datasets import Size
+from fedvg_jax.data.arrays import Arrays, Size, check_rows_are_images
 from fedvg_jax.host import files
 from fedvg_jax.resolve import model as models
 

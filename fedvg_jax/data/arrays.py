@@ -13,6 +13,9 @@ from fedvg_jax.host.files import reason
 
 MAX_CLASSES = 2**16
 
+Size = tuple[int, int]
+"""Height and width of images, pixels."""
+
 REMEDY = (
     "use .astype('float32'), .filled(...) or .toarray(), or data=frame, label=NAME for a DataFrame;"
     " np.unique(y, return_inverse=True)[1] numbers labels [T], and y.argmax(1) one-hot rows"

@@ -8,12 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.arrays import Arrays, Size
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.host.files import user_path
-
-Size = tuple[int, int]
-"""Height and width, pixels."""
 
 
 class Source(NamedTuple):

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from fedvg_jax.data.datasets import Size
+from fedvg_jax.data.arrays import Size
 from fedvg_jax.data.readers.npz import SETS as MEDMNIST, file_name
 from fedvg_jax.host import extras, files
 from fedvg_jax.host.errors import UsageError

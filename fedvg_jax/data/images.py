@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import reading
-from fedvg_jax.data.datasets import Size
+from fedvg_jax.data.arrays import Size, reading
 from fedvg_jax.host import extras
 
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "TIFF", "WEBP", "PPM")

@@ -11,8 +11,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import images
-from fedvg_jax.data.arrays import Arrays, check, reading, with_groups
-from fedvg_jax.data.datasets import Size
+from fedvg_jax.data.arrays import Arrays, Size, check, reading, with_groups
 from fedvg_jax.data.readers.sources import SPLITS, Reading, inside, pooled_splits
 
 LAYOUT = "one sub-folder of images per class (in it, or in its folder images/), or train/, val/ and test/ with these"

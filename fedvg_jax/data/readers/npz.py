@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedvg_jax.data.arrays import Arrays, reading, with_groups
-from fedvg_jax.data.datasets import Size
+from fedvg_jax.data.arrays import Arrays, Size, reading, with_groups
 from fedvg_jax.data.readers.sources import Reading, pool
 from fedvg_jax.host.errors import UsageError
 

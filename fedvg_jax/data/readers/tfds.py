@@ -9,8 +9,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import images
-from fedvg_jax.data.arrays import Arrays, check, reading
-from fedvg_jax.data.datasets import Size
+from fedvg_jax.data.arrays import Arrays, Size, check, reading
 from fedvg_jax.data.readers.sources import Reading, pooled_splits
 from fedvg_jax.host import extras
 

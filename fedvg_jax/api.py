@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import jax
 import numpy as np
@@ -16,35 +15,29 @@ from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import (
-    Algorithm,
     Batch,
     Data,
     Executor,
     Metric,
     Schedule,
-    Selection,
-    Send,
     Task,
     Tree,
     UsageError,
     Variables,
 )
 from fedvg_jax.data import user_data
-from fedvg_jax.engine import attacks, executors, robust, schedule
-from fedvg_jax.engine.clock import Clock
+from fedvg_jax.engine import executors, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
-from fedvg_jax.host import files, processes
+from fedvg_jax.host import processes
 from fedvg_jax.resolve import experiment as experiments
-from fedvg_jax.resolve.custom import Custom, WeightingOrFactory, code_of, new_functions
+from fedvg_jax.resolve.custom import Given, code_of, custom_of, new_functions
 from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.record import folder as run_folder, history
 from fedvg_jax.runs.record.history import History, Record
-from fedvg_jax.views import tracking
+from fedvg_jax.views import output
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedvg_jax.study.executors import ExecutorOrMaker
     from fedvg_jax.study.sweep_folder import SweepResult
 
@@ -59,21 +52,7 @@ def run(
     on_records: Callable[[list[Record]], None] | None = None,
     metrics: Metrics | None = None,
     progress: bool | None = None,
-    data: Any = None,
-    label: str | None = None,
-    group: str | None = None,
-    transformer: Any = None,
-    partition: tuple | Sequence | None = None,
-    task: Task | None = None,
-    algorithm: Algorithm | None = None,
-    weighting: WeightingOrFactory | None = None,
-    selection: Selection | None = None,
-    aggregate: robust.Rule | None = None,
-    send: Send | None = None,
-    attack: attacks.Attack | None = None,
-    hyper: Mapping[str, float] | None = None,
-    clock: Clock | None = None,
-    initial: Variables | None = None,
+    **given: Unpack[Given],
 ) -> History:
     """Returns the history of one federated run.
 
@@ -125,33 +104,33 @@ def run(
     fedvg_jax.UsageError: metric 'test_loss' is already a name of the history; give it another
     """
     settings = configs.check(Config() if config is None else config)
+    has_folder = settings.out is not None or settings.resume is not None
     with processes.together():
-        files.check_exports(settings)
+        output.check_targets(settings, has_folder)
     config = run_folder.choose_folder(settings, run_folder.settings_to_resume)
     if settings.resume and config.out is None:
         raise UsageError(
             "Config: resume auto finds no run below runs/, and without out a new one is not stored; set out"
         )
-    tracking.require(config, config.out is not None)
     metrics = _checked_metrics(metrics)
     for callback in callbacks:
         _check_arguments(callback, "a callback", "record, state")
     if on_records is not None:
         _check_arguments(on_records, "on_records", "records")
-    observers = {"callbacks": callbacks, "on_chunk": on_records}
-    data = user_data.of_call(data, label, group, transformer)
-    methods = task, algorithm, weighting, selection, aggregate, send, attack
-    custom = Custom(data, partition, *methods, hyper, clock, initial)
+    custom = custom_of(**given)
     code = code_of(custom, metrics) if config.out else {}  # only a manifest has it
-    changes = {"metrics": metrics, "code": code}
+    fields = {"metrics": metrics, "code": code}
+    observers = {"callbacks": callbacks, "on_chunk": on_records}
     if _is_shown(progress):
         from rich.console import Console
 
+        from fedvg_jax.views import display
+
         console = Console(quiet=not processes.is_first())
-        finished = run_with_progress(console, config, custom, changes=changes, **observers)
+        finished = display.run(console, config, custom, fields=fields, **observers)
     else:
-        sim = experiments.simulate(config, custom)._replace(**changes)
-        finished = tracking.run_simulation(sim, **observers)
+        sim = experiments.simulate(config, custom)._replace(**fields)
+        finished = output.run_simulation(sim, **observers)
         loop.export(sim, finished)
     stopped_by = finished.summary["stopped_by"]
     if stopped_by == "SIGINT":  # ends a caller's loop over runs, too
@@ -209,44 +188,6 @@ def _check_arguments(function: Callable, what: str, arguments: str) -> None:
         return
 
 
-def run_with_progress(
-    console: Console,
-    config: Config,
-    custom: Custom,
-    unused: str = "",
-    changes: Mapping[str, Any] = {},
-    on_chunk_done: Callable[[], None] = lambda: None,
-    **observers: Any,
-) -> History:
-    """Runs as the command line does, on standard output or in the cell of a notebook.
-
-    Args:
-        console: where to print.
-        config: checked settings.
-        custom: objects that take the place of settings.
-        unused: as in `display.start_text`.
-        changes: fields of the simulation.
-        on_chunk_done: called after every chunk of rounds, before its records are shown.
-        **observers: of `loop.run_simulation`.
-    """
-    from fedvg_jax.views import display, output
-
-    with processes.together():
-        sim = display.prepare(console, config, custom, unused)._replace(**changes)
-    log = functools.partial(output.say, console)
-    with display.round_progress(console, config.rounds) as show:
-
-        def on_records(records: list[Record]) -> None:
-            on_chunk_done()
-            show(records)
-
-        finished = tracking.run_simulation(sim, **observers, on_records=on_records, log=log)
-    if processes.is_first():
-        display.print_results(console, finished)
-    loop.export(sim, finished)
-    return finished
-
-
 def run_sweep(
     config: Config | None = None,
     axes: Mapping[str | tuple[str, ...], Any] = {},
@@ -260,21 +201,7 @@ def run_sweep(
     executor: ExecutorOrMaker | None = None,
     shard: str | None = None,
     progress: bool | None = None,
-    data: Any = None,
-    label: str | None = None,
-    group: str | None = None,
-    transformer: Any = None,
-    partition: tuple | Sequence | None = None,
-    task: Task | None = None,
-    algorithm: Algorithm | None = None,
-    weighting: WeightingOrFactory | None = None,
-    selection: Selection | None = None,
-    aggregate: robust.Rule | None = None,
-    send: Send | None = None,
-    attack: attacks.Attack | None = None,
-    hyper: Mapping[str, float] | None = None,
-    clock: Clock | None = None,
-    initial: Variables | None = None,
+    **given: Unpack[Given],
 ) -> list[SweepResult]:
     """Returns the results of one run for every combination of settings; runs of one program are compiled once.
 
@@ -303,8 +230,7 @@ def run_sweep(
         shard: "I/N", the part of the runs that this call computes, for calls that nothing coordinates. Results of other
             parts are in the list if `out` has them.
         progress: whether to print a line for every run; None as in `run`.
-        data, label, group, transformer, partition, task: as in `run`, for all runs.
-        algorithm, weighting, selection, aggregate, send, attack, hyper, clock, initial: likewise.
+        **given: objects in place of settings, as in `run`, for all runs.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
@@ -324,16 +250,13 @@ def run_sweep(
     from fedvg_jax.study.trial_runs import Recipe
 
     start = Config() if config is None else config
-    data = user_data.of_call(data, label, group, transformer)
     folder = Config(out=out).out  # pyright: ignore[reportArgumentType]  a text becomes a path
-    methods = task, algorithm, weighting, selection, aggregate, send, attack
-    custom = Custom(data, partition, *methods, hyper, clock, initial)
     measured = _checked_metrics(metrics)
     return sweeps.run_sweep(
         start,
         axes,
         folder,
-        Recipe(custom, metrics=measured),
+        Recipe(custom_of(**given), metrics=measured),
         tuning.make_tuning(tune or {}, tune_seeds, tune_metric, measured),
         jobs=jobs,
         executor=executor,

@@ -13,7 +13,6 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 from fedvg_jax import config as configs
@@ -21,7 +20,6 @@ from fedvg_jax.config import Config, command_line
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.views import output
 
 RUN = "python -m fedvg_jax.sim"
 """The command that trains one model; the others take its flags."""
@@ -58,26 +56,19 @@ def print_help(
 
 def guarded(command: Callable[[], int]) -> int:
     """Returns the exit code of a command; errors and stops are reported in one line."""
-    with output.lasting():
-        try:
-            return command()
-        except UsageError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return getattr(error, "exit_code", 2)
-        except (MemoryError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-                raise
-            print(
-                "error: not enough memory; use a smaller --batch-size, --join-ratio or --model",
-                file=sys.stderr,
-            )
-            return 2
-        except KeyboardInterrupt:
-            print("stopped at once", file=sys.stderr)
-            return 130
-        except OSError as error:
-            print(f"error: {one_line(str(error))}", file=sys.stderr)
-            return 2
+    try:
+        return command()
+    except KeyboardInterrupt:
+        line, code = "stopped at once", 130
+    except (UsageError, OSError) as error:
+        line, code = f"error: {one_line(str(error))}", 2
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        advice = "use a smaller --batch-size, --join-ratio or --model"
+        line, code = f"error: not enough memory; {advice}", 2
+    print(line, file=sys.stderr)
+    return code
 
 
 def parse(argv: Sequence[str]) -> Config:
@@ -119,21 +110,6 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     configs.refuse_unused(config, values)
     unused = configs.unused(config, [name for name in file if name not in values])
     return CommandLine(config, f"{', '.join(unused)} of {path}" if unused else "", is_dry)
-
-
-def new_folder(config: Config, reserved: contextlib.ExitStack) -> Path:
-    """Returns the folder of a new run.
-
-    Args:
-        config: `out` names the folder; without it, one is made.
-        reserved: removes a folder that is made here, if nothing is written to it.
-    """
-    if config.out is None:
-        out = run_folder.reserve_folder(config)
-        reserved.callback(run_folder.remove_unused, out)
-        return out
-    run_folder.refuse_taken(config.out)
-    return config.out
 
 
 def set_environment() -> None:

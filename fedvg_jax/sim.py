@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config
-from fedvg_jax.host import extras, files
+from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import folder as run_folder
-from fedvg_jax.views import output, tracking
+from fedvg_jax.views import output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -87,8 +87,7 @@ def simulate(config: Config, unused: str = "", is_dry: bool = False) -> int:
     log = functools.partial(output.say, console)
     with contextlib.ExitStack() as reserved:
         with processes.together():
-            files.check_exports(config)
-            tracking.require(config, has_folder=True)
+            output.check_targets(config, has_folder=True)
         if is_dry:
             return _show_plan(config, console, unused)
         choose = functools.partial(_choose_folder, log=log, reserved=reserved)
@@ -113,7 +112,12 @@ def _choose_folder(
         return config
     if wants_resume:
         log("no run with these settings to resume; starting a new one")
-    return dataclasses.replace(config, out=commands.new_folder(config, reserved))
+    if config.out is not None:
+        run_folder.refuse_taken(config.out)
+        return config
+    out = run_folder.reserve_folder(config)
+    reserved.callback(run_folder.remove_unused, out)
+    return dataclasses.replace(config, out=out)
 
 
 def _train(
@@ -123,34 +127,27 @@ def _train(
     from fedvg_jax.host import processes
 
     with contextlib.ExitStack() as starting:
-        starting.enter_context(extras.paused())
+        starting.enter_context(hardware.paused_gc())
         starting.callback(gc.freeze)  # what the start leaves lives as long as the process
         with processes.together():
             commands.start_jax()
-        from fedvg_jax import api
         from fedvg_jax.resolve.custom import Custom
+        from fedvg_jax.views import display
 
-        finished = api.run_with_progress(
-            console, config, Custom(), unused, on_chunk_done=starting.close
-        )
-    if not processes.is_first():
-        return (
-            endings.exit_code(finished.summary["stopped_by"])
-            if finished.summary["interrupted"]
-            else 0
-        )
-    if config.export:
-        log(f"model written to {config.export}")
-    if not commands.can_draw():
-        log(commands.NO_PICTURES)
-    elif finished.records:
-        from fedvg_jax.study import figures
+        finished = display.run(console, config, Custom(), unused, on_chunk_done=starting.close)
+    stopped_by = finished.summary["stopped_by"]
+    if processes.is_first():
+        if config.export:
+            log(f"model written to {config.export}")
+        if not commands.can_draw():
+            log(commands.NO_PICTURES)
+        elif finished.records:
+            from fedvg_jax.study import figures
 
-        figures.draw_run(out, finished)
-    if not finished.summary["interrupted"]:
-        return 0
-    log(f"resume with: {commands.RUN} --resume {shlex.quote(str(out))}")
-    return endings.exit_code(finished.summary["stopped_by"])
+            figures.draw_run(out, finished)
+        if stopped_by:
+            log(f"resume with: {commands.RUN} --resume {shlex.quote(str(out))}")
+    return endings.exit_code(stopped_by) if stopped_by else 0
 
 
 def _show_plan(config: Config, console: Console, unused: str) -> int:
@@ -163,13 +160,8 @@ def _show_plan(config: Config, console: Console, unused: str) -> int:
 
     sim = display.prepare(console, config, Custom(), unused)
     with console.status("compiling, and timing two rounds"):
-        prediction = display.predict(sim)
-    table = display.plan_table(prediction)
-    for row in virtual_plan.rows(sim):
-        table.add_row(*row)
-    console.print(table)
-    if sim.timeline:
-        output.say(console, virtual_plan.picture(sim.timeline, config.buffered.max_staleness))
+        plan = display.plan_rows(display.predict(sim))
+    display.print_table(console, plan | virtual_plan.rows(sim), "plan")
     return 0
 
 

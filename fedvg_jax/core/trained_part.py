@@ -80,32 +80,34 @@ def split(variables: Variables, is_trained: IsTrained) -> tuple[Variables, Varia
 Variables(params={'fc': {'b': None, 'w': 1}}, stats={'bn': {'mean': 3}}))
     """
     layers = {groups.module_of(path) for path in tree.paths(variables.params) if is_trained(path)}
-    chosen = [is_trained(path) for path in tree.paths(variables.params)]
-    chosen += [
-        is_trained(path) or groups.module_of(path) in layers for path in tree.paths(variables.stats)
-    ]
-    leaves, structure = jax.tree.flatten(variables)
 
-    def part(which: bool) -> Variables:
-        return structure.unflatten(
-            [leaf if c is which else None for leaf, c in zip(leaves, chosen, strict=True)]
-        )
+    def is_trained_statistic(path: str) -> bool:
+        return is_trained(path) or groups.module_of(path) in layers
 
-    return part(True), part(False)
+    trained = Variables(
+        _only(variables.params, is_trained), _only(variables.stats, is_trained_statistic)
+    )
+    return trained, rest_of(variables, trained)
 
 
-def whole(trained: Tree, base: Tree) -> Any:
-    """Returns the whole model, from its trained part and its base, arrays or shapes; with base None the trained part.
+def _only(tensors: Tree, is_kept: Callable[[str], bool]) -> Tree:
+    """Returns the tensors with a path that is kept, and None in place of the others."""
+    leaves = [leaf if is_kept(path) else None for path, leaf in tree.by_path(tensors).items()]
+    return jax.tree.structure(tensors).unflatten(leaves)
 
-    >>> whole({"w": 1, "b": None}, {"w": None, "b": 2})
-    {'b': 2, 'w': 1}
+
+def whole(model: Tree, part: Tree) -> Any:
+    """Returns a model with the tensors of a part of it, arrays or shapes, which has None in place of the others.
+
+    >>> whole({"w": 1, "b": None}, {"w": None, "b": 2}), whole({"w": 1}, None)
+    ({'b': 2, 'w': 1}, {'w': 1})
     """
-    return trained if base is None else _map(lambda b, own: own if b is None else b, base, trained)
+    return model if part is None else _map(lambda p, own: own if p is None else p, part, model)
 
 
-def select_trained(model: Tree, base: Tree) -> Any:
-    """Returns the trained part of a whole model with this base."""
-    return _map(lambda b, leaf: leaf if b is None else None, base, model)
+def rest_of(model: Tree, part: Tree) -> Any:
+    """Returns a model without the tensors of a part of it, such as the trained part from the whole and its base."""
+    return _map(lambda p, own: own if p is None else None, part, model)
 
 
 def bind(task: Task, base: Variables | None) -> Task:
@@ -124,12 +126,12 @@ def bind(task: Task, base: Variables | None) -> Task:
         @functools.wraps(f)
         def run(*args, **key):
             value, stats = of_part(f)(*args, **key)
-            return value, select_trained(stats, base.stats)
+            return value, rest_of(stats, base.stats)
 
         return run
 
     def init(key: Array) -> Variables:
-        return select_trained(task.init(key), base)
+        return rest_of(task.init(key), base)
 
     forward = task.forward and with_stats(task.forward)
     predict, measure = of_part(task.predict), of_part(task.measure)
@@ -143,8 +145,8 @@ def bind(task: Task, base: Variables | None) -> Task:
     )
 
 
-def _map(f: Callable, base: Tree, other: Tree) -> Any:
-    return jax.tree.map(f, base, other, is_leaf=lambda leaf: leaf is None)
+def _map(f: Callable, part: Tree, model: Tree) -> Any:
+    return jax.tree.map(f, part, model, is_leaf=lambda leaf: leaf is None)
 
 
 class LocalPart(NamedTuple):
@@ -156,38 +158,20 @@ class LocalPart(NamedTuple):
     """Share of a client's local steps, the first ones, that train only the local part, and then only the other tensors.
     Both have a step at least; a client's only step trains all tensors. 0 trains all tensors in all steps."""
 
-    def select(self, variables: Variables) -> dict[str, Array]:
-        """Returns the local tensors by path."""
-        is_local, named = self.is_local, tree.by_path(variables)
-        return {
-            path: leaf for path, leaf in named.items() if is_local and is_local(_without_kind(path))
-        }
-
-    def merge(self, variables: Variables, part: dict[str, Array]) -> Variables:
-        """Returns the variables with the tensors of `part` in place of their own."""
-        if not part:
-            return variables
-        leaves = (part.get(path, leaf) for path, leaf in tree.by_path(variables).items())
-        return jax.tree.structure(variables).unflatten(leaves)
+    def select(self, variables: Variables) -> Variables:
+        """Returns the local tensors, and None in place of the others."""
+        return Variables(*(_only(tensors, self._is_kept) for tensors in variables))
 
     def sent(self, params: Tree) -> Tree:
-        """Returns the tensors of a tree like the parameters that are not local, by path; of `NOTHING`, the tree."""
-        is_local = self.is_local
-        return (
-            {p: x for p, x in tree.by_path(params).items() if not is_local(p)}
-            if is_local
-            else params
-        )
-
-    def received(self, variables: Variables, sent: Tree) -> Variables:
-        """Returns the variables with what arrives of `sent`'s tensors in place of their own."""
-        if self.is_local is None:
-            return variables._replace(params=sent)
-        return self.merge(variables, {f"params/{path}": leaf for path, leaf in sent.items()})
+        """Returns the tensors of a tree like the parameters that are not local, and None in place of local ones."""
+        return _only(params, lambda path: not self._is_kept(path))
 
     def restored(self, params: Tree, original: Tree) -> Tree:
-        """Returns trees like the parameters with the local tensors of `original`."""
-        return self.merge(Variables(params, {}), self.select(Variables(original, {}))).params
+        """Returns a tree like the parameters with the local tensors of `original`."""
+        return whole(params, _only(original, self._is_kept))
+
+    def _is_kept(self, path: str) -> bool:
+        return self.is_local is not None and self.is_local(path)
 
     def steps_alone(self, num_steps: Array) -> Array | int:
         """Returns how many of a client's local steps train only the local part: round(first * n), from 1 to n - 1.
@@ -205,11 +189,8 @@ class LocalPart(NamedTuple):
             return updates
         is_first, is_single = step < self.steps_alone(num_steps), num_steps == 1
         zeros = tree.zeros_like(updates)
-        of_local, of_others = (
-            tree.where(is_first | is_single, updates, zeros),
-            tree.where(is_first, zeros, updates),
-        )
-        return self.restored(of_others, of_local)
+        of_local = tree.where(is_first | is_single, updates, zeros)
+        return self.restored(tree.where(is_first, zeros, updates), of_local)
 
 
 NOTHING = LocalPart()
@@ -228,10 +209,8 @@ def local_part(pattern: str, first: float = 0.0) -> LocalPart:
 
     >>> part = local_part(r"^head/")
     >>> variables = Variables({"body": {"w": jnp.ones(2)}, "head": {"w": jnp.zeros(1)}}, {})
-    >>> part.select(variables)
-    {'params/head/w': Array([0.], dtype=float32)}
-    >>> part.merge(variables, {"params/head/w": jnp.ones(1)}).params["head"]
-    {'w': Array([1.], dtype=float32)}
+    >>> part.select(variables).params
+    {'body': {'w': None}, 'head': {'w': Array([0.], dtype=float32)}}
     """
     if not 0 <= first < 1:
         raise UsageError(f"first must be in [0, 1), the share of local steps; got {first}")
@@ -242,18 +221,13 @@ def check(part: LocalPart, variables: Variables, name: str) -> None:
     """Raises UsageError unless some tensors are local, and some trained ones are not; `NOTHING` passes."""
     if part.is_local is None:
         return
-    paths = [_without_kind(path) for path in tree.paths(variables)]
+    paths = [path for tensors in variables for path in tree.paths(tensors)]
     if not any(map(part.is_local, paths)):
         raise UsageError(f"{name} matches no tensor; there are {listed(paths)}")
     if all(map(part.is_local, tree.paths(variables.params))):
         raise UsageError(
             f"{name} matches every trained tensor, so that nothing is shared; there are {listed(paths)}"
         )
-
-
-def _without_kind(path: str) -> str:
-    """Returns a path without "params" or "stats", the field of the variables."""
-    return path.partition("/")[2]
 
 
 def listed(paths: Sequence[str]) -> str:

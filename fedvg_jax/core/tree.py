@@ -245,15 +245,15 @@ def wide_dtype(tree: Tree):
 
 def paths(tree: Tree) -> list[str]:
     """Returns the paths of the leaves, e.g. "a/b/kernel", in leaf order."""
-    return [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree.leaves_with_path(tree)
-    ]
+    return list(by_path(tree))
 
 
 def by_path(tree: Tree) -> dict[str, Any]:
     """Returns the leaves by path, in leaf order."""
-    return dict(zip(paths(tree), jax.tree.leaves(tree), strict=True))
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
 
 
 def wide(x: Array) -> Array:

@@ -123,7 +123,9 @@ def init_state(
         else ((), ())
     )
     if local.is_local or algorithm.personal or algorithm.send or state_of_weighting:
-        own = variables if algorithm.personal else local.select(variables) or ()
+        own = variables if algorithm.personal else ()
+        if local.is_local:
+            own = local.select(variables)
         sent = algorithm.send.init(hyper, local.sent(variables.params)) if algorithm.send else ()
         client = local_training.ClientState(client, own, sent, of_client)
     return SimState(

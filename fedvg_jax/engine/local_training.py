@@ -15,7 +15,7 @@ import optax
 from jax import Array, lax
 
 from fedvg_jax.core import checks, tree, types
-from fedvg_jax.core.trained_part import NOTHING, LocalPart
+from fedvg_jax.core.trained_part import NOTHING, LocalPart, whole
 from fedvg_jax.core.types import (
     Anchor,
     Argument,
@@ -125,7 +125,7 @@ def start_of_client(state: SimState, schedule: Schedule, k: Array, local: LocalP
     received = buffered.received_model(state, schedule, k)
     if local.is_local is None:
         return received
-    return local.merge(received, tree.take(state.clients.local, schedules.state_rows(schedule)[k]))
+    return whole(received, tree.take(state.clients.local, schedules.state_rows(schedule)[k]))
 
 
 def counted(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:

@@ -16,7 +16,7 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import no_report, no_residual
 from fedvg_jax.core import tree, types
-from fedvg_jax.core.trained_part import LocalPart
+from fedvg_jax.core.trained_part import LocalPart, whole
 from fedvg_jax.core.types import Metrics, Schedule, ServerView, SimState, Tree, Variables, Weigh
 from fedvg_jax.engine import (
     attacks,
@@ -183,7 +183,7 @@ def send_models(
 
     shared = (inputs.state, inputs.schedule, inputs.hyper)
     params, after = parts.executor.map(send, shared, (clients.params, _indices(inputs)))
-    return local.received(clients, params), after
+    return clients._replace(params=whole(clients.params, params)), after
 
 
 def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
@@ -195,7 +195,7 @@ def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -
         m._replace(params=parts.local.sent(m.params)) for m in (inputs.state.variables, applied)
     )
     disturbed = parts.disturb(inputs.hyper, inputs.attack_key, inputs.schedule.clients, *models)
-    received = parts.local.received(applied, disturbed.params)
+    received = applied._replace(params=whole(applied.params, disturbed.params))
     return buffered.returned(inputs.state, inputs.schedule, received)
 
 
@@ -364,7 +364,7 @@ def origin(parts: RoundParts, variables: Variables) -> Variables:
 def sent_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
     """Returns what clients send of their models [H, ...]: theta_g's values in place of their local parts."""
     theta = parts.local.select(inputs.state.variables)
-    return parts.local.merge(clients, tree.repeat(theta, len(inputs.positions)))
+    return whole(clients, tree.repeat(theta, len(inputs.positions)))
 
 
 def report_clients(
@@ -406,9 +406,8 @@ def report_clients(
     if parts.local.is_local and parts.algorithm.loss:
         client_states, *_ = jax.vmap(report)(_indices(inputs), parts.algorithm_part(clients))
     if isinstance(state.clients, local_training.ClientState):
-        client_states = kept._replace(
-            algorithm=client_states, local=parts.local.select(clients) or kept.local
-        )
+        own = parts.local.select(clients) if parts.local.is_local else kept.local
+        client_states = kept._replace(algorithm=client_states, local=own)
     summed, averaged = tree.where(participating, messages, tree.zeros_like(messages))
     earlier = tree.take(state.clients, schedules.state_rows(schedule))
     return tree.where(participating, tree.like(client_states, earlier), earlier), summed, averaged
@@ -471,7 +470,7 @@ def server_step(
         variables = tree.like(
             parts.refine(hyper, state.round, variables, inputs.data), state.variables
         )
-    variables = parts.local.merge(variables, parts.local.select(state.variables))
+    variables = whole(variables, parts.local.select(state.variables))
     state = state._replace(round=state.round + 1, variables=variables, server=server)
     if rule := parts.weighting.state:
         after = rule.update(hyper, state.weighting, table.measured, server_view(inputs, table))

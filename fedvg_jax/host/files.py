@@ -17,15 +17,10 @@ from fedvg_jax.host.errors import UsageError
 LOCK = ".lock"
 
 
-def replace(path: Path, text: str) -> None:
-    """Replaces the content of `path` by `text`; a crash at any instant leaves the old or the new content."""
-    replace_bytes(path, [text.encode()])
-
-
-def check_exports(config: Any) -> None:
-    """Raises UsageError if a file that a run writes outside its folder, as `export_target` says, cannot be written."""
-    if config.export:
-        export_target(config.export)
+def replace(path: Path, content: str | bytes) -> None:
+    """Replaces the content of `path`; a crash at any instant leaves the old or the new content."""
+    with drafting(path) as draft:
+        draft.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def export_target(path: Path, setting: str = "export") -> Path:
@@ -48,12 +43,6 @@ def export_target(path: Path, setting: str = "export") -> Path:
             f"{setting} {path}: no folder {target.parent} that can be written to; name another file"
         )
     return target
-
-
-def replace_bytes(path: Path, pieces: Iterable[bytes]) -> None:
-    """Replaces the content of `path` by `pieces`; a crash at any instant leaves the old or the new content."""
-    with drafting(path) as target, target.open("wb") as file:
-        file.writelines(pieces)
 
 
 @contextlib.contextmanager
@@ -89,13 +78,14 @@ def held(folder: Path) -> Iterator[None]:
     Raises:
         UsageError: another process holds the lock.
     """
-    with claimed(folder / LOCK) as is_held:
+    lock = folder / LOCK
+    with claimed(lock) as is_held:
         if not is_held:
-            owner = (folder / LOCK).read_text(encoding="utf-8").strip() or "another process"
+            owner = lock.read_text(encoding="utf-8").strip() or "another process"
             raise UsageError(
                 f"run folder {folder} is in use by {owner}; wait for it, or name another --out"
             )
-        (folder / LOCK).write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
+        lock.write_text(f"process {os.getpid()} on {platform.node()}", encoding="utf-8")
         yield
 
 

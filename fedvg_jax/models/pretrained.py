@@ -165,7 +165,7 @@ def write(path: Path, tensors: dict[str, np.ndarray], metadata: Mapping[str, str
     contiguous = {name: np.array(array, order="C") for name, array in tensors.items()}
     content = safetensors.numpy.save(contiguous, {"format": "pt", **metadata})
     with files.writing(path, "--export"):
-        files.replace_bytes(files.export_target(path), [content])
+        files.replace(files.export_target(path), content)
 
 
 def read(path: Path) -> dict[str, np.ndarray]:

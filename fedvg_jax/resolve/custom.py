@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 import jax
 
 from fedvg_jax.config import checks
 from fedvg_jax.config.declare import python_scalar
-from fedvg_jax.core.identity import Identity, identify
 from fedvg_jax.core.types import (
     Algorithm,
     Metric,
@@ -36,8 +35,28 @@ WeightingOrFactory = Weighting | Callable[[Task], Weighting]
 """A weighting, or a function that makes it for the task of the run."""
 
 
+class Given(TypedDict, total=False):
+    """The arguments of `run`, `run_sweep` and `simulation` in place of settings; the first of them describes each."""
+
+    data: Any
+    label: str | None
+    group: str | None
+    transformer: Any
+    partition: tuple | Sequence | None
+    task: Task | None
+    algorithm: Algorithm | None
+    weighting: WeightingOrFactory | None
+    selection: Selection | None
+    aggregate: robust.Rule | None
+    send: Send | None
+    attack: attacks.Attack | None
+    hyper: Mapping[str, float] | None
+    clock: Clock | None
+    initial: Variables | None
+
+
 class Custom(NamedTuple):
-    """The arguments of `fedvg_jax.run` that take the place of settings."""
+    """The objects that take the place of settings, with the data as the readers return them."""
 
     data: Any = None
     partition: tuple | Sequence | None = None
@@ -63,15 +82,32 @@ class Custom(NamedTuple):
         }
 
 
+<<<<<<< HEAD
 SETTING_OF = checks.PASSED
+=======
+def custom_of(
+    data: Any = None,
+    label: str | None = None,
+    group: str | None = None,
+    transformer: Any = None,
+    **objects: Any,
+) -> Custom:
+    """Returns what a call passes, see `Given`."""
+    return Custom(user_data.of_call(data, label, group, transformer), **objects)
+
+
+SETTING_OF = uses.PASSED
+>>>>>>> 6aaa1332 (Objects of a call are declared once, digests are plain texts, local and frozen tensors are left out in one way; trackers load where a run names one)
 """Argument -> the setting that the object takes the place of."""
 
 FUNCTIONS = ("task", "algorithm", "weighting", "selection", "aggregate", "send", "attack")
 """Arguments that hold functions."""
 
 
-def identities(custom: Custom, metrics: Mapping[str, Metric]) -> dict[str, Identity]:
-    """Returns the identities of what a caller passed: of arguments by name, of metrics by "metric NAME"."""
+def digests_of(custom: Custom, metrics: Mapping[str, Metric]) -> dict[str, str]:
+    """Returns the digests of what a caller passed: of arguments by name, of metrics by "metric NAME"."""
+    from fedvg_jax.core.identity import identify
+
     values = {name: value for name, value in custom._asdict().items() if value is not None}
     if custom.data is not None:
         values["data"] = user_data.as_arrays(custom.data)
@@ -83,8 +119,7 @@ def identities(custom: Custom, metrics: Mapping[str, Metric]) -> dict[str, Ident
 
 def code_of(custom: Custom, metrics: Mapping[str, Metric]) -> dict[str, str]:
     """Returns the digests that a run's manifest has of functions from Python, which `sources` does not cover."""
-    only = Custom(**{name: getattr(custom, name) for name in FUNCTIONS})
-    return {name: identity.digest for name, identity in identities(only, metrics).items()}
+    return digests_of(Custom(**{name: getattr(custom, name) for name in FUNCTIONS}), metrics)
 
 
 def traced_anew(custom: Custom) -> Custom:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any
+from collections.abc import Hashable
+from typing import Unpack
 
 from fedvg_jax import algorithms
 from fedvg_jax.config import (
@@ -17,18 +17,25 @@ from fedvg_jax.config import (
     cohort_size,
     epochs_range,
 )
+<<<<<<< HEAD
 from fedvg_jax.config.checks import unmet
 from fedvg_jax.config.declare import listed
 from fedvg_jax.config.options import as_reference, choice, concurrency, num_asked
 from fedvg_jax.core import cache
 from fedvg_jax.core.types import Algorithm, Hyper, Selection, Send, Task, Variables, Weighting
 from fedvg_jax.data import user_data
+=======
+from fedvg_jax.config.fidelity import as_reference, listed
+from fedvg_jax.config.options import choice, concurrency, num_asked
+from fedvg_jax.config.uses import unmet
+from fedvg_jax.core.types import Algorithm, Hyper, Weighting
+>>>>>>> 6aaa1332 (Objects of a call are declared once, digests are plain texts, local and frozen tensors are left out in one way; trackers load where a run names one)
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.engine import attacks, robust, task_checks
+from fedvg_jax.engine import task_checks
 from fedvg_jax.engine.clock import Clock
 from fedvg_jax.models import pretrained
 from fedvg_jax.resolve import clock as clocks, data as populations, fit
-from fedvg_jax.resolve.custom import Custom, WeightingOrFactory, traced_anew
+from fedvg_jax.resolve.custom import Custom, Given, custom_of, traced_anew
 from fedvg_jax.resolve.hyperparameters import make_hyper
 from fedvg_jax.resolve.machine import make_executor
 from fedvg_jax.resolve.method import make_method, weighting_entries
@@ -45,31 +52,12 @@ USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
 """Traced hyperparameters on which a program depends by whether they are above 0."""
 
 
-def simulation(
-    config: Config,
-    *,
-    data: Any = None,
-    label: str | None = None,
-    group: str | None = None,
-    transformer: Any = None,
-    partition: tuple | Sequence | None = None,
-    task: Task | None = None,
-    algorithm: Algorithm | None = None,
-    weighting: WeightingOrFactory | None = None,
-    selection: Selection | None = None,
-    aggregate: robust.Rule | None = None,
-    send: Send | None = None,
-    attack: attacks.Attack | None = None,
-    hyper: Mapping[str, float] | None = None,
-    clock: Clock | None = None,
-    initial: Variables | None = None,
-) -> Simulation:
+def simulation(config: Config, **given: Unpack[Given]) -> Simulation:
     """Returns everything that a run of these settings needs.
 
     Args:
         config: settings; they are checked.
-        data, label, group, transformer, partition, task: as in `fedvg_jax.run`.
-        algorithm, weighting, selection, aggregate, send, attack, hyper, clock, initial: likewise.
+        **given: objects in place of settings, as in `fedvg_jax.run`.
 
     Raises:
         UsageError: a setting or a file cannot work, or an object breaks its contract.
@@ -78,10 +66,7 @@ def simulation(
     >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
     ('digits', 4, (2,))
     """
-    data = user_data.of_call(data, label, group, transformer)
-    methods = task, algorithm, weighting, selection, aggregate, send, attack
-    custom = Custom(data, partition, *methods, hyper, clock, initial)
-    return simulate(check(config), custom)
+    return simulate(check(config), custom_of(**given))
 
 
 def simulate(
@@ -94,7 +79,7 @@ def simulate(
         config: checked settings.
         custom: what the caller passed.
     """
-    return assemble(resolve(config, traced_anew(custom)), cache.new())
+    return assemble(resolve(config, traced_anew(custom)), programs.new_cache())
 
 
 def resolve(

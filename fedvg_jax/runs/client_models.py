@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jax import Array
 
-from fedvg_jax.core.trained_part import LocalPart
+from fedvg_jax.core.trained_part import LocalPart, whole
 from fedvg_jax.core.tree import num_bytes
 from fedvg_jax.core.types import Batch, Executor, SimState, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
@@ -148,7 +148,7 @@ def _make(
         count_correct = evaluate.make_count_correct(bind(base).task)
         for name in wanted:
             if name == PERSONAL and has_own:
-                models = jax.vmap(local.merge, (None, 0))(theta, own) if local.is_local else own
+                models = jax.vmap(whole, (None, 0))(theta, own) if local.is_local else own
                 counts[name] = executor.map(
                     lambda pool, pair: count_correct(pair[0], pool, pair[1]), pool, (models, tables)
                 )

@@ -148,7 +148,7 @@ def run(launch: Launch, command: Callable[[], int]) -> int:
             # before the wait for processes that may hang
             print(f"error: {error}", file=sys.stderr, flush=True)
         jax.distributed.shutdown()
-        return getattr(error, "exit_code", 2)
+        return 2
     except Exception as error:
         if processes.is_loss(error):
             _end(LOST_MESSAGE, LOST)

@@ -23,7 +23,7 @@ from fedvg_jax.core.identity import identify
 from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError
-from fedvg_jax.resolve.custom import identities
+from fedvg_jax.resolve.custom import digests_of
 from fedvg_jax.resolve.experiment import hyper_of
 from fedvg_jax.resolve.method import make_method
 from fedvg_jax.runs import endings
@@ -34,8 +34,7 @@ from fedvg_jax.study.executors import Slot, Stopped
 from fedvg_jax.study.sweep_folder import Failure, SweepResult
 from fedvg_jax.study.sweep_trials import Layer, Sweep, Trial
 from fedvg_jax.study.trial_runs import Computed, Recipe
-from fedvg_jax.views import tracking
-from fedvg_jax.views.output import say
+from fedvg_jax.views import output
 
 Results = dict[str, History | Failure]
 """Name of a trial that this process has computed, or had computed -> its result."""
@@ -130,7 +129,7 @@ def compute_plan(plan: tuning.Plan, work: Work) -> tuple[list[Trial], Results]:
     """
     pending = plan.pending
     for trial in pending:
-        tracking.require(trial.config, plan.out is not None)
+        output.check_targets(trial.config, plan.out is not None)
     if work.recipe.custom.data is None:
         sweep_folder.check_sources(pending)
     check(pending, work)
@@ -244,17 +243,16 @@ def run_sweep(
     plan = tuning.make_plan(sweep, out, tuned)
     machine = hardware.current()
     count = executors.num_processes(jobs, plan.pending, machine if machine.is_cpu else None)
-    of_objects = identities(recipe.custom, recipe.metrics)
+    digests = digests_of(recipe.custom, recipe.metrics)
     for axis, by_name in methods.items():
         for name, method in by_name.items():
             objects = named.objects_in(method)
             if objects:  # that of a single object is its own, as in a run
                 value = objects if len(objects) > 1 else next(iter(objects.values()))
-                of_objects[f"{axis} {name}"] = identify(value)
-    digests = {name: identity.digest for name, identity in of_objects.items()}
+                digests[f"{axis} {name}"] = identify(value)
     work = Work(recipe._replace(named=methods, digests=digests), shard)
     if is_shown:
-        show = functools.partial(say, Console())
+        show = functools.partial(output.say, Console())
         work = dataclasses.replace(work, show=show, log=show)
     try:
         with executors.opened(executor, count) as slots:

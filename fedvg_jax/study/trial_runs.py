@@ -18,21 +18,20 @@ import cloudpickle
 import jax
 
 from fedvg_jax.config import Config
-from fedvg_jax.core import cache
 from fedvg_jax.core.types import Metric
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.resolve import data as populations, experiment as experiments
 from fedvg_jax.resolve.custom import FUNCTIONS, Custom, traced_anew
-from fedvg_jax.runs.assemble import simulation
+from fedvg_jax.runs.assemble import programs, simulation
 from fedvg_jax.runs.record import checkpoint, folder as run_folder, stored
 from fedvg_jax.runs.record.history import DivergedError, History
 from fedvg_jax.study import named, sweep_folder
 from fedvg_jax.study.named import AXES, Method
 from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_trials import HYPER, Trial
-from fedvg_jax.views import tracking
+from fedvg_jax.views import output
 
 
 class Recipe(NamedTuple):
@@ -78,7 +77,7 @@ class Prepared(NamedTuple):
 
     recipe: Recipe
     """with new functions, so that this process traces them once"""
-    caches: dict[tuple, cache.Cache]
+    caches: dict[tuple, programs.Cache]
     """names of a trial's objects -> cache of the programs of these and of what is given; grows"""
     data: dict[tuple, Arrays]
     """the data set that was read last; the others are not kept, because they may fill the memory"""
@@ -140,7 +139,7 @@ def simulation_of(
             prepared.data.clear()
             prepared.data[key] = populations.load_data(config)
         custom = custom._replace(data=prepared.data[key])
-    cached = prepared.caches.setdefault(tuple(recipe.names(trial).values()), cache.new())
+    cached = prepared.caches.setdefault(tuple(recipe.names(trial).values()), programs.new_cache())
     experiment = experiments.resolve(config, custom)._replace(custom=trial.custom)
     return simulation.assemble(experiment, cached)._replace(
         metrics=recipe.metrics,
@@ -192,7 +191,7 @@ def _run(
     """Runs a trial to its end, or until a signal stops it. Records an error as a `Failure`."""
     rounds, lines, signals = [0], [], []
     try:
-        history = tracking.run_simulation(
+        history = output.run_simulation(
             simulation_of(prepared, trial, folder),
             log=log or lines.append,
             on_stop=signals.append,
@@ -220,7 +219,7 @@ def failure_of(error: BaseException, num_done: int = 0) -> Failure:
 
 # --- in the processes of an executor
 
-TRACED = tuple(name for name in cache.TRACE_SETTINGS if name != "jax_default_device")
+TRACED = tuple(name for name in programs.TRACE_SETTINGS if name != "jax_default_device")
 """Settings of jax that a process takes over from the one that sends it trials."""
 
 

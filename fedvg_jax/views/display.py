@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from rich.console import Console
@@ -20,17 +21,22 @@ from rich.table import Table
 
 import fedvg_jax
 from fedvg_jax.config import Config, cohort_size, method_title
+<<<<<<< HEAD
 from fedvg_jax.config.checks import with_passed
 from fedvg_jax.config.methods import method_of
 from fedvg_jax.config.options import algorithm_of, concurrency
+=======
+from fedvg_jax.config.methods import algorithm_of
+from fedvg_jax.config.options import concurrency
+>>>>>>> 6aaa1332 (Objects of a call are declared once, digests are plain texts, local and frozen tensors are left out in one way; trackers load where a run names one)
 from fedvg_jax.core import tree
 from fedvg_jax.data.arrays import Arrays, classes_without_rows
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.host import hardware
+from fedvg_jax.host import hardware, processes
 from fedvg_jax.resolve import experiment as experiments
 from fedvg_jax.resolve.custom import Custom
 from fedvg_jax.resolve.machine import num_devices
-from fedvg_jax.runs import chunks
+from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs.assemble import programs, simulation
 from fedvg_jax.runs.record.history import History, Record, primary_metric
 from fedvg_jax.views import output
@@ -66,6 +72,42 @@ def prepare(
         sim = experiments.simulate(config, custom)
     output.say(console, start_text(sim, unused))
     return sim
+
+
+def run(
+    console: Console,
+    config: Config,
+    custom: Custom,
+    unused: str = "",
+    fields: Mapping[str, Any] = {},
+    on_chunk_done: Callable[[], None] = lambda: None,
+    **observers: Any,
+) -> History:
+    """Runs as the command line does, on standard output or in the cell of a notebook.
+
+    Args:
+        console: where to print.
+        config: checked settings.
+        custom: objects that take the place of settings.
+        unused: as in `start_text`.
+        fields: of the simulation, which are set.
+        on_chunk_done: called after every chunk of rounds, before its records are shown.
+        **observers: of `loop.run_simulation`.
+    """
+    with processes.together():
+        sim = prepare(console, config, custom, unused)._replace(**fields)
+    log = functools.partial(output.say, console)
+    with round_progress(console, config.rounds) as show:
+
+        def on_records(records: list[Record]) -> None:
+            on_chunk_done()
+            show(records)
+
+        finished = output.run_simulation(sim, **observers, on_records=on_records, log=log)
+    if processes.is_first():
+        print_results(console, finished)
+    loop.export(sim, finished)
+    return finished
 
 
 def start_text(sim: simulation.Simulation, unused: str = "") -> str:
@@ -130,12 +172,10 @@ def method_text(config: Config, given: Mapping[str, str] = {}) -> str:
         config: of the run.
         given: what the caller passed in place of the config's -> its name; "" for one without.
     """
-    named = with_passed({n: getattr(config, n) for n in ("algorithm", "weighting")}, given)
-    algorithm, weighting = named["algorithm"], named["weighting"]
-    title, vg = method_title(method_of(algorithm, weighting, config.local)), config.fedvg
-    if "native" in weighting and not {"algorithm", "weighting"} & given.keys():
+    title, vg = method_title(output.method_name(config, given)), config.fedvg
+    if "native" in config.weighting and not {"algorithm", "weighting"} & given.keys():
         title += f", weights {algorithm_of(config).native_weighting}"
-    if "fedvg" in weighting and "weighting" not in given:
+    if "fedvg" in config.weighting and "weighting" not in given:
         title += f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)"
     return title
 
@@ -171,40 +211,44 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
 
 def print_results(console: Console, history: History) -> None:
     """Prints the table of results, and the run folder on a line of its own, which no narrow terminal cuts."""
-    summary = history.summary
-    table = Table(show_header=False, title="interrupted" if summary["interrupted"] else None)
+    summary, rows = history.summary, {}
     for label, name in RESULTS.items():
-        if summary.get(name) is not None:
-            value = summary[name]
-            table.add_row(label, f"{value:.4g}" if "loss" in name else f"{value:.2%}")
-    table.add_row("rounds", f"{summary['rounds']} in {summary['run_seconds']:.1f} s")
+        value = summary.get(name)
+        if value is not None:
+            rows[label] = f"{value:.4g}" if "loss" in name else f"{value:.2%}"
+    rows["rounds"] = f"{summary['rounds']} in {summary['run_seconds']:.1f} s"
     if history.records and "virtual_seconds" in history.records[-1]:
-        table.add_row("virtual time", output.duration(history.records[-1]["virtual_seconds"]))
+        rows["virtual time"] = output.duration(history.records[-1]["virtual_seconds"])
     if summary.get("stopped_early"):
-        table.add_row("stopped early", summary["stopped_early"])
+        rows["stopped early"] = summary["stopped_early"]
     if summary.get("epsilon") is not None:
-        table.add_row("epsilon", f"{summary['epsilon']:.4g} at delta {summary['delta']:g}")
+        rows["epsilon"] = f"{summary['epsilon']:.4g} at delta {summary['delta']:g}"
     if "bytes_down" in summary:
         down, up = (f"{summary[name] / 2**20:,.1f} MiB" for name in ("bytes_down", "bytes_up"))
-        table.add_row("sent to clients, and back", f"{down}, {up}")
-    table.add_row("compiling", f"{summary['compile_seconds']:.1f} s")
-    console.print(table)
+        rows["sent to clients, and back"] = f"{down}, {up}"
+    rows["compiling"] = f"{summary['compile_seconds']:.1f} s"
+    print_table(console, rows, "interrupted" if summary["interrupted"] else None)
     if history.folder is not None:
         output.say(console, f"run folder {history.folder}")
 
 
-def plan_table(prediction: Prediction) -> Table:
-    """Returns the plan of a run as a table."""
-    p = prediction
-    table = Table(show_header=False, title="plan")
-    table.add_row("compiling", f"{p.compile_seconds:.1f} s")
-    table.add_row("one round", f"{p.seconds_per_round:.3g} s")
-    table.add_row(
-        f"{p.rounds:,} rounds",
-        f"{p.seconds:,.0f} s" + f" ({p.seconds / 3600:.1f} h)" * (p.seconds > 3600),
-    )
-    table.add_row("memory", f"{p.memory_bytes / 2**30:.2f} GiB")
-    return table
+def print_table(console: Console, rows: Mapping[str, str], title: str | None) -> None:
+    """Prints a table of names and texts."""
+    table = Table(show_header=False, title=title)
+    for row in rows.items():
+        table.add_row(*row)
+    console.print(table)
+
+
+def plan_rows(plan: Prediction) -> dict[str, str]:
+    """Returns the rows of the table of a plan."""
+    hours = f" ({plan.seconds / 3600:.1f} h)" if plan.seconds > 3600 else ""
+    return {
+        "compiling": f"{plan.compile_seconds:.1f} s",
+        "one round": f"{plan.seconds_per_round:.3g} s",
+        f"{plan.rounds:,} rounds": f"{plan.seconds:,.0f} s{hours}",
+        "memory": f"{plan.memory_bytes / 2**30:.2f} GiB",
+    }
 
 
 def metric_text(record: Record) -> str:
@@ -239,17 +283,16 @@ def predict(sim: simulation.Simulation) -> Prediction:
     last = min(config.rounds, 2)
     settings = dataclasses.replace(config, rounds=last, eval_every=last)
     two = sim._replace(experiment=sim.experiment._replace(settings=settings))
-    times, records = [time.perf_counter()], []
-    for _, new in chunks.run_chunks(two, compiled, sim.state, 0, is_single=True):
-        times.append(time.perf_counter())
-        records += new
-    # of the last: the first round after compiling takes longer
-    duration, one_round = times[-1] - times[-2], records[-1]["seconds"]
+    begin = end = time.perf_counter()
+    one_round = 0.0
+    for _, of_chunk in chunks.run_chunks(two, compiled, sim.state, 0, is_single=True):
+        # of the last chunk: the first round after compiling takes longer
+        begin, end, one_round = end, time.perf_counter(), of_chunk[-1]["seconds"]
     evaluations = math.ceil(config.rounds / config.eval_every)
     return Prediction(
         rounds=config.rounds,
         compile_seconds=compiled.seconds,
         seconds_per_round=one_round,
-        seconds=config.rounds * one_round + evaluations * (duration - one_round),
+        seconds=config.rounds * one_round + evaluations * (end - begin - one_round),
         memory_bytes=programs.program_bytes(compiled.chunk),
     )

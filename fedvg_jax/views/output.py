@@ -1,4 +1,4 @@
-"""Lines on standard output, which may close: a run continues when its output is no longer read.
+"""Where a run reports to: standard output, which may close without ending it, and files and trackers beside its folder.
 
 Short texts about a run, for the terminal and the titles of pictures.
 """
@@ -13,13 +13,21 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedvg_jax.config import Config, method_title
+<<<<<<< HEAD
 from fedvg_jax.config.checks import unused, with_passed
 from fedvg_jax.config.methods import method_of
+=======
+from fedvg_jax.config.uses import unused, with_passed
+from fedvg_jax.config.weighting_grammar import method_of
+from fedvg_jax.host import files
+>>>>>>> 6aaa1332 (Objects of a call are declared once, digests are plain texts, local and frozen tensors are left out in one way; trackers load where a run names one)
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from fedvg_jax.data.arrays import Arrays
+    from fedvg_jax.runs.assemble.simulation import Simulation
+    from fedvg_jax.runs.record.history import History
 
 
 def say(console: Console, line: str) -> None:
@@ -83,6 +91,32 @@ def lasting() -> Iterator[None]:
                 stream.flush()
 
 
+def check_targets(config: Config, has_folder: bool) -> None:
+    """Raises UsageError if a run cannot write what it writes beside its folder: an exported model, records of trackers.
+
+    Args:
+        config: settings.
+        has_folder: whether the run will have a folder.
+    """
+    if config.export:
+        files.export_target(config.export)
+    if config.track:
+        from fedvg_jax.views import tracking
+
+        tracking.require(config, has_folder)
+
+
+def run_simulation(sim: Simulation, **observers: Any) -> History:
+    """Runs a simulation as `loop.run_simulation` does, and reports it to the trackers that its settings name."""
+    from fedvg_jax.runs import loop  # with jax, which no help needs
+
+    if not sim.config.track:
+        return loop.run_simulation(sim, **observers)
+    from fedvg_jax.views import tracking
+
+    return tracking.run_simulation(sim, **observers)
+
+
 def duration(seconds: float) -> str:
     """Returns seconds as a text of at most two units.
 
@@ -120,22 +154,31 @@ def unit(arrays: Arrays) -> str:
     return "characters" if is_sequences(arrays) else "rows"
 
 
+def method_name(config: Config, given: Mapping[str, str]) -> str:
+    """Returns the name of a run's method.
+
+    Args:
+        config: of the run.
+        given: what Python passed in place of settings -> its name; "" for one without.
+    """
+    settings = {"algorithm": config.algorithm, "weighting": config.weighting}
+    named = with_passed(settings, given)
+    return method_of(named["algorithm"], named["weighting"], config.local)
+
+
 def method_and_run(config: Config, given: Mapping[str, str] = {}) -> tuple[str, str]:
     """Returns the name of a run's method, and a line of method, data set, partition and seed.
 
     Args:
         config: of the run.
-        given: what Python passed in place of settings -> its name; "" for one without.
+        given: as in `method_name`.
 
     >>> method_and_run(Config())
     ('fedvg', 'FedVG; digits, dirichlet, alpha 0.05; seed 0')
     >>> method_and_run(Config(), {"weighting": "root", "data": ""})
     ('root', 'root; custom data, dirichlet, alpha 0.05; seed 0')
     """
-    settings = {name: getattr(config, name) for name in ("algorithm", "weighting", "dataset")}
-    named = with_passed(settings | {"partition": partition_label(config)}, given)
-    method = method_of(named["algorithm"], named["weighting"], config.local)
-    return (
-        method,
-        f"{method_title(method)}; {named['dataset']}, {named['partition']}; seed {config.seed}",
-    )
+    method = method_name(config, given)
+    settings = {"dataset": config.dataset, "partition": partition_label(config)}
+    rows = ", ".join(with_passed(settings, given).values())
+    return method, f"{method_title(method)}; {rows}; seed {config.seed}"

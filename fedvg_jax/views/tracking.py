@@ -1,6 +1,6 @@
 """Trackers: a run that reports its settings and metrics to TensorBoard or Weights & Biases.
 
-`run_simulation` stands in for that of `runs.loop`. The package of tracker X is the extra X, and imported only for runs
+The package of tracker X is the extra X, and imported only for runs
 that ask for it. A tracker that fails is left with one line, and the run continues without it.
 
 What trackers write is in tracking/ of the run folder. A resumed run reports its earlier rounds again: TensorBoard hides
@@ -21,18 +21,17 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config
 from fedvg_jax.config.checks import used, with_passed
 from fedvg_jax.config.declare import listed
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.host import files
+from fedvg_jax.host import files, processes
+from fedvg_jax.runs import loop
+from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import History, Record
-
-if TYPE_CHECKING:
-    from fedvg_jax.runs.assemble.simulation import Simulation
 
 _log_warning = logging.getLogger(__name__).warning
 
@@ -79,7 +78,7 @@ def run_simulation(
     *,
     on_records: Callable[[list[Record]], None] = lambda records: None,
     log: Callable[[str], None] = _log_warning,
-    **listeners: Any,
+    **observers: Any,
 ) -> History:
     """Runs a simulation as `loop.run_simulation` does, and reports it to the trackers that its settings name.
 
@@ -87,11 +86,8 @@ def run_simulation(
         sim: the simulation, of settings that `require` admits.
         on_records: see `loop.run_simulation`.
         log: as there; gets a line about every tracker, too.
-        listeners: its other arguments.
+        **observers: its other arguments.
     """
-    from fedvg_jax.host import processes  # with jax
-    from fedvg_jax.runs import loop
-
     names = listed(sim.config.track) if processes.is_first() else ()
     writers: dict[str, Writer] = {}
 
@@ -110,23 +106,24 @@ def run_simulation(
                 writers[name] = WRITERS[name](run)
                 log(f"tracked by {name}: {writers[name].place}")
 
+    def write(number: int, values: dict[str, float]) -> None:
+        for name, writer in list(writers.items()):
+            with left_if_it_fails(name):
+                writer.log(number, values)
+
     def report(records: list[Record]) -> None:
         on_records(records)
         if names and records[0]["round"] == 1:
             start()
-        for name, writer in list(writers.items()):
-            with left_if_it_fails(name):
-                for record in records:
-                    writer.log(record["round"], scalars(record))
+        for record in records:
+            write(record["round"], scalars(record))
 
     is_complete = False
     try:
-        history = loop.run_simulation(sim, **listeners, log=log, on_records=report)
+        history = loop.run_simulation(sim, **observers, log=log, on_records=report)
         is_complete = history.summary.get("stopped_by") is None
         results = {f"summary/{name}": value for name, value in scalars(history.summary).items()}
-        for name, writer in list(writers.items()):
-            with left_if_it_fails(name):
-                writer.log(len(history.records), results)
+        write(len(history.records), results)
         return history
     finally:
         for name, writer in list(writers.items()):

@@ -1,8 +1,6 @@
-"""What a dry run shows of virtual time: how long clients wait, and the first arrivals of a buffered server."""
+"""What a dry run shows of virtual time: how long rounds take and clients wait, and the staleness of their updates."""
 
 from __future__ import annotations
-
-import math
 
 import jax
 import numpy as np
@@ -16,19 +14,16 @@ from fedvg_jax.views.output import duration
 ROUNDS = 20
 """Rounds of a synchronous server that are planned."""
 
-ARRIVALS, IN_A_LINE = 100, 10
-"""Arrivals that a picture shows."""
 
-
-def rows(sim: Simulation) -> list[tuple[str, str]]:
-    """Returns rows of the plan, a name and a text each; none without a clock."""
+def rows(sim: Simulation) -> dict[str, str]:
+    """Returns rows of the plan by name; none without a clock."""
     clock = sim.experiment.cohorts.clock
     if sim.timeline:
         return _buffered_rows(sim, sim.timeline)
-    return _synchronous_rows(sim, clock) if clock else []
+    return _synchronous_rows(sim, clock) if clock else {}
 
 
-def _synchronous_rows(sim: Simulation, clock: Clock) -> list[tuple[str, str]]:
+def _synchronous_rows(sim: Simulation, clock: Clock) -> dict[str, str]:
     rounds, seed = sim.config.rounds, sim.config.seed
     planned = [sim.schedule(number) for number in range(min(ROUNDS, rounds))]
     seconds = np.array([each.waited.seconds for each in planned])
@@ -41,55 +36,25 @@ def _synchronous_rows(sim: Simulation, clock: Clock) -> list[tuple[str, str]]:
     waiting = 1 - trained / present if present else 0.0
     late = sum(len(each.waited.late) for each in planned)
     asked = sum(each.waited.num_asked for each in planned)
-    return [
-        ("virtual time", f"about {duration(rounds * seconds.mean())}"),
-        ("first rounds", ", ".join(map(duration, seconds[:5]))),
-        ("clients wait", f"{waiting:.0%} of their time, for the slowest"),
-        ("late", f"{late / asked:.0%} of the clients asked"),
-    ]
+    return {
+        "virtual time": f"about {duration(rounds * seconds.mean())}",
+        "first rounds": ", ".join(map(duration, seconds[:5])),
+        "clients wait": f"{waiting:.0%} of their time, for the slowest",
+        "late": f"{late / asked:.0%} of the clients asked",
+    }
 
 
-def _buffered_rows(sim: Simulation, timeline: Timeline) -> list[tuple[str, str]]:
+def _buffered_rows(sim: Simulation, timeline: Timeline) -> dict[str, str]:
     """Returns rows of a buffered server; M clients are in training at any time."""
     cohorts = sim.experiment.cohorts
     ends, staleness, versions = timeline.virtual_seconds, timeline.staleness, sim.state.versions
     waiting = (ends[:, None] - timeline.arrived).sum()
     present = waiting + cohorts.concurrency * ends[-1]
     num_slots = len(jax.tree.leaves(versions)[0])
-    return [
-        ("virtual time", duration(ends[-1])),
-        ("staleness", f"mean {staleness.mean():.3g}, largest {staleness.max()}"),
-        ("in the buffer", f"{waiting / present if present else 0:.0%} of client time"),
-        ("dropped", f"{(staleness > cohorts.max_staleness).mean():.0%} of arrivals"),
-        ("versions", f"{num_slots} slots, {tree.num_bytes(versions) / 2**20:.2f} MiB"),
-    ]
-
-
-def picture(timeline: Timeline, max_staleness: float | None = None) -> str:
-    """Returns the first arrivals as client:staleness, ten a line after the time of the first of them.
-
-    | is an update of the server, and x a client over `max_staleness`, which is dropped.
-
-    >>> from fedvg_jax.engine.virtual_time import timeline
-    >>> print(picture(timeline([1.0, 2.5], concurrency=2, buffer=2, updates=2), 0).splitlines()[1])
-           1 s  0:0   0:0| 1:1x   0:0|
-    """
-    clients, staleness, arrived = (
-        field.ravel()[:ARRIVALS]
-        for field in (timeline.clients, timeline.staleness, timeline.arrived)
-    )
-    size, most = timeline.clients.shape[1], math.inf if max_staleness is None else max_staleness
-    texts = [
-        f"{client}:{late}{'x' if late > most else ''}"
-        for client, late in zip(clients.tolist(), staleness.tolist(), strict=True)
-    ]
-    width = max(map(len, texts)) + 1
-    lines = [f"first {len(texts)} arrivals, client:staleness; | the server updates, x dropped"]
-    for start in range(0, len(texts), IN_A_LINE):
-        places = range(start, min(start + IN_A_LINE, len(texts)))
-        ends = ["|" if (place + 1) % size == 0 else " " for place in places]
-        entries = "".join(
-            f"{texts[place]:>{width}}{end}" for place, end in zip(places, ends, strict=True)
-        )
-        lines.append(f"{duration(arrived[start]):>10}{entries}".rstrip())
-    return "\n".join(lines)
+    return {
+        "virtual time": duration(ends[-1]),
+        "staleness": f"mean {staleness.mean():.3g}, largest {staleness.max()}",
+        "in the buffer": f"{waiting / present if present else 0:.0%} of client time",
+        "dropped": f"{(staleness > cohorts.max_staleness).mean():.0%} of arrivals",
+        "versions": f"{num_slots} slots, {tree.num_bytes(versions) / 2**20:.2f} MiB",
+    }

@@ -92,7 +92,7 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(
             own = {f"params/{p}": v for p, v in own_params.items()} | {
                 f"stats/{p}": v for p, v in own_stats.items()
             }
-            worlds.assert_close(tree.take(actual.clients.local, client), own, 1e-9)
+            worlds.assert_close(tree.by_path(tree.take(actual.clients.local, client)), own, 1e-9)
         for path, initial in local(params).items():
             np.testing.assert_array_equal(worlds.by_path(actual.variables.params)[path], initial)
 
@@ -195,7 +195,7 @@ def first_round(algorithm, optimiser=fv.sgd, **options):
         fv.init_state(LINEAR, algorithm, 2, hyper, local=part), schedule, data, hyper
     )
     clients = np.argsort(schedule.clients)
-    return state, np.asarray(tree.take(state.clients, clients).local["params/head/w"]), metrics
+    return state, np.asarray(tree.take(state.clients, clients).local.params["head"]["w"]), metrics
 
 
 def test_momentum_of_the_sent_tensors_begins_where_their_steps_begin():

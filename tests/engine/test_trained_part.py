@@ -51,7 +51,7 @@ def test_gradients_of_the_part_are_those_of_the_whole_model(x64):
     model = trained_part.whole(trained, base)
     (expected, all_stats), all_grads = derivative(worlds.TASK, model)
     worlds.assert_close(loss, expected, 1e-12)
-    of_whole = trained_part.select_trained(fv.Variables(all_grads, all_stats), base)
+    of_whole = trained_part.rest_of(fv.Variables(all_grads, all_stats), base)
     worlds.assert_close(fv.Variables(grads, stats), of_whole, 1e-12)
     assert tree.paths(grads) == ["bn1/bias", "bn1/scale", "classifier/bias", "classifier/kernel"]
     worlds.assert_close(

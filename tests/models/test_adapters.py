@@ -114,7 +114,7 @@ def test_a_run_trains_adapters_and_what_is_named_beside_them():
     )
     assert {path for path in moved if not moved[path]} == {"mix/bias", "mix/kernel"}
     kept = fv.simulation(dataclasses.replace(config, local="lora_b"), **given)
-    assert {path.rpartition("_")[2] for path in kept.state.clients.local} == {"b"}
+    assert {path.rpartition("_")[2] for path in tree.paths(kept.state.clients.local)} == {"b"}
 
 
 def test_named_models_have_adapters_beside_a_pretrained_base(tmp_path):

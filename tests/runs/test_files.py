@@ -99,7 +99,7 @@ def test_a_folder_in_use_is_refused(tmp_path):
 def test_export_to_a_link_replaces_its_target(tmp_path):
     (tmp_path / "old").write_text("old")
     (tmp_path / "link").symlink_to("old")
-    files.replace_bytes(files.export_target(tmp_path / "link"), [b"new"])
+    files.replace(files.export_target(tmp_path / "link"), b"new")
     assert (tmp_path / "link").is_symlink() and (tmp_path / "old").read_text() == "new"
     assert len(list(tmp_path.iterdir())) == 2
 

@@ -11,7 +11,7 @@ from support.small_sweeps import timeless
 import fedvg_jax as fv
 from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
-from fedvg_jax.resolve.custom import Custom, identities
+from fedvg_jax.resolve.custom import Custom, digests_of
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.sweep_trials import Trial
 from fedvg_jax.study.trial_runs import Recipe
@@ -145,14 +145,14 @@ def test_other_objects_have_another_identity():
     rows = [np.arange(50), np.arange(50, 100)]
     base = Custom(data=arrays(), partition=rows, weighting=tempered, hyper={"T": 1.0})
     others = {"data": arrays(2), "partition": rows[::-1], "hyper": {"T": 2.0}}
-    of_base = identities(base, {})
+    of_base = digests_of(base, {})
     known = user_data.as_arrays(arrays())
     equal = base._replace(data=known, hyper={"T": np.float32(1)})
-    assert of_base == identities(equal, {})
+    assert of_base == digests_of(equal, {})
     others |= {"weighting": fv.weightings.uniform()}
     for name, other in others.items():
-        replaced = identities(base._replace(**{name: other}), {})
-        assert [n for n, identity in replaced.items() if identity != of_base[n]] == [name]
+        replaced = digests_of(base._replace(**{name: other}), {})
+        assert [n for n, digest in replaced.items() if digest != of_base[n]] == [name]
 
 
 TRACKED = fv.Config(

@@ -24,7 +24,7 @@ from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.study import executors, report, sweep_folder, sweep_trials, sweeps, trial_runs
 from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_trials import Layer, Sweep
-from fedvg_jax.views import tracking
+from fedvg_jax.views import output
 
 AXES = {("alpha", "seed"): [(0.5, 0), (5.0, 1)]}
 
@@ -48,7 +48,7 @@ def compute(trials, out):
 @pytest.fixture
 def watch(monkeypatch):
     """Calls a function with the settings and the records of every chunk of rounds."""
-    run = tracking.run_simulation
+    run = output.run_simulation
 
     def watch(hook):
         def watched(sim, on_records, **listeners):
@@ -58,7 +58,7 @@ def watch(monkeypatch):
 
             return run(sim, on_records=report, **listeners)
 
-        monkeypatch.setattr(tracking, "run_simulation", watched)
+        monkeypatch.setattr(output, "run_simulation", watched)
 
     return watch
 

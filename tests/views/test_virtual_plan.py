@@ -23,14 +23,13 @@ def test_a_dry_run_of_a_buffered_server_shows_its_timeline(capsys):
     shown = capsys.readouterr().out
     for name in ("virtual time", "staleness", "in the buffer", "dropped", "versions"):
         assert re.search(rf"{name} .*\d", shown)
-    assert "first 12 arrivals" in shown and len(shown.splitlines()) < 40
 
 
 def test_the_plan_of_a_buffered_server_equals_its_records():
     server = {"size": 3, "concurrency": 6, "max_staleness": 1}
     config = fv.Config(**SMALL, clock=CLOCK, buffered=server)
     records, made = fv.run(config).records, fv.simulation(config)
-    rows = dict(virtual_plan.rows(made))
+    rows = virtual_plan.rows(made)
     staleness = np.array([record["staleness"] for record in records])
     dropped = sum(len(record.get("dropped", ())) for record in records)
     assert rows["staleness"] == f"mean {staleness.mean():.3g}, largest {staleness.max()}"
@@ -52,7 +51,7 @@ def test_waiting_in_a_buffer_is_the_time_to_the_update():
 def test_the_plan_of_a_synchronous_server_says_how_long_clients_wait():
     clock = fv.Clock(fixed_seconds=np.array([1.0, 3.0]))
     config = fv.Config(clients=2, join_ratio=1.0, alpha=10.0, rounds=4, model="linear")
-    rows = dict(virtual_plan.rows(fv.simulation(config, clock=clock)))
+    rows = virtual_plan.rows(fv.simulation(config, clock=clock))
     assert rows["virtual time"] == "about 12 s" and rows["first rounds"] == "3 s, 3 s, 3 s, 3 s"
     assert rows["clients wait"].startswith("33%") and rows["late"].startswith("0%")
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax.core import cache, tree
+from fedvg_jax.core import tree
 from fedvg_jax.core.checks import dependencies
 from fedvg_jax.core.tree import num_bytes
 from fedvg_jax.core.types import (
@@ -36,7 +36,7 @@ from fedvg_jax.core.types import (
     Waited,
 )
 from fedvg_jax.engine import contracts, local_training
-from fedvg_jax.runs.assemble.programs import Bound
+from fedvg_jax.runs.assemble.programs import Bound, key_of_shapes
 from fedvg_jax.runs.experiment import Experiment
 from fedvg_jax.runs.record.history import SENT, Record
 
@@ -79,7 +79,7 @@ def round_traffic(
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments)
     algorithm = contracts.checked(program.algorithm, "algorithm")
     trace = functools.partial(_trace_client, algorithm, program.bind, method.server_stats, shapes)
-    is_read, messages = program.cached(("traffic", *cache.key_of_shapes(shapes)), trace)
+    is_read, messages = program.cached(("traffic", *key_of_shapes(shapes)), trace)
     received = jax.tree.map(lambda leaf, used: used * num_bytes(leaf), state.server, is_read)
     params = jax.tree.structure(state.variables.params)
 

@@ -14,16 +14,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent import futures
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
 from jax.stages import Traced, Wrapped
 
-from fedvg_jax.core import cache, trained_part
+from fedvg_jax.core import trained_part
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
@@ -41,9 +41,73 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.engine import cohort_states, evaluate, federated_round
 from fedvg_jax.engine.local_training import Optimiser
-from fedvg_jax.host import extras, files, hardware as hw
+from fedvg_jax.host import files, hardware as hw
 from fedvg_jax.runs.experiment import Experiment, Method, Model
 from fedvg_jax.weightings import baselines, recorded
+
+T = TypeVar("T")
+
+# --- caches of what is compiled for arguments of some shapes
+
+Cache = Callable[[Hashable, Callable[[], Any]], Any]
+"""(key, function without arguments) -> its result, which is cached under that key"""
+
+MOST_CACHED = 16
+"""Results in a cache; then the oldest is dropped."""
+
+TRACE_SETTINGS = (
+    "jax_default_device",
+    "jax_default_matmul_precision",
+    "jax_default_prng_impl",
+    "jax_enable_x64",
+    "jax_numpy_dtype_promotion",
+    "jax_threefry_partitionable",
+)
+"""Settings of jax, also of its context managers, that change what a program computes."""
+
+
+def new_cache() -> Cache:
+    """Returns an empty cache.
+
+    >>> cached = new_cache()
+    >>> cached("a", lambda: 1), cached("a", lambda: 2)
+    (1, 1)
+    """
+    results: dict[Hashable, Any] = {}
+
+    def cached(key: Hashable, make: Callable[[], T]) -> T:
+        if key not in results:
+            result = make()
+            if len(results) == MOST_CACHED:
+                del results[next(iter(results))]
+            results[key] = result
+        return results[key]
+
+    return cached
+
+
+def trace_settings() -> tuple[Hashable, ...]:
+    """Returns the values of `TRACE_SETTINGS` where it is called."""
+    return tuple(getattr(jax.config, name) for name in TRACE_SETTINGS)
+
+
+def key_of_shapes(arguments: Tree) -> tuple[Hashable, ...]:
+    """Returns a key of what is traced for arguments of these shapes, under the settings of jax where it is called."""
+    leaves, structure = jax.tree.flatten(arguments)
+    return structure, tuple(map(abstract, leaves)), trace_settings()
+
+
+def abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    """Returns shape and dtype of a leaf, and its sharding if it has been placed on devices."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    is_placed = isinstance(leaf, jax.Array) and leaf.committed
+    return jax.ShapeDtypeStruct(
+        np.shape(leaf), leaf.dtype, sharding=leaf.sharding if is_placed else None
+    )
+
+
+# --- programs
 
 
 class Bound(NamedTuple):
@@ -72,17 +136,17 @@ class Program(NamedTuple):
     """of the whole model"""
     bind: Callable[[Tree], Bound]
     """`Data.base` -> what depends on it"""
-    cached: cache.Cache
+    cached: Cache
     """caches what is compiled or traced of the program, by shapes, for the runs that share it"""
     local: LocalPart
     """the part of the model that stays with each client"""
 
 
-_of_settings = cache.new()
+_of_settings = new_cache()
 """Programs that follow from settings alone, for all runs of the process."""
 
 
-def make_program(experiment: Experiment, cached: cache.Cache | None = None) -> Program:
+def make_program(experiment: Experiment, cached: Cache | None = None) -> Program:
     """Returns the program of a run, a kept one if a run has the same.
 
     Args:
@@ -91,11 +155,11 @@ def make_program(experiment: Experiment, cached: cache.Cache | None = None) -> P
             process.
     """
     model, method = experiment.model, experiment.method
-    key = experiment.key, cache.trace_settings(), hw.current()
+    key = experiment.key, trace_settings(), hw.current()
     is_named = not {"task", "algorithm", "weighting", "aggregate", "send", "attack"} & {
         *experiment.custom
     }
-    cached = _of_settings if is_named else cached or cache.new()
+    cached = _of_settings if is_named else cached or new_cache()
     arguments = model, method, experiment.executor, experiment.settings.clients
     return cached(key, lambda: _make(*arguments))
 
@@ -159,7 +223,7 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
         jit(evaluate.make_evaluate(scored, executor), out_shardings=executor.placement),
         whole,
         bind,
-        cache.new(),
+        new_cache(),
         local,
     )
 
@@ -195,7 +259,7 @@ def _shapes_of_base(model: Model, task: Task) -> Variables | None:
 
 
 def trace_chunk(
-    cached: cache.Cache,
+    cached: Cache,
     chunk: Wrapped,
     state: SimState,
     rounds: Schedule,
@@ -210,12 +274,12 @@ def trace_chunk(
         cached, chunk: of a `Program`.
         state, rounds, data, hyper: arrays or shapes; `rounds` is a stacked schedule.
     """
-    shapes = jax.tree.map(cache.abstract, (state, np.int32(0), rounds, data, hyper))
-    return cached(("traced", *cache.key_of_shapes(shapes)), lambda: chunk.trace(*shapes))
+    shapes = jax.tree.map(abstract, (state, np.int32(0), rounds, data, hyper))
+    return cached(("traced", *key_of_shapes(shapes)), lambda: chunk.trace(*shapes))
 
 
 def compile_for(
-    cached: cache.Cache,
+    cached: Cache,
     chunk: Wrapped,
     evaluate: Wrapped,
     state: SimState,
@@ -230,12 +294,12 @@ def compile_for(
         evaluate: of a `Program`.
         data: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
     """
-    shapes = jax.tree.map(cache.abstract, (state, rounds, data, hyper))
+    shapes = jax.tree.map(abstract, (state, rounds, data, hyper))
 
     def compiled() -> tuple[Callable, Callable]:
         return _compiled(trace_chunk(cached, chunk, *shapes), evaluate, shapes[0], shapes[2])
 
-    return cached(("compiled", *cache.key_of_shapes(shapes)), compiled)
+    return cached(("compiled", *key_of_shapes(shapes)), compiled)
 
 
 def _compiled(
@@ -244,7 +308,7 @@ def _compiled(
     tables = []
     if data.training is None:
         tables = [table for table in (data.val, data.test) if table is not None]
-    with extras.paused(), futures.ThreadPoolExecutor(1) as pool:
+    with hw.paused_gc(), futures.ThreadPoolExecutor(1) as pool:
         compiling = pool.submit(traced.lower().compile)
         # traced while the rounds compile; the program of the longest table skips the empty groups of a shorter one
         variables = trained_part.whole(state.variables, data.base)

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.stages import Traced, Wrapped
 
-from fedvg_jax.core import cache, trained_part, tree
+from fedvg_jax.core import trained_part, tree
 from fedvg_jax.core.trained_part import LocalPart
 from fedvg_jax.core.types import (
     Algorithm,
@@ -79,7 +79,7 @@ class Simulation(NamedTuple):
     """of the whole model: `task`, unless only a part is trained"""
     bind: Callable[[Tree], programs.Bound]
     """`data.base` -> task, weighting and round step with these frozen tensors"""
-    cached: cache.Cache
+    cached: programs.Cache
     """caches the compiled programs, by shapes"""
     local: LocalPart
     """the part of the model that stays with each client"""
@@ -169,7 +169,7 @@ class Simulation(NamedTuple):
         return evaluate.mean_loss(self.model, self.whole(variables), self.data.pool, self.data.val)
 
 
-def assemble(experiment: Experiment, cached: cache.Cache | None = None) -> Simulation:
+def assemble(experiment: Experiment, cached: programs.Cache | None = None) -> Simulation:
     """Returns the simulation of an experiment.
 
     Args:
@@ -326,7 +326,7 @@ def _check_features(
     name = "the algorithm" if is_custom else f"algorithm {experiment.settings.algorithm}"
     described = tree.entry_shapes(rows.described.algorithm)
     arguments = algorithm, task, rows.pool, hyper, name, described
-    key = "features", *cache.key_of_shapes((rows.pool, hyper))
+    key = "features", *programs.key_of_shapes((rows.pool, hyper))
     program.cached(key, lambda: task_checks.check_features(*arguments))
 
 

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 import fedvg_jax
-from fedvg_jax.core.identity import identify
 from fedvg_jax.core.types import Batch, Tree
 from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays
@@ -49,7 +48,11 @@ def sources(
             the seed may differ in its last bits between machines.
         base: NumPy arrays, the frozen tensors of the model; None where it is trained as a whole.
     """
-    encoding = () if arrays.table is None else (identify(arrays.table._asdict()).digest,)
+    encoding = ()
+    if arrays.table is not None:
+        from fedvg_jax.core.identity import identify
+
+        encoding = (identify(arrays.table._asdict()),)
     external = [np.asarray(member[len(arrays.y) :]) for member in (pool.x, pool.y)]
     leaves = jax.tree.leaves(client_state)
     return {

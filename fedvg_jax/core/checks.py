@@ -68,7 +68,12 @@ def floating(pytree: Tree, what: str) -> None:
 
     >>> floating({"w": jnp.ones(2)}, "params")
     """
-    expect(pytree, jax.tree.map(lambda leaf: floats(*np.shape(leaf)), pytree), what, any_float=True)
+    expect(
+        pytree,
+        jax.tree.map(lambda leaf: tree.floats(*np.shape(leaf)), pytree),
+        what,
+        any_float=True,
+    )
 
 
 def stacked(
@@ -95,15 +100,10 @@ def stacked(
         )
     count = num_clients or max([1, *shapes[0][:1]])
     like = jax.tree.map(
-        lambda leaf: floats(count, *() if per_tensor else np.shape(leaf)[1:]), pytree
+        lambda leaf: tree.floats(count, *() if per_tensor else np.shape(leaf)[1:]), pytree
     )
     expect(pytree, like, what, any_float=True)
     return count
-
-
-def floats(*shape: int) -> jax.ShapeDtypeStruct:
-    """Returns an array of floats of this shape, for `expect`."""
-    return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
 def in_range(parameter: Hyperparameter, value: Any) -> Any:
@@ -192,25 +192,6 @@ def calling(what: str, hyper: Mapping[str, Any] | None = None) -> Iterator[None]
         ):
             reason = "its arguments are traced, without values; use jax.numpy in place of NumPy, float(...) and if"
         raise UsageError(f"{what} failed: {reason}") from error
-
-
-def named(known: Mapping[str, Any], name: str, what: str) -> Any:
-    """Returns the entry of `known` under a name.
-
-    Args:
-        known: name -> entry.
-        name: the name to look up.
-        what: what it names, for messages.
-
-    Raises:
-        UsageError: for an unknown name; it lists the allowed names.
-
-    >>> named({"l1": 1, "l2": 2}, "l2", "norm")
-    2
-    """
-    if name not in list(known):  # which an unhashable value is not in either
-        raise UsageError(f"unknown {what} '{name}'; there are {', '.join(known)}")
-    return known[name]
 
 
 # --- what a function reads

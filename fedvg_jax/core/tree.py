@@ -40,6 +40,11 @@ def entry_shapes(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), tree)
 
 
+def floats(*shape: int) -> jax.ShapeDtypeStruct:
+    """Returns the shape of an array of floats, of any dtype, for checks."""
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
 def num_bytes(tree: Tree) -> int:
     """Returns the bytes of a pytree of arrays or shapes; a random key has 8."""
     return sum(leaf.size * (leaf.dtype.itemsize or 8) for leaf in jax.tree.leaves(tree))

@@ -158,6 +158,25 @@ def compiled(pattern: str, name: str) -> re.Pattern[str]:
         ) from None
 
 
+def named(known: Mapping[str, Any], name: str, what: str) -> Any:
+    """Returns the entry of `known` under a name.
+
+    Args:
+        known: name -> entry.
+        name: the name to look up.
+        what: what it names, for messages.
+
+    Raises:
+        UsageError: for an unknown name; it lists the allowed names.
+
+    >>> named({"l1": 1, "l2": 2}, "l2", "norm")
+    2
+    """
+    if name not in list(known):  # which an unhashable value is not in either
+        raise UsageError(f"unknown {what} '{name}'; there are {', '.join(known)}")
+    return known[name]
+
+
 # --- models ----------------------------------------------------------------------------------------------------------
 class Variables(NamedTuple):
     """A model's arrays."""

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.algorithms.base import no_correction, no_probe, no_report, no_residual, no_state
-from fedvg_jax.core import checks
+from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Algorithm, Send, Task, Term, Tree, Weighting, WeightingState
 
 T = TypeVar("T")
@@ -104,17 +104,17 @@ def _report(returned: Tree, hyper: Any, theta: Tree, anchor: Any, *rest: Any) ->
 
 
 def _floats_like(entry: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: checks.floats(*np.shape(leaf)), entry)
+    return jax.tree.map(lambda leaf: tree.floats(*np.shape(leaf)), entry)
 
 
 def _weights(returned: Tree, hyper: Any, measured: Tree, view: Any) -> Tree:
     # of the clients that are weighed together
     stacked = jax.tree.leaves(measured) or [view.shuffle]
-    return jax.tree.map(lambda _: checks.floats(len(stacked[0])), view.variables)
+    return jax.tree.map(lambda _: tree.floats(len(stacked[0])), view.variables)
 
 
 def _share(returned: Tree, hyper: Any, measured: Tree, view: Any) -> Tree:
-    return jax.tree.map(lambda _: checks.floats(), view.variables)
+    return jax.tree.map(lambda _: tree.floats(), view.variables)
 
 
 def _of_clients(returned: Tree, measured: Tree) -> Tree:
@@ -134,12 +134,12 @@ def _score(returned: Tree, measured: Tree) -> Tree:
 
 
 CONTRACTS: dict[type, dict[str, Contract]] = {
-    Task: {"loss": _results(checks.floats(), 1)},
+    Task: {"loss": _results(tree.floats(), 1)},
     Algorithm: {
         "init": _results(None, None),
         "correct": _like(1),
         "personal": _like(1),
-        "loss": _results(checks.floats(), 3),
+        "loss": _results(tree.floats(), 3),
         "report": _report,
         "residual": _results(2, 1),
         "probe": _anything,

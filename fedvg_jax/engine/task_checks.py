@@ -56,7 +56,7 @@ def check_task(task: Task, pool: Any) -> None:
         return jnp.asarray(loss), stats
 
     loss, stats = _shapes_of(trial, "task.loss", model, batch, mask)
-    checks.expect(loss, checks.floats(), "task.loss: loss", any_float=True)
+    checks.expect(loss, tree.floats(), "task.loss: loss", any_float=True)
     checks.expect(stats, model.stats, "task.loss: stats")
     _check_reads_mask(task, model, batch, mask)
     _shapes_of(task.predict, "task.predict", *model, batch)

@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax.core import checks, norms
+from fedvg_jax.core import checks, norms, types
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.weightings.fedvg import inverse, weights_of_norms
 
@@ -70,7 +70,7 @@ def inverse_norm_weights(
         raise UsageError("gradients: expected a dict name -> gradient for each client")
     for client, gradient in enumerate(gradients):
         checks.expect({**gradient}, trained, f"gradient of client {client}", any_float=True)
-    measure = checks.named(NORMS, norm, "norm")
+    measure = types.named(NORMS, norm, "norm")
     measured = {
         name: jnp.stack([measure(jnp.asarray(g[name], jnp.float32)) for g in gradients])
         for name in trained

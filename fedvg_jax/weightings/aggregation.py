@@ -43,7 +43,7 @@ def aggregate(
     checks.expect(tree.entry_shapes(client_params), params, "one client's params", any_float=True)
     checks.expect(
         weights,
-        jax.tree.map(lambda _: checks.floats(num_clients), params),
+        jax.tree.map(lambda _: tree.floats(num_clients), params),
         "weights",
         any_float=True,
     )

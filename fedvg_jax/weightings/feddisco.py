@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.core import checks, tree
+from fedvg_jax.core import tree, types
 from fedvg_jax.core.types import (
     ClientReturn,
     ClientRows,
@@ -45,7 +45,7 @@ def feddisco(target: Literal["uniform", "clients"] = "uniform") -> Weighting:
     Args:
         target: the global distribution D: uniform, or that of all clients' training rows together.
     """
-    is_uniform = checks.named({"uniform": True, "clients": False}, target, "target")
+    is_uniform = types.named({"uniform": True, "clients": False}, target, "target")
 
     def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Array, Array]:
         dtype = tree.wide_dtype(client.variables.params)

@@ -146,7 +146,7 @@ def weights_of_norms(
     """Returns the weights of the clients that are finite, 0 for others; arguments as in `inverse_norm_weights`."""
     checks.stacked(measured.params, "norms", per_tensor=True)
     norms, participating = finite_clients(tree.arrays(measured.params))
-    grouping = checks.named(groups.BY_NAME, granularity, "granularity")
+    grouping = types.named(groups.BY_NAME, granularity, "granularity")
     parts = NormParts(lambda *client: norms, grouping, block_of or groups.first_component)
     return parts.weights(weights_of_mean, norms, measured.stats, participating)
 
@@ -376,16 +376,16 @@ def norm_parts(
     groups_per_pass: signals.GroupsPerPass = 1,
 ) -> NormParts:
     """Returns the parts of a weighting by norms of a task; arguments and errors as in `fedvg`."""
-    is_train = checks.named({"train": True, "eval": False}, mode, "mode")
+    is_train = types.named({"train": True, "eval": False}, mode, "mode")
     tensors = {
         "gradient": lambda: signals.validation_gradient(task, is_train, groups_per_pass),
         "delta": lambda: signals.delta,
         "fisher": lambda: signals.fisher(task),
     }
-    measure = signal if callable(signal) else checks.named(tensors, signal, "signal")()
+    measure = signal if callable(signal) else types.named(tensors, signal, "signal")()
     grouping = _grouping(norm, granularity, layer)
     return NormParts(
-        signals.normed(measure, checks.named(norms.BY_NAME, norm, "norm")),
+        signals.normed(measure, types.named(norms.BY_NAME, norm, "norm")),
         grouping,
         task.block_of,
         layers_of(task, norm, granularity, layer, include, exclude),
@@ -420,13 +420,13 @@ def layers_of(
     # vectors have no spectral norm
     counted = {path for path in included if sizes[path].ndim > 1 or norm != "spectral"}
     _check_groups(counted, included, _grouping(norm, granularity, layer)(shapes, task.block_of))
-    return groups.layers(shapes.params, counted.__contains__, checks.named(LAYERS, layer, "layer"))
+    return groups.layers(shapes.params, counted.__contains__, types.named(LAYERS, layer, "layer"))
 
 
 def _grouping(norm: str, granularity: str, layer: str) -> Grouping:
     """Returns the grouping of a name. A vector without a spectral norm takes the weight of its module's matrix."""
     by_module = {"layerwise": groups.modulewise} if layer == "module" or norm == "spectral" else {}
-    return checks.named(groups.BY_NAME | by_module, granularity, "granularity")
+    return types.named(groups.BY_NAME | by_module, granularity, "granularity")
 
 
 def _check_groups(counted: set[str], included: set[str], by_group: Variables) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from fedvg_jax.core import checks, norms, tree
+from fedvg_jax.core import checks, norms, tree, types
 from fedvg_jax.core.tree import SCORING_PASSES
 from fedvg_jax.core.types import ClientReturn, Data, Hyper, Norm, Signal, Task, Tree, Variables
 from fedvg_jax.host import hardware as hw
@@ -77,7 +77,7 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
     [7.0, 0.0]
     """
     checks.stacked(grads, "grads")
-    return jax.vmap(norms.tensor_norms(checks.named(norms.BY_NAME, norm, "norm")))(grads)
+    return jax.vmap(norms.tensor_norms(types.named(norms.BY_NAME, norm, "norm")))(grads)
 
 
 def normed(measure: Signal, norm: Norm) -> Signal:

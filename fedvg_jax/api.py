@@ -25,7 +25,6 @@ from fedvg_jax.core.types import (
     UsageError,
     Variables,
 )
-from fedvg_jax.data import user_data
 from fedvg_jax.engine import executors, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import processes
@@ -380,7 +379,7 @@ def evaluate(
     if scaled_by:
         data = scaled_by.batch(data)
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
-        data = Batch(*(_as_leaf(part, name) for part, name in zip(data, ("x", "y"), strict=True)))
+        data = Batch(*data)
     num_rows = checks.num_rows(data, "data")
     num_minibatches = -(-num_rows // ROWS)
     # at most a quarter more, so that tables share programs
@@ -392,12 +391,6 @@ def evaluate(
         f"evaluate takes one batch as the task does, such as (x, y), got a {kind}: task.measure"
     ):
         return _metrics(task, _evaluator(model)(variables, data, rows))
-
-
-def _as_leaf(part: Any, name: str) -> Any:
-    """Returns a DataFrame, or what else is neither an array nor a pytree of arrays, as an array."""
-    is_leaf = jax.tree_util.all_leaves([part]) and not isinstance(part, np.ndarray | jax.Array)
-    return user_data.as_array(part, name) if is_leaf else part
 
 
 def _padded(leaf: Any, num_rows: int) -> np.ndarray:

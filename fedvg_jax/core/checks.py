@@ -35,14 +35,15 @@ def expect(pytree: Tree, like: Tree, what: str, *, any_float: bool = False) -> N
         ...
     fedvg_jax.UsageError: stats leaf 'w' is float32 of shape (2,); expected float32 of shape (3,)
     """
-    leaves, expected = tree.by_path(pytree), tree.by_path(like)
-    for path in expected | leaves:
-        got, needed = (
-            described(t[path], any_float) if path in t else "absent" for t in (leaves, expected)
-        )
-        if got != needed:
-            got = described(leaves[path]) if path in leaves else got
-            raise UsageError(f"{what} leaf '{path}' is {got}; expected {needed}")
+    got, expected = (
+        {path: described(leaf, any_float) for path, leaf in tree.by_path(each).items()}
+        for each in (pytree, like)
+    )
+    for path in expected | got:
+        if got.get(path) != expected.get(path):
+            raise UsageError(
+                f"{what} leaf '{path}' is {got.get(path, 'absent')}; expected {expected.get(path, 'absent')}"
+            )
     if jax.tree.structure(pytree) != jax.tree.structure(like):
         raise UsageError(
             f"{what} is {jax.tree.structure(pytree)}; expected {jax.tree.structure(like)}"
@@ -139,11 +140,11 @@ def num_rows(pytree: Tree, what: str) -> int:
     >>> num_rows((jnp.ones((4, 2)), jnp.ones(4)), "data")
     4
     """
-    shapes = [jnp.shape(leaf) for leaf in jax.tree.leaves(pytree)]
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(pytree)]
     lengths = {shape[:1] for shape in shapes}
     if len(lengths) != 1 or lengths & {(), (0,)}:
         raise UsageError(
-            f"{what} must be arrays of one length, of 1 or more rows; got shapes {shapes}"
+            f"{what} must be arrays of one length, of 1 or more rows; got shapes {[*dict.fromkeys(shapes)]}"
         )
     return shapes[0][0]
 

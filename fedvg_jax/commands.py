@@ -20,6 +20,7 @@ from fedvg_jax.config import Config, command_line
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.views import output
 
 RUN = "python -m fedvg_jax.sim"
 """The command that trains one model; the others take its flags."""
@@ -56,19 +57,20 @@ def print_help(
 
 def guarded(command: Callable[[], int]) -> int:
     """Returns the exit code of a command; errors and stops are reported in one line."""
-    try:
-        return command()
-    except KeyboardInterrupt:
-        line, code = "stopped at once", 130
-    except (UsageError, OSError) as error:
-        line, code = f"error: {one_line(str(error))}", 2
-    except (MemoryError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        advice = "use a smaller --batch-size, --join-ratio or --model"
-        line, code = f"error: not enough memory; {advice}", 2
-    print(line, file=sys.stderr)
-    return code
+    with output.lasting():
+        try:
+            return command()
+        except KeyboardInterrupt:
+            line, code = "stopped at once", 130
+        except (UsageError, OSError) as error:
+            line, code = f"error: {one_line(str(error))}", 2
+        except (MemoryError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            advice = "use a smaller --batch-size, --join-ratio or --model"
+            line, code = f"error: not enough memory; {advice}", 2
+        print(line, file=sys.stderr)
+        return code
 
 
 def parse(argv: Sequence[str]) -> Config:

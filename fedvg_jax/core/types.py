@@ -454,8 +454,6 @@ class Probe(NamedTuple):
     """number of a minibatch -> (batch, mask)"""
     num_batches: Array
     """int32 []."""
-    position: Array
-    """int32 [] the client's position in the cohort."""
     loop: Loop
     """Runs through the minibatches."""
 

@@ -107,23 +107,19 @@ class Averages(NamedTuple):
 def probe_clients(parts: RoundParts, inputs: RoundInputs) -> Tree:
     """Returns what the algorithm's probe measures of theta_g for each client, leaves [H, ...]."""
 
-    def probe(shared: Tree, place: tuple[Array, Array]) -> Tree:
-        (state, schedule, data, hyper), (k, position) = shared, place
+    def probe(shared: Tree, k: Array) -> Tree:
+        state, schedule, data, hyper = shared
         begin = schedule.start[k] + schedule.num_steps[k]  # after the client's training minibatches
 
         def batch(i: Array) -> tuple[Tree, Array]:
             return local_training.training_minibatch(data, schedule, begin + i)
 
-        theta, num_batches = (
-            local_training.start_of_client(state, schedule, k, parts.local),
-            schedule.probe_steps[k],
-        )
-        return parts.algorithm.probe(
-            hyper, types.Probe(parts.task, theta, batch, num_batches, position, parts.loop)
-        )
+        theta = local_training.start_of_client(state, schedule, k, parts.local)
+        own = types.Probe(parts.task, theta, batch, schedule.probe_steps[k], parts.loop)
+        return parts.algorithm.probe(hyper, own)
 
     shared = (inputs.state, inputs.schedule, inputs.data, inputs.hyper)
-    return parts.executor.map(probe, shared, (_indices(inputs), inputs.positions))
+    return parts.executor.map(probe, shared, _indices(inputs))
 
 
 def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carry:

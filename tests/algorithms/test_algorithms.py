@@ -84,11 +84,9 @@ def probe_of(world, num_batches, params):
     """The probe of a client with the rows of the pool in order, in batches of 2."""
     rows = jnp.arange(2 * max(num_batches, 1), dtype=jnp.int32).reshape(-1, 2)
     pool = jax.tree.map(jnp.asarray, world.pool)
-    count, position = np.int32(num_batches), jnp.int32(0)
+    count = np.int32(num_batches)
     batch = lambda i: tree.gather(pool, rows[i])  # noqa: E731
-    return Probe(
-        worlds.QUADRATIC, Variables(params, {}), batch, count, position, local_training.counted
-    )
+    return Probe(worlds.QUADRATIC, Variables(params, {}), batch, count, local_training.counted)
 
 
 # --- adaptive servers

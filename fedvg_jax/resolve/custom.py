@@ -82,9 +82,6 @@ class Custom(NamedTuple):
         }
 
 
-<<<<<<< HEAD
-SETTING_OF = checks.PASSED
-=======
 def custom_of(
     data: Any = None,
     label: str | None = None,
@@ -96,8 +93,7 @@ def custom_of(
     return Custom(user_data.of_call(data, label, group, transformer), **objects)
 
 
-SETTING_OF = uses.PASSED
->>>>>>> 6aaa1332 (Objects of a call are declared once, digests are plain texts, local and frozen tensors are left out in one way; trackers load where a run names one)
+SETTING_OF = checks.PASSED
 """Argument -> the setting that the object takes the place of."""
 
 FUNCTIONS = ("task", "algorithm", "weighting", "selection", "aggregate", "send", "attack")

@@ -17,19 +17,10 @@ from fedvg_jax.config import (
     cohort_size,
     epochs_range,
 )
-<<<<<<< HEAD
 from fedvg_jax.config.checks import unmet
 from fedvg_jax.config.declare import listed
 from fedvg_jax.config.options import as_reference, choice, concurrency, num_asked
-from fedvg_jax.core import cache
-from fedvg_jax.core.types import Algorithm, Hyper, Selection, Send, Task, Variables, Weighting
-from fedvg_jax.data import user_data
-=======
-from fedvg_jax.config.fidelity import as_reference, listed
-from fedvg_jax.config.options import choice, concurrency, num_asked
-from fedvg_jax.config.uses import unmet
 from fedvg_jax.core.types import Algorithm, Hyper, Weighting
->>>>>>> 6aaa1332 (Objects of a call are declared once, digests are plain texts, local and frozen tensors are left out in one way; trackers load where a run names one)
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.engine import task_checks
 from fedvg_jax.engine.clock import Clock

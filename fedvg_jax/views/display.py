@@ -21,14 +21,7 @@ from rich.table import Table
 
 import fedvg_jax
 from fedvg_jax.config import Config, cohort_size, method_title
-<<<<<<< HEAD
-from fedvg_jax.config.checks import with_passed
-from fedvg_jax.config.methods import method_of
 from fedvg_jax.config.options import algorithm_of, concurrency
-=======
-from fedvg_jax.config.methods import algorithm_of
-from fedvg_jax.config.options import concurrency
->>>>>>> 6aaa1332 (Objects of a call are declared once, digests are plain texts, local and frozen tensors are left out in one way; trackers load where a run names one)
 from fedvg_jax.core import tree
 from fedvg_jax.data.arrays import Arrays, classes_without_rows
 from fedvg_jax.data.partitions import client_rows

@@ -13,14 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedvg_jax.config import Config, method_title
-<<<<<<< HEAD
 from fedvg_jax.config.checks import unused, with_passed
 from fedvg_jax.config.methods import method_of
-=======
-from fedvg_jax.config.uses import unused, with_passed
-from fedvg_jax.config.weighting_grammar import method_of
 from fedvg_jax.host import files
->>>>>>> 6aaa1332 (Objects of a call are declared once, digests are plain texts, local and frozen tensors are left out in one way; trackers load where a run names one)
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -34,13 +34,11 @@ def problem(num_rounds: int):
     """The objective hyper -> validation loss after the rounds, for reverse mode and for the fast executor; hyper."""
     federation = {"clients": 10, "alpha": 0.05, "partition_seed": 42}
     config = Config(weighting="fedvg", local_epochs=2, lr=0.2, rounds=num_rounds, **federation)
-    sim = fv.simulation(
-        config, task=fv.models.classification(fv.models.MLP(10, hidden=()), 10, (8, 8, 1))
-    )
+    regression = fv.models.classification(fv.models.MLP(10, hidden=()), 10, (8, 8, 1))
+    sim = fv.simulation(config, task=regression)
     planned = [sim.schedule(r) for r in range(num_rounds)]
-    algorithm = fedprox_with_server_rate()
-    rule = sim.weighting
-    schedules, data = fv.stack_schedules(planned), sim.data
+    algorithm, data = fedprox_with_server_rate(), sim.data
+    schedules = fv.stack_schedules(planned)
 
     def doubled(pytree):
         return jax.tree.map(
@@ -50,24 +48,18 @@ def problem(num_rounds: int):
     state, hyper = doubled(sim.state), doubled(sim.hyper)
 
     def objective(executor):
-        step = fv.make_round(sim.task, algorithm, rule, executor, fv.sgd, config.clients)
+        step = fv.make_round(sim.task, algorithm, sim.weighting, executor, fv.sgd, config.clients)
         rounds = fv.over_rounds(step)
 
         def after(hyper):
             model = rounds(state, schedules, data, hyper)[0].variables
-            sums = jax.vmap(
-                lambda rows: sim.task.measure(*model, *tree.gather(data.pool, rows))["loss"]
-            )(data.val)
-            return sums.sum() / (data.val >= 0).sum().astype(float)
+            return sim.task.loss(*model, *tree.gather(data.pool, data.val.reshape(-1)), False)[0]
 
         return after
 
     slow = objective(fv.unrolled(fv.max_steps(planned), epochs=2))
-    return (
-        slow,
-        objective(fv.executors.lanes(1)),
-        hyper | {"fedprox.mu": jnp.asarray(0.1), "scaffold.eta_g": jnp.asarray(1.0)},
-    )
+    rates = {"fedprox.mu": jnp.asarray(0.1), "scaffold.eta_g": jnp.asarray(1.0)}
+    return slow, objective(fv.executors.lanes(1)), hyper | rates
 
 
 NAMES = {
@@ -138,14 +130,8 @@ def picture(found, num_rounds: int, path: Path):
                 if name != "scaffold.eta_g"
                 else np.array([-width, 0, width])
             )
-            top.plot(
-                x + reach,
-                y + slope * reach,
-                color="#c2334d",
-                lw=2.2,
-                solid_capstyle="round",
-                zorder=2,
-            )
+            tangent = {"color": "#c2334d", "lw": 2.2, "solid_capstyle": "round", "zorder": 2}
+            top.plot(x + reach, y + slope * reach, **tangent)
         top.set(title=NAMES[name])
         bottom.plot(grid, scale * back, "o", mfc="none", mec="#c2334d", ms=9, label="reverse mode")
         bottom.plot(

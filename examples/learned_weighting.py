@@ -10,7 +10,6 @@
 
 # %%
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -34,13 +33,8 @@ def simulation(weighting: str, seed: int):
     config = fv.Config(
         weighting=weighting, seed=seed, local_epochs=2, lr=0.1, alpha=0.05, partition_seed=42
     )
-    config = replace(config, fedvg=replace(config.fedvg, granularity="modelwise"))
-    return fv.simulation(config, task=logistic())
-
-
-def logistic():
-    """Softmax regression on 64 pixels."""
-    return fv.models.classification(fv.models.MLP(10, hidden=()), 10, (8, 8, 1))
+    regression = fv.models.MLP(10, hidden=())  # softmax regression on 64 pixels
+    return fv.simulation(config, task=fv.models.classification(regression, 10, (8, 8, 1)))
 
 
 def mean_loss(sim, model, rows):
@@ -55,28 +49,24 @@ def mean_loss(sim, model, rows):
 
 
 # %% [markdown]
-# A run of `num_rounds` rounds as one differentiable function of the hyperparameters. The schedule is an argument, so
-# every seed uses the same program.
+# A run is one differentiable function of the hyperparameters. The schedule is an argument, so every seed uses the same
+# program.
 
 
 # %%
-def unrolled_run(sim, num_rounds: int, most: int):
-    """The function (state, schedules, data, hyper) -> (state, metrics)."""
-    algorithm = sim.algorithm
-    rule = sim.weighting
-    executor = fv.unrolled(most, epochs=2)
-    step = fv.make_round(sim.task, algorithm, rule, executor, fv.sgd, sim.config.clients)
-    return fv.over_rounds(step)
+def unrolled_round(sim, most: int):
+    """The function (state, schedule, data, hyper) -> (state, metrics) of a round with loops of `most` steps."""
+    executor, clients = fv.unrolled(most, epochs=2), sim.config.clients
+    return fv.make_round(sim.task, sim.algorithm, sim.weighting, executor, fv.sgd, clients)
 
 
-def plans(seed: int, num_rounds: int, capacity: int):
-    """The schedules of a seed, with tables of minibatches padded to one size, so that seeds share a program."""
-    sim = simulation("uniform", seed)
-    stacked = fv.stack_schedules([sim.schedule(r) for r in range(num_rounds)])
-    spare = capacity - stacked.rows.shape[1]
-    return stacked._replace(
-        rows=np.pad(stacked.rows, ((0, 0), (0, spare), (0, 0)), constant_values=-1)
-    )
+def plans(seeds, num_rounds: int):
+    """The schedules of each seed, in tables of one size, so that seeds share a program; and the most local steps."""
+    sims = [simulation("uniform", seed) for seed in seeds]
+    planned = [sim.schedule(r) for sim in sims for r in range(num_rounds)]
+    stacked = fv.stack_schedules(planned)
+    by_seed = jax.tree.map(lambda x: x.reshape(-1, num_rounds, *x.shape[1:]), stacked)
+    return [fv.tree.take(by_seed, i) for i in range(len(sims))], fv.max_steps(planned)
 
 
 # %% [markdown]
@@ -105,8 +95,9 @@ def as_hyper(learned):
     }
 
 
-def learn(sim, runs, schedules, num_updates: int):
+def learn(sim, most: int, schedules, num_updates: int):
     """Adam on the D_val loss, with one training seed per update."""
+    runs = fv.over_rounds(unrolled_round(sim, most))
 
     def objective(learned, plan):
         state, _ = runs(sim.state, plan, sim.data, {**sim.hyper, **as_hyper(learned)})
@@ -147,12 +138,8 @@ def curves(sims, learned, schedules, most: int):
 
 
 def _with_test_loss(sim, most: int):
-    """Rounds whose metrics are the test loss of every round."""
-    algorithm = sim.algorithm
-    rule = sim.weighting
-    step = fv.make_round(
-        sim.task, algorithm, rule, fv.unrolled(most, epochs=2), fv.sgd, sim.config.clients
-    )
+    """Rounds with the test loss of every round as metrics."""
+    step = unrolled_round(sim, most)
 
     def step_and_loss(state: SimState, schedule, data: Data, hyper):
         state, _ = step(state, schedule, data, hyper)
@@ -184,44 +171,22 @@ def picture(values, found, learned, num_train: int, path: Path):
     rounds = np.arange(1, next(iter(found.values())).shape[1] + 1)
     for name, losses in found.items():
         mean, error = losses.mean(0), losses.std(0, ddof=1) / np.sqrt(len(losses))
-        middle.plot(
-            rounds,
-            mean,
-            color=COLOURS[name],
-            label=f"{name}  {mean[-1]:.2f} ± {error[-1]:.2f}",
-            lw=1.8,
-        )
-        middle.fill_between(
-            rounds, mean - error, mean + error, color=COLOURS[name], alpha=0.18, lw=0
-        )
-    middle.set(
-        xlabel="round",
-        ylabel="test loss",
-        title=f"{len(losses)} fresh seeds: mean ± standard error",
-    )
+        label, colour = f"{name}  {mean[-1]:.2f} ± {error[-1]:.2f}", COLOURS[name]
+        middle.plot(rounds, mean, color=colour, label=label, lw=1.8)
+        middle.fill_between(rounds, mean - error, mean + error, color=colour, alpha=0.18, lw=0)
+    middle.set(xlabel="round", ylabel="test loss")
+    middle.set_title(f"{len(losses)} fresh seeds: mean ± standard error")
     middle.legend(frameon=False, title="after the last round", alignment="left")
     hyper = as_hyper(learned)
-    shown = {
-        name: float(hyper[name])
-        for name in (
-            "generalised.exponent",
-            "generalised.temperature",
-            "generalised.mix",
-            "fedvg.eps",
-        )
-    }
-    bars = {f"norm of {key}": float(v) for key, v in _by_path(hyper["multipliers"]).items()}
-    bars = {
-        "exponent p": shown["generalised.exponent"],
-        "temperature T": shown["generalised.temperature"],
-        **bars,
-    }
-    right.barh(
-        list(bars), [np.log2(v) for v in bars.values()], color=COLOURS["learned"], height=0.55
-    )
+    multipliers = hyper["multipliers"]
+    names = [f"norm of {path}" for path in fv.tree.paths(multipliers)]
+    factors = [hyper["generalised.exponent"], hyper["generalised.temperature"]]
+    factors += jax.tree.leaves(multipliers)
+    labels = ["exponent p", "temperature T", *names]
+    right.barh(labels, np.log2(factors), color=COLOURS["learned"], height=0.55)
     right.axvline(0, color="0.3", lw=1)
     right.invert_yaxis()
-    part = f"part of n_k/N: {shown['generalised.mix']:.2f} (FedAvg: 1)"
+    part = f"part of n_k/N: {hyper['generalised.mix']:.2f} (FedAvg: 1)"
     right.set(xlabel=f"log2 of the factor; 0 is FedVG\n{part}", title="what was learned")
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
@@ -232,26 +197,14 @@ def picture(values, found, learned, num_train: int, path: Path):
     figure.savefig(path, dpi=160)
 
 
-def _by_path(pytree):
-    return {
-        jax.tree_util.keystr(p, simple=True, separator="/"): x
-        for p, x in jax.tree.leaves_with_path(pytree)
-    }
-
-
 # %%
 def main(fast: bool = False, path: Path = Path("learned_weighting.png")):
     num_rounds, num_train, num_fresh, num_updates = (2, 1, 2, 2) if fast else (6, 4, 12, 60)
     sims = {name: simulation(rule, 0) for name, rule in RULES.items()}
     sim = sims["learned"]
-    seeds = range(100, 100 + num_train), range(num_fresh)
-    drafts = [[plans(s, num_rounds, 4000) for s in part] for part in seeds]
-    most = max(int(plan.num_steps.max()) for part in drafts for plan in part)
-    length = max(int((plan.start + plan.num_steps).max()) for part in drafts for plan in part)
-    training, fresh = (
-        [plan._replace(rows=plan.rows[:, :length]) for plan in part] for part in drafts
-    )
-    learned, values = learn(sim, unrolled_run(sim, num_rounds, most), training, num_updates)
+    schedules, most = plans([*range(100, 100 + num_train), *range(num_fresh)], num_rounds)
+    training, fresh = schedules[:num_train], schedules[num_train:]
+    learned, values = learn(sim, most, training, num_updates)
     found = curves(sims, learned, fresh, most)
     picture(values, found, learned, num_train, path)
     return learned, values, found

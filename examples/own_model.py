@@ -27,10 +27,8 @@ from fedvg_jax.weightings import broadcast_weights, no_detail, shares, signals
 # %%
 def classifier(init, apply) -> Task:
     def losses(params, batch, mask):
-        logits = apply(params, batch.x.astype(tree.dtype(params)) / 255)
-        return jnp.where(
-            mask, optax.softmax_cross_entropy_with_integer_labels(logits, batch.y), 0
-        ), logits
+        logits = predict(params, {}, batch)
+        return jnp.where(mask, cross_entropy(logits, batch.y), 0), logits
 
     def loss(params, stats, batch, mask, train):
         each, _ = losses(params, batch, mask)
@@ -156,15 +154,11 @@ def run(task: Task, rule: str, num_rounds: int):
     )
 
     def confidence(model, data):
-        rows = data.test.reshape(-1)
-        batch, mask = tree.gather(data.pool, rows)
-        return (
-            jnp.where(mask, jax.nn.softmax(task.predict(*model, batch)).max(-1), 0).sum()
-            / mask.sum()
-        )
+        batch, mask = tree.gather(data.pool, data.test.reshape(-1))
+        return jax.nn.softmax(task.predict(*model, batch)).max(-1).mean(where=mask)
 
-    own = by_certainty(task) if rule == "certainty" else None
-    return fv.run(config, task=task, weighting=own, metrics={"confidence": confidence}).records
+    custom = by_certainty(task) if rule == "certainty" else None
+    return fv.run(config, task=task, weighting=custom, metrics={"confidence": confidence}).records
 
 
 COLOURS = {"uniform": "0.55", "samples": "#b07d2b", "fedvg": "#2b6cb0", "certainty": "#c2334d"}
@@ -185,17 +179,12 @@ def picture(found, path: Path):
         for rule, records in by_rule.items():
             evaluated = [r for r in records if "test_accuracy" in r]
             rounds = [r["round"] for r in evaluated]
-            label = LABELS.get(rule, rule)
-            top.plot(
-                rounds,
-                [100 * r["test_accuracy"] for r in evaluated],
-                color=COLOURS[rule],
-                label=label,
-                lw=1.8,
+            accuracies, confidences = (
+                [100 * r[name] for r in evaluated] for name in ("test_accuracy", "confidence")
             )
-            bottom.plot(
-                rounds, [100 * r["confidence"] for r in evaluated], color=COLOURS[rule], lw=1.8
-            )
+            style = {"color": COLOURS[rule], "lw": 1.8}
+            top.plot(rounds, accuracies, label=LABELS.get(rule, rule), **style)
+            bottom.plot(rounds, confidences, **style)
         top.set(title=model.replace(": ", ":\n"), ylim=(0, 100))
         bottom.set(xlabel="round", ylim=(0, 100))
         for ax in (top, bottom):

@@ -15,7 +15,6 @@ import numpy as np
 
 import fedvg_jax as fv
 from fedvg_jax import tree
-from fedvg_jax.algorithms import fedavg
 
 # %% [markdown]
 # The clients' models after a few rounds. A round's hook `disturb` receives the models that clients return; this one
@@ -32,10 +31,8 @@ def returned_clients(num_rounds: int):
         jax.debug.callback(lambda *models: stacked.append(models), variables, clients, ordered=True)
         return clients
 
-    rule = sim.weighting
-    step = fv.make_round(
-        sim.task, fedavg(), rule, fv.executors.lanes(1), fv.sgd, sim.config.clients, disturb=keep
-    )
+    parts = (sim.task, sim.algorithm, sim.weighting, fv.executors.lanes(1), fv.sgd)
+    step = fv.make_round(*parts, sim.config.clients, disturb=keep)
     run, state = jax.jit(step), sim.state
     for r in range(num_rounds):
         state, _ = run(state, sim.schedule(r), sim.data, sim.hyper)
@@ -72,26 +69,19 @@ def example_influence(loss, clients, val):
         return jax.tree.leaves(fv.inverse_norm_weights(norms))[0]
 
     equal = jnp.full(count, 1 / count)
-    return jax.jit(weights)(equal, clients, val), jax.jit(jax.jacrev(weights))(
-        equal, clients, val
-    ) / count
+    influence = jax.jit(jax.jacrev(weights))(equal, clients, val) / count
+    return jax.jit(weights)(equal, clients, val), influence
 
 
 def weighted_loss(sim):
     """Cross-entropy with a weight for every example, in evaluation mode."""
 
     def loss(params, batch):
-        logits = sim.task.predict(params, {}, _images(batch))
+        logits = sim.task.predict(params, {}, fv.Batch(batch["x"], batch["y"]))
         logs = jax.nn.log_softmax(logits)
         return -(batch["weight"] * jnp.take_along_axis(logs, batch["y"][:, None], 1)[:, 0]).sum()
 
     return loss
-
-
-def _images(batch):
-    from fedvg_jax import Batch
-
-    return Batch(batch["x"], batch["y"])
 
 
 # %%
@@ -115,14 +105,9 @@ def picture(sensitivity, paths, weights, influence, val, ids, path: Path):
     classes = np.asarray(val["y"][0])
     sort = np.argsort(classes, kind="stable")
     most = np.quantile(np.abs(influence), 0.995)
-    image = right.imshow(
-        influence[order][:, sort],
-        cmap="PuOr_r",
-        vmin=-most,
-        vmax=most,
-        aspect="auto",
-        interpolation="nearest",
-    )
+    style = {"cmap": "PuOr_r", "vmin": -most, "vmax": most}
+    shown = influence[order][:, sort]
+    image = right.imshow(shown, aspect="auto", interpolation="nearest", **style)
     edges = np.searchsorted(classes[sort], np.arange(11))
     right.set_xticks((edges[:-1] + edges[1:]) / 2 - 0.5, range(10))
     for edge in edges[1:-1]:
@@ -134,12 +119,9 @@ def picture(sensitivity, paths, weights, influence, val, ids, path: Path):
     upper.colorbar(image, ax=right, shrink=0.8)
     strength = np.abs(influence).sum(0)
     strips = lower.subplots(2, 10)
-    for row, chosen, said in zip(
-        strips,
-        (np.argsort(-strength)[:10], np.argsort(strength)[:10]),
-        ("most", "least"),
-        strict=True,
-    ):
+    ascending = np.argsort(strength)
+    chosen_by_name = {"most": ascending[::-1][:10], "least": ascending[:10]}
+    for row, (said, chosen) in zip(strips, chosen_by_name.items(), strict=True):
         for axes, i in zip(row, chosen, strict=True):
             axes.imshow(np.asarray(val["x"][0, i])[..., 0], cmap="gray_r")
             axes.set(xticks=[], yticks=[])
@@ -159,10 +141,8 @@ def main(fast: bool = False, path: Path = Path("sensitivity.png")):
     val = {"x": pool.x, "y": pool.y, "weight": jnp.full((1, len(rows)), 1 / len(rows))}
     loss = weighted_loss(sim)
     sensitivity, paths = score_sensitivity(loss, theta, clients, val)
-    weights, influence = example_influence(loss, clients, val)
-    picture(
-        sensitivity, paths, np.asarray(weights), np.asarray(influence), val, schedule.clients, path
-    )
+    weights, influence = jax.device_get(example_influence(loss, clients, val))
+    picture(sensitivity, paths, weights, influence, val, schedule.clients, path)
     return sensitivity, weights, influence
 
 

@@ -197,31 +197,24 @@ def rows_of_runs(path: Path, choice: str, baseline: str = "fedvg") -> list[Row]:
         for values in runs[settings].to_numpy().tolist()
     ]
     runs["method"] = runs.method.map(name_of_today)
-    values = {
-        setting: {
-            method: of_method.set_index(["seed", "partition_seed"])[choice].to_dict()
-            for method, of_method in of_setting.groupby("method", sort=False)
-        }
-        for setting, of_setting in runs.groupby("setting", sort=False)
-    }
+    by_place = runs.set_index(["seed", "partition_seed"]).groupby(["setting", "method"], sort=False)
+    values = {place: of_place[choice].to_dict() for place, of_place in by_place}
     compared = {
-        (setting, method): statistics.compare(by_seed, methods[baseline])
-        for setting, methods in values.items()
-        for method, by_seed in methods.items()
+        (setting, method): statistics.compare(by_seed, values[setting, baseline])
+        for (setting, method), by_seed in values.items()
         if method != baseline
     }
-    corrected = iter(statistics.holm([effect.t_p for effect in compared.values()]))
-    differences = {key: contrast_of(c, next(corrected)) for key, c in compared.items()}
-    majority = runs.groupby("setting").majority.mean()
+    corrected = statistics.holm([comparison.t_p for comparison in compared.values()])
+    contrasts = map(contrast_of, compared.values(), corrected)
+    differences = dict(zip(compared, contrasts, strict=True))
     rows = []
-    for setting, methods in values.items():
-        for method, by_seed in methods.items():
-            moments = statistics.mean_and_std(list(by_seed.values()))
-            difference = differences.get((setting, method))
-            rows.append(Row(setting, method, *moments, len(by_seed), difference))
-        if majority[setting] > 0:  # classes have shares
-            rows.append(Row(setting, LARGEST_CLASS, majority[setting]))
-    return rows
+    for place, by_seed in values.items():
+        moments = statistics.mean_and_std(list(by_seed.values()))
+        rows.append(Row(*place, *moments, len(by_seed), differences.get(place)))
+    majority = runs.groupby("setting").majority.mean().dropna()
+    rows += [Row(str(setting), LARGEST_CLASS, share) for setting, share in majority.items()]
+    order = list(runs.setting.unique())
+    return sorted(rows, key=lambda row: order.index(row.setting))
 
 
 def index_of_studies() -> str:

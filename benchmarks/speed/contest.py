@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -94,17 +95,18 @@ class Contestant:
 
     def __init__(
         self,
+        folder: Path,
+        name: str,
         command: Sequence[str],
         environment: Mapping[str, str],
-        log: Path,
         num_cores: int,
     ):
         """Starts the process on the first `num_cores` cores of this process: XLA has a thread for each."""
-        self.log = log
+        self.path = folder / name
         cores = sorted(machine.affinity())[:num_cores]
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         variables = machine.environment(**environment)
-        with log.open("w") as errors:
+        with self.path.with_suffix(".log").open("w") as errors:
             self.process = subprocess.Popen(command, env=variables, stderr=errors, **pipes)
         os.sched_setaffinity(self.process.pid, cores)  # before it has imported XLA
         self.about = self._read_answer()
@@ -120,12 +122,18 @@ class Contestant:
             self.process.stdin.flush()
         return self._read_answer()
 
+    def arrays(self, request: str) -> dict[str, np.ndarray]:
+        """Sends a request and returns the arrays that the process writes."""
+        self.request(request)
+        with np.load(f"{self.path}.{request}.npz") as file:
+            return dict(file)
+
     def _read_answer(self) -> dict[str, Any]:
         for line in self.process.stdout:
             if line.startswith("{"):  # libraries may print other lines
                 return json.loads(line)
         self.process.wait()
-        raise RuntimeError(machine.last_line(self.log.read_text(encoding="utf-8")))
+        raise RuntimeError(machine.last_line(self.path.with_suffix(".log").read_text()))
 
     def close(self) -> None:
         """Ends the process."""
@@ -147,22 +155,18 @@ def differences(
     """
 
     def distance(a: Mapping, b: Mapping) -> float:
-        return float(
-            np.sqrt(
-                sum(np.square(np.float64(a[n]) - b[n]).sum() for n in b if n.startswith("params/"))
-            )
-        )
+        parameters = (name for name in b if name.startswith("params/"))
+        return math.hypot(*(np.linalg.norm(np.float64(a[n]) - b[n]) for n in parameters))
 
     start, truth = select_prefix(initial, "init"), select_prefix(exact, "round")
     step, update = select_prefix(theirs, "step"), max(distance(truth, start), 1e-30)
+    relative = np.asarray(theirs["weights"]) / np.maximum(ours["weights"], 1e-30) - 1
     return {
         "step": distance(select_prefix(ours, "step"), step) / max(distance(step, start), 1e-30),
         "exact": distance(select_prefix(theirs, "exact"), truth) / update,
         "our rounding": distance(select_prefix(ours, "round"), truth) / update,
         "their rounding": distance(select_prefix(theirs, "round"), truth) / update,
-        "weights": float(
-            np.abs(np.asarray(theirs["weights"]) / np.maximum(ours["weights"], 1e-30) - 1).max()
-        ),
+        "weights": float(np.abs(relative).max()),
     }
 
 

@@ -7,9 +7,10 @@ simulation engine (`flower_peer`). Each contestant is a process with the same nu
 and the same initial model. First their models and weights are compared; a contestant that disagrees is not timed. Then
 the contestants are timed in turns, without compilation.
 
-Prints the seconds of a round and of its phases, and writes them to FILE.json, where a case that is not run keeps its
-earlier result; a peak of the machine is the highest that was ever measured. `--torch-python PATH` is a Python with
-torch, `--flower-python PATH` one with flwr[simulation] and torch, if this one lacks them.
+Prints the seconds of our round and the others' multiples of it. Writes the seconds of rounds and phases to FILE.json,
+where a case that is not run keeps its earlier result; a peak of the machine is the highest that was ever measured.
+`--torch-python PATH` is a Python with torch, `--flower-python PATH` one with flwr[simulation] and torch, if this one
+lacks them.
 """
 
 from __future__ import annotations
@@ -30,8 +31,6 @@ import numpy as np
 from benchmarks import machine
 from benchmarks.speed import cases, contest
 
-PARTS = ("round", "cpu", "train", "score", "aggregate")
-"""Wall seconds and CPU seconds of a round, then wall seconds of its phases."""
 PEERS = ("lean", "loader", "flower")
 """The contestants besides "ours"."""
 FLOWER_CASES = ("mlp64", "pfl_cnn")
@@ -47,25 +46,19 @@ def main(argv: list[str] | None = None) -> int:
     of_cores = earlier["sgemm GF/s"]
     peaks = {name: max(rate, of_cores.get(name, 0)) for name, rate in machine.sgemm().items()}
     results |= {"sgemm GF/s": peaks, "threads": args.threads, "cases": earlier["cases"]}
+    disagreed = False
     for name in args.cases:
         if time.monotonic() > deadline:
             print(f"{name}: skipped, the time limit of --minutes is reached", flush=True)
             continue
         print(f"{name}: {cases.CASES[name].description}", flush=True)
-        load_before = machine.other_load()
-        case = measure(name, args) | {
-            "others_before": load_before,
-            "others_after": machine.other_load(),
-            "command": results["machine"]["command"],
-        }
+        others_before = machine.other_load()
+        case = measure(name, args) | {"command": results["machine"]["command"]}
+        case |= {"others_before": others_before, "others_after": machine.other_load()}
         results["cases"][name] = case
-        print(format_case(case), flush=True)
+        disagreed |= not all(map(contest.agrees, case["agreement"].values()))
         machine.finish(args.out, results)
-    return int(
-        not all(
-            all_agree(results["cases"][name]) for name in args.cases if name in results["cases"]
-        )
-    )
+    return int(disagreed)
 
 
 def parse(argv: list[str] | None) -> argparse.Namespace:
@@ -111,7 +104,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
         with np.load(folder / "workload.npz") as file:
             initial = {key: file[key] for key in file.files if key.startswith("init/")}
         workload = json.loads((folder / "workload.json").read_text(encoding="utf-8"))
-        agreement = compare(folder, running, skipped, initial)
+        agreement = compare(running, skipped, initial)
         times: dict[str, list[dict]] = {peer: [] for peer in running}
         for contestant in running.values():
             contestant.request("time")  # warm-up
@@ -121,12 +114,27 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
                 times[peer].append(running[peer].request("time"))
             order.reverse()
         about = {peer: contestant.about for peer, contestant in running.items()}
-    return summarise(name, workload, about, times, agreement, skipped)
+    seconds = {}
+    for peer, timings in times.items():
+        seconds[peer] = {part: machine.spread([t[part] for t in timings]) for part in timings[0]}
+    ours = seconds["ours"]["round"]["median"]
+    ratios = {peer: round(s["round"]["median"] / ours, 3) for peer, s in seconds.items()}
+    print(f"  ours {ours:.3g} s; multiples {ratios}; skipped {skipped}", flush=True)
+    gradients = sum(workload["work"].values()) / workload["rounds"]
+    return {
+        "world": workload,
+        "about": about,
+        "seconds": seconds,
+        "image_gradients_per_second": round(gradients / ours, 1),
+        "ratio": {peer: ratio for peer, ratio in ratios.items() if peer != "ours"},
+        "alpha": cases.CASES[name].settings.get("alpha"),
+        "agreement": agreement,
+        "skipped": skipped,
+        "commit": machine.commit(),
+    }
 
 
-def compare(
-    folder: Path, running: dict, skipped: dict, initial: Mapping
-) -> dict[str, dict[str, float]]:
+def compare(running: dict, skipped: dict, initial: Mapping) -> dict[str, dict[str, float]]:
     """Compares every contestant with ours, and moves those that fail or disagree from `running` to `skipped`.
 
     Returns:
@@ -134,13 +142,11 @@ def compare(
     """
     if len(running) == 1:
         return {}
-    exact, ours = (
-        request_arrays(folder, running, "ours", request) for request in ("exact", "check")
-    )
+    exact, ours = (running["ours"].arrays(request) for request in ("exact", "check"))
     agreement = {}
     for peer in [peer for peer in running if peer != "ours"]:
         try:
-            theirs = request_arrays(folder, running, peer, "check")
+            theirs = running[peer].arrays("check")
             agreement[peer] = contest.differences(ours, theirs, exact, initial)
             if contest.agrees(agreement[peer]):
                 continue
@@ -149,15 +155,6 @@ def compare(
             skipped[peer] = str(error)
         del running[peer]
     return agreement
-
-
-def request_arrays(
-    folder: Path, running: Mapping, peer: str, request: str
-) -> dict[str, np.ndarray]:
-    """Sends a request to a contestant and returns the arrays that it writes."""
-    running[peer].request(request)
-    with np.load(folder / f"{peer}.{request}.npz") as file:
-        return dict(file)
 
 
 def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.ExitStack):
@@ -174,7 +171,7 @@ def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.E
         ours += ["--rounds", str(args.rounds)]
     if args.data_dir:
         ours += ["--data-dir", str(args.data_dir)]
-    running = {"ours": contest.Contestant(ours, of_jax, folder / "ours.log", args.threads)}
+    running = {"ours": contest.Contestant(folder, "ours", ours, of_jax, args.threads)}
     stack.callback(running["ours"].close)
     skipped = {}
     for peer in args.peers:
@@ -185,57 +182,12 @@ def start(name: str, folder: Path, args: argparse.Namespace, stack: contextlib.E
                 continue
             python, module = args.flower_python, ["benchmarks.speed.flower_peer"]
         command = [str(python), "-m", *module, "--folder", str(folder), "--threads", threads]
-        log = folder / f"{peer}.log"
         try:
-            running[peer] = contest.Contestant(command, environment, log, args.threads)
+            running[peer] = contest.Contestant(folder, peer, command, environment, args.threads)
             stack.callback(running[peer].close)
         except RuntimeError as error:
             skipped[peer] = str(error)
     return running, skipped
-
-
-def summarise(
-    name: str,
-    workload: Mapping[str, Any],
-    about: Mapping,
-    times: Mapping[str, list[dict]],
-    agreement,
-    skipped,
-) -> dict[str, Any]:
-    """Returns the results of a case: medians with range, throughput and ratios to ours."""
-    medians = {}
-    for peer, timings in times.items():
-        parts = [part for part in PARTS if part in timings[0]]
-        medians[peer] = {part: machine.spread([t[part] for t in timings]) for part in parts}
-    gradients = sum(workload["work"].values()) / workload["rounds"]
-    rounds = {peer: parts["round"]["median"] for peer, parts in medians.items()}
-    ours = rounds.pop("ours")
-    return {
-        "world": workload,
-        "about": about,
-        "seconds": medians,
-        "image_gradients_per_second": round(gradients / ours, 1),
-        "ratio": {peer: round(seconds / ours, 3) for peer, seconds in rounds.items()},
-        "alpha": cases.CASES[name].settings.get("alpha"),
-        "agreement": agreement,
-        "skipped": skipped,
-        "commit": machine.commit(),
-    }
-
-
-def all_agree(case: Mapping[str, Any]) -> bool:
-    """Returns whether all contestants of a case agree with ours."""
-    return all(map(contest.agrees, case["agreement"].values()))
-
-
-def format_case(case: Mapping[str, Any]) -> str:
-    """Returns the results of a case as text, one line per contestant."""
-    lines = []
-    for peer, parts in case["seconds"].items():
-        shown = ", ".join(f"{part} {spread['median']:.3g} s" for part, spread in parts.items())
-        ratio = f"; {case['ratio'][peer]:.2f} x ours" if peer in case["ratio"] else ""
-        lines.append(f"  {peer:7}{shown}{ratio}")
-    return "\n".join(lines + [f"  {peer:7}{why}" for peer, why in case["skipped"].items()])
 
 
 if __name__ == "__main__":

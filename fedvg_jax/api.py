@@ -70,7 +70,7 @@ def run(
         aggregate: rule that aggregates the clients' models, such as `robust.krum(2, 3)`, in place of the config's.
         send: how clients send their updates, such as `compression.top_k(0.01)`, in place of the config's.
         attack: what a corrupt client returns, such as `attacks.sign_flip`, in place of the config's.
-        hyper: name -> value of hyperparameters that the given algorithm or weighting declares.
+        hyper: name -> value of hyperparameters that the custom algorithm or weighting declares.
         clock: how long clients take, in place of the config's.
         initial: variables to start from, in place of `task.init`. A resumed run starts from its checkpoint.
         callbacks: called after every round with (record, state); chunks are then one round long. The record is a copy.
@@ -83,7 +83,7 @@ def run(
             passes the records before its checkpoint. If it raises `StopRun`, the run ends after the chunk.
         metrics: name -> function of (global model, data) that returns one number, or `fv.Metric(function,
             better="lower")`, which also says what a report compares it by; recorded under that name at every
-            evaluation. `data.pool` and its tables of rows are those of a round; NumPy arrays under `--placement host`.
+            evaluation. `data.pool` and its tables of rows are as in a round, under `--placement host` NumPy arrays.
         progress: whether to show what the command line shows: settings, a progress bar with the time left, and a table
             of results. None shows it where standard output is a terminal or the cell of a notebook.
 
@@ -404,7 +404,7 @@ def _metrics(task: Task, sums: Tree) -> dict[str, float]:
 
 
 def _evaluator(model: Task | Simulation) -> Callable[[Variables, Tree, Any], Tree]:
-    """Returns (variables, pool, rows) -> sums of the task's `measure`; a simulation keeps its own."""
+    """Returns (variables, pool, rows) -> sums of the task's `measure`; each simulation keeps one."""
     if isinstance(model, Simulation):
         return model.cached("evaluate", lambda: jax.jit(make_evaluate(model.model)))
     return jax.jit(make_evaluate(new_functions(model)))

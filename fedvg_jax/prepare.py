@@ -103,7 +103,7 @@ def parse(argv: Sequence[str]) -> Config:
 
 
 def prepare(config: Config, is_downloaded: bool = False) -> int:
-    """Reads a data set, prints its counts and those of the clients, and returns the exit code.
+    """Reads a data set, prints its counts and the clients', and returns the exit code.
 
     Args:
         config: names the data set and the partition.

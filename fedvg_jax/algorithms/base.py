@@ -69,7 +69,7 @@ def sends_messages(algorithm: Algorithm) -> bool:
     return bool(jax.tree.leaves(jax.eval_shape(messages)))
 
 
-# --- losses of their own
+# --- custom losses
 
 
 def forward(

@@ -13,7 +13,7 @@ from fedvg_jax.core.types import Algorithm, NamedAlgorithm
 
 
 def fedavg() -> Algorithm:
-    """Returns FedAvg: the general rule with R = 0. It has no hyperparameters of its own."""
+    """Returns FedAvg: the general rule with R = 0. It has no hyperparameters."""
     return PLAIN
 
 

@@ -50,7 +50,7 @@ def loss(
     key: Array,
     anchor: Anchor,
 ) -> tuple[Array, Tree]:
-    """Returns the task's loss with calibrated logits: its cross-entropy changes by that of the calibration."""
+    """Returns the task's loss with calibrated logits: its cross-entropy changes by the calibration's cross-entropy."""
     own, new_stats = forward(task, params, stats, batch, mask, key)
     logits = class_logits(own, batch.y, "FedLC")
     tau = hyper[TAU.name].astype(logits.dtype)

@@ -18,7 +18,7 @@ from fedvg_jax.core.types import Algorithm, Anchor, Cohort, Hyper, NamedAlgorith
 
 
 def fednova() -> Algorithm:
-    """Returns FedNova, without hyperparameters of its own. With equal numbers of steps it is FedAvg."""
+    """Returns FedNova. It has no hyperparameters. With equal numbers of steps it is FedAvg."""
     return PLAIN._replace(report=report, residual=residual)
 
 

@@ -6,7 +6,7 @@
 over the classes c != y_i, with the logits z_i of row i under theta, and q_i^glob from those under theta_g.
 
 Source: Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning", NeurIPS 2022,
-equations 4 and 5, with weights n_k / sum_j n_j. theta_g uses the minibatch's own statistics in BatchNorm.
+equations 4 and 5, with weights n_k / sum_j n_j. theta_g uses the minibatch's statistics in BatchNorm.
 """
 
 from __future__ import annotations

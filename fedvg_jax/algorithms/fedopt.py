@@ -89,7 +89,7 @@ def fedopt(
 
     def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
         """Returns R = u + optimiser(u), where the optimiser's update is a descent step."""
-        with jax.numpy_dtype_promotion("standard"):  # optax uses its own float32 counters
+        with jax.numpy_dtype_promotion("standard"):  # optax uses float32 counters
             updates, server = optimiser(hyper).update(cohort.update, server, params)
         return tree.add(cohort.update, updates), server
 

@@ -7,7 +7,7 @@ z_i^prev are the features of row i under theta, theta_g and the client's model o
 
 Source: Li, He and Song, "Model-Contrastive Federated Learning", CVPR 2021, equations 3 and 4, with weights
 n_k / sum_j n_j. Features are the input of the network's last layer; the paper adds a projection head of two layers to
-the network. theta_g and the previous model use the minibatch's own statistics in BatchNorm. Before a client's first
+the network. theta_g and the previous model use the minibatch's statistics in BatchNorm. Before a client's first
 round, its previous model is the initial one.
 """
 

@@ -476,7 +476,7 @@ def with_passed(settings: Mapping[str, Any], passed: Mapping[str, str]) -> dict[
 
 
 def plain(value: Any) -> Any:
-    """Returns a value of a setting, or several in a dict or a list, as JSON holds them."""
+    """Returns a value of a setting, or several in a dict or a list, as JSON stores them."""
     if isinstance(value, Mapping):
         return {k: plain(v) for k, v in value.items()}
     if isinstance(value, list):

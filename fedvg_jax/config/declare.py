@@ -61,7 +61,7 @@ class Facts(NamedTuple):
     """What the field of a setting, or of a group of settings, declares beside its type and default."""
 
     allowed: Collection[str] | Range | None = None
-    """Names, or the range of a number; None where `checks` has a rule of its own, or any value is allowed."""
+    """Names, or the range of a number; None where `checks` has the rule, or any value is allowed."""
     kind: Kind = "compiled"
     is_traced: bool = False
     """Whether it is a traced scalar of a round, by its name, which must then fit float32."""
@@ -129,7 +129,7 @@ class Setting(NamedTuple):
         return self.facts.allowed[name].made(value)
 
     def split(self, text: str) -> tuple[str, Any]:
-        """Returns the name in a text NAME or NAME:VALUE, and the value, by default the name's own.
+        """Returns the name in a text NAME or NAME:VALUE, and the value, by default the name's default.
 
         Raises:
             ValueError: the value has another type, or is out of range.

@@ -15,7 +15,7 @@ from fedvg_jax.core.types import Hyperparameter, Option, UsageError
 ALGORITHMS, WEIGHTINGS = algorithms.BY_NAME, weightings.BY_NAME
 
 NATIVE = "native"
-"""Name that stands for the weighting in the algorithm's own paper."""
+"""Name that stands for the weighting in the algorithm's paper."""
 
 
 @functools.cache
@@ -33,7 +33,7 @@ def weighting_names(text: str) -> tuple[str, ...]:
 
 
 class Permuted(NamedTuple):
-    """permuted(RULE): the weights of a rule, given to other clients."""
+    """permuted(RULE): the weights of a rule, assigned to other clients."""
 
     rule: Rule
 

@@ -158,7 +158,7 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Tuning:
-    """The server's own training steps on the shared validation set, after every round."""
+    """The server's training steps on the shared validation set, after every round."""
 
     steps: int = setting(0, Range(0, 2**31, excludes_high=True))
     """Minibatch steps per round; 0 for none. Validation accuracy is then training accuracy."""
@@ -266,7 +266,7 @@ class Config(Shorthands):
     """Settings of one federated run.
 
     `method` and `fidelity` are shorthands for several settings, as on the command line. They are arguments, not fields;
-    settings given beside them win. `config.method` is the name of the algorithm with its weighting.
+    settings named beside them win. `config.method` is the name of the algorithm with its weighting.
     `dataclasses.replace(config, method=NAME)` replaces all settings that the method stands for.
 
     >>> config = Config(method="fedprox", fedprox={"mu": 0.5}, rounds=10)
@@ -277,7 +277,7 @@ class Config(Shorthands):
     algorithm: str = setting("fedavg", ALGORITHMS, topic="Method")
     """Federated algorithm."""
     weighting: str = setting("fedvg", word="NAME")
-    """Aggregation weights of the clients. samples is n_k / sum_j n_j; native takes the weights of the algorithm's own
+    """Aggregation weights of the clients. samples is n_k / sum_j n_j; native takes the weights of the algorithm's
     paper. A method sets its own. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
     reference: str = setting("", word="NAME,...")
     """Behaviours of the published code that replace the papers', NAME,... official stands for all behaviours of

@@ -40,7 +40,7 @@ _OWN: dict = {
     "lr": 0.01,
     "eval_every": 20,
 }
-"""Settings for a user's own images."""
+"""Settings for a user's images."""
 
 _TEXT: dict = {
     "model": "gru",
@@ -70,8 +70,8 @@ DATASETS: dict[str, dict] = {
     "folder": _OWN,
     "csv": {"clients": 10, "min_samples_rule": "top_up", "rounds": 50, "lr": 0.1},
 }
-"""Data set -> its preset. Those of the paper's data sets are its table of hyperparameters. The paper does not train on
-CIFAR-100 and STL-10, which have the settings of CIFAR-10."""
+"""Data set -> its preset. The presets of the paper's data sets are its table of hyperparameters. The paper does not
+train on CIFAR-100 and STL-10, which have the settings of CIFAR-10."""
 
 OUTSIDE = {"tfds:": "tfds:NAME", "hf:": "hf:FOLDER"}
 """Prefix of data sets that other libraries prepare -> how such a name is written."""
@@ -111,7 +111,7 @@ class Difference(NamedTuple):
     is_switch: bool = False
     """Whether `id` is a name of `--reference`."""
     by_default: bool = False
-    """Of a switch: whether a run has the published behaviour unless it is given otherwise."""
+    """Of a switch: whether a run has the published behaviour unless it is set otherwise."""
     official: bool = False
     """Whether `--fidelity official` has the published behaviour."""
 
@@ -216,7 +216,7 @@ METHODS = {
 
 
 def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the settings, by dotted name, that the given shorthands stand for.
+    """Returns the settings, by dotted name, that shorthands stand for.
 
     Raises:
         UsageError: the value of a shorthand is unknown.
@@ -238,7 +238,7 @@ def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:
 def with_meaning(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns settings with those that their shorthands stand for; the ones beside a shorthand win.
 
-    Weighting native beside a method alone is the method's own.
+    Weighting native beside a method alone is the method's weighting.
     """
     meant, given = meaning(settings), {n: v for n, v in settings.items() if n not in SHORTHANDS}
     if "method" in settings and given.get("weighting") == NATIVE and "algorithm" not in given:
@@ -249,7 +249,7 @@ def with_meaning(settings: Mapping[str, Any]) -> dict[str, Any]:
 def fields(config: type, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Returns every field of a dataclass of settings, from the arguments of its constructor.
 
-    Settings given beside a shorthand win. Where all are given, as by `dataclasses.replace`, the shorthand wins.
+    Settings named beside a shorthand win. Where all are named, as by `dataclasses.replace`, the shorthand wins.
 
     Args:
         config: the dataclass.

@@ -103,7 +103,7 @@ def members(
 
 
 def module_of(path: str) -> str:
-    """Returns the module of a tensor, "a/b/kernel" -> "a/b"; a tensor outside any module is its own.
+    """Returns the module of a tensor, "a/b/kernel" -> "a/b"; a tensor outside any module is its own group.
 
     >>> module_of("a/b/kernel"), module_of("scale")
     ('a/b', 'scale')

@@ -87,7 +87,7 @@ def weighted_sum(
     A loop reads every x_k once; on a CPU, a matrix-vector product would first write all differences. Derivatives use
     the product, because differentiating the loop would take K times as long.
 
-    Where several devices hold the x_k, each adds up its own, and the devices' sums are then added: one x is exchanged
+    Where several devices hold the x_k, each adds up its part, and the devices' sums are then added: one x is exchanged
     instead of K. This order of additions differs from one device's, so the results are equal up to rounding.
 
     An x_k of weight 0 adds 0, also where it is not finite.
@@ -128,7 +128,7 @@ def _weighted_sum(sum_of, weights: Tree, stack: Tree, origin: Tree) -> Tree:
 
 @jax.jit
 def _loop_sum(weights: Tree, stack: Tree, origin: Tree) -> Tree:
-    """Returns the sums by one loop over k for all tensors: a loop of each tensor's own takes long to compile."""
+    """Returns the sums by one loop over k for all tensors: a loop for each tensor takes long to compile."""
 
     def add_one(k, total: Array, weights: Array, stack: Array, origin: Array) -> Array:
         return total + weights[k] * (
@@ -231,7 +231,7 @@ def dtype(tree: Tree):
 
 
 def wide_dtype(tree: Tree):
-    """Returns the dtype of sums over a model's clients or rows: its own, or float32 for half precision."""
+    """Returns the dtype of sums over a model's clients or rows: the model's, or float32 for half precision."""
     own = dtype(tree)
     return jnp.dtype(jnp.float32) if jnp.issubdtype(own, jnp.floating) and own.itemsize < 4 else own
 
@@ -265,7 +265,7 @@ def like(new: Tree, old: Tree) -> Tree:
 
 
 def arrays(tree: Tree, dtype=None) -> Tree:
-    """Returns every leaf as a JAX array; Python and NumPy floats and Python ints take `dtype` if it is given.
+    """Returns every leaf as a JAX array; Python and NumPy floats and Python ints take `dtype` if it is not None.
 
     >>> arrays({"lr": 1, "rows": np.arange(2)}, jnp.bfloat16)
     {'lr': Array(1, dtype=bfloat16), 'rows': Array([0, 1], dtype=int32)}

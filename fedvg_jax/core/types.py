@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 Vector = Any
-"""A jax or NumPy array; Any because trees of the same structure also hold shapes, shardings and indices."""
+"""An array. The type is Any, because trees of the same structure also hold shapes, shardings and indices."""
 
 Tree = Any
 """A pytree of arrays."""
@@ -117,7 +117,7 @@ class Choice(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A metric of your own for `metrics=` of `run` and `run_sweep`. It says which of its values are better.
+    """A custom metric for `metrics=` of `run` and `run_sweep`. It says which of its values are better.
 
     >>> Metric(lambda model, data: 0.0, better="lower").better
     'lower'
@@ -188,7 +188,7 @@ class Variables(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """What a model computes from a minibatch, for losses that see more than the task's own loss."""
+    """What a model computes from a minibatch, for losses that see more than the task's loss."""
 
     loss: Array
     """[] the task's mean loss over the real rows."""
@@ -228,17 +228,17 @@ class Task(NamedTuple):
     takes_groups: bool = False
     """Whether `loss` also takes several groups of B rows at once: a mask bool [G, B], and a batch of G B rows.
 
-    Each group then has its own batch statistics, the loss is the mean over the real rows of all groups, and the
+    Each group then has separate batch statistics, the loss is the mean over the real rows of all groups, and the
     running statistics are returned unchanged."""
     forward: Callable[..., tuple[Outputs, Tree]] | None = None
     """(params, stats, batch, mask, train, key=None) -> (`Outputs`, new stats), in one pass and equal to `loss`.
 
-    Only algorithms with a loss of their own need it."""
+    Only algorithms with a custom loss need it."""
     is_frozen: Callable[[str], bool] | None = None
     """path of a parameter -> whether no run trains it, such as a kernel beside an adapter; None for no such parameter.
     `core.trained_part` leaves them out."""
     better: tuple[tuple[str, str], ...] = ()
-    """(metric, "higher" or "lower") of its own metrics: which values are better, for reports"""
+    """(metric, "higher" or "lower") of its metrics: which values are better, for reports"""
 
 
 # --- data ------------------------------------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ class Population(NamedTuple):
     cohort_size: int
     """K"""
     losses: Callable[[Vector], Vector]
-    """ids [n] -> mean losses [n] of theta_g on these clients' own training rows, in evaluation mode"""
+    """ids [n] -> mean losses [n] of theta_g on these clients' training rows, in evaluation mode"""
 
 
 class Selection(NamedTuple):
@@ -445,7 +445,7 @@ Loop = Callable[["Array", Callable[["Array", Tree], Tree], Tree], Tree]
 
 
 class Probe(NamedTuple):
-    """What an algorithm's probe works on: the global model and one client's own minibatches."""
+    """What an algorithm's probe works on: the global model and one client's minibatches."""
 
     task: Task
     variables: Variables
@@ -491,7 +491,7 @@ class Algorithm(NamedTuple):
     probe: Callable[[Hyper, Probe], Tree]
     """(hyper, probe) -> what one client measures on the global model before it trains"""
     native_weighting: str
-    """Name of the weighting in the algorithm's own paper."""
+    """Name of the weighting in the algorithm's paper."""
     hyperparameters: tuple[Hyperparameter, ...] = ()
     """the hyperparameters that its functions read, except `lr`"""
     loss: (
@@ -503,7 +503,7 @@ class Algorithm(NamedTuple):
     personal: Callable[[Hyper, Tree, Tree, Anchor], Tree] | None = None
     """(hyper, gradients, params, anchor) -> gradients of a local step of the client's personal model; None without one
 
-    It starts from the initial model, takes its own step by `task.loss` on every minibatch that the client trains on,
+    It starts from the initial model, takes a step by `task.loss` on every minibatch that the client trains on,
     and stays with the client from round to round."""
     send: Send | None = None
     """how theta_k is sent; `report` gets what arrives. None sends it unchanged"""

@@ -23,7 +23,7 @@ REMEDY = (
 
 
 class Table(NamedTuple):
-    """A table whose rows are not encoded yet."""
+    """A table with rows that are not encoded yet."""
 
     inputs: Any
     """DataFrame of T rows: columns of floats, and of texts as objects, with NaN for missing values."""

@@ -170,7 +170,7 @@ def check(
 
 
 def _place(name: str, data_dir: Path | None, cache_dir: Path | None) -> Path:
-    """Returns the folder or file of a data set: that of the caller, or else what was downloaded."""
+    """Returns the folder or file of a data set: the caller's, or else the downloaded one."""
     place = data_dir and user_path(data_dir)
     if name.startswith(HUB):
         place = (place or Path()) / user_path(name.removeprefix(HUB))

@@ -48,7 +48,7 @@ def load(path: Path, _name: str, *, columns: Mapping[str, str] = {}) -> Reading:
 
 
 def is_frame(data: Any) -> bool:
-    """Returns whether data are a DataFrame of pandas, or one that becomes such, as that of polars."""
+    """Returns whether data are a DataFrame of pandas, or one that becomes such, as a DataFrame of polars does."""
     return hasattr(data, "columns") and (hasattr(data, "iloc") or hasattr(data, "to_pandas"))
 
 

@@ -17,9 +17,9 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
 
     Args:
         data: `Arrays`, or a pair (x, y) of arrays with the same leading axis T, of any rank and any boolean, integer
-            or floating dtype, or of DataFrames of such columns. Integers y [T] >= 0 are class labels. Those of `Arrays`
-            with `class_names` are labels of any rank, such as the next characters [T, L] of sequences. Their `groups`
-            may be any integers or strings.
+            or floating dtype, or of DataFrames of such columns. Integers y [T] >= 0 are class labels. The labels of
+            `Arrays` with `class_names` are labels of any rank, such as the next characters [T, L] of sequences. Their
+            `groups` may be any integers or strings.
 
     Raises:
         UsageError: no such pair, no rows, different numbers of rows or groups, or values that no device dtype can hold.

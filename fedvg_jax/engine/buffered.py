@@ -12,7 +12,7 @@ server is a synchronous one in which
   (1 + tau_k)^(-a) of the update once the clients are weighed;
 - the new model takes a slot.
 
-Running statistics are those of the clients, without a discount. The host knows which versions are still needed, so
+Running statistics are averaged without a discount. The host knows which versions are still needed, so
 slots are reused.
 """
 
@@ -106,7 +106,7 @@ def applied(state: SimState, schedule: Schedule, clients: Variables) -> Variable
 
 
 def returned(state: SimState, schedule: Schedule, models: Variables) -> Variables:
-    """Returns the theta_k of which `applied` returns `models`."""
+    """Returns the theta_k for which `applied` returns `models`."""
     return _moved(state, schedule, models, lambda theta, received, own: received + (own - theta))
 
 

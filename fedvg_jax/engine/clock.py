@@ -18,7 +18,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError, Vector
 
-_JITTER, _SPEED = 201, 202  # domains of the random streams, distinct from those of the schedule
+_JITTER, _SPEED = 201, 202  # domains of the random streams, distinct from the schedule's
 
 HALF_NORMAL_MEDIAN = 0.6744897501960817
 """Median of |z|, z ~ N(0, 1)."""

@@ -1,6 +1,6 @@
 """Rounds that reverse mode can differentiate: loops of static length, with rematerialisation.
 
-`unrolled` is an executor, so the round that it runs is that of `make_round`, with the same algorithms and weightings
+`unrolled` is an executor, so the round that it runs is `make_round`'s, with the same algorithms and weightings
 and the same result. `over_rounds` scans such a round; `hypergradient` differentiates a function of the result.
 
     step = make_round(task, algorithm, weighting, unrolled(max_steps(schedules)), sgd, N)

@@ -184,7 +184,7 @@ def make_round(
         check_weights: whether to record `Metrics.extremes`, which exposes custom weights that are negative or do not
             sum to 1.
         local: the part of the model that stays with each client; None for none. Signals are measured on a client's
-            model with its own local part, and `delta` is 0 there.
+            model with its local part, and `delta` is 0 there.
         private: how much one client can change the aggregate, which fits the weighting; updates are then clipped to
             `hyper["dp.clip"]`, and the aggregate gets Gaussian noise, see `engine.privacy`. None for neither.
         scores_applied: whether signals of a buffered server are measured on its present model with one client's update,

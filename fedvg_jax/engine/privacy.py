@@ -83,5 +83,5 @@ def add_noise(
 
 
 def moved(theta: Tree, update: Tree) -> Tree:
-    """Returns parameters plus an update, in their own dtype."""
+    """Returns parameters plus an update, in the dtype of the parameters."""
     return jax.tree.map(lambda t, u: (tree.wide(t) + u).astype(t.dtype), theta, update)

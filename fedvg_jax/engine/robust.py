@@ -179,7 +179,7 @@ def clipped_mean(
 
 
 OVER_DEVICES = (weighted_mean, clipped_mean)
-"""Rules that take the `sharding` of clients that several devices hold: each device adds up its own."""
+"""Rules that take the `sharding` of clients that several devices hold: each device adds up its clients."""
 
 BY_NAME = {
     "mean": Choice(lambda: weighted_mean),

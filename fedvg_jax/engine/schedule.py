@@ -288,7 +288,7 @@ def pack(
     probes: Sequence[np.ndarray] = (),
     client_chunk_size: int | None = None,
 ) -> Schedule:
-    """Returns a schedule of given minibatches, in which no client drops out and the key is 0.
+    """Returns a schedule of these minibatches, in which no client drops out and the key is 0.
 
     Args:
         clients: int [K], ids of the cohort.

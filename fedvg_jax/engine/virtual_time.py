@@ -21,7 +21,7 @@ from fedvg_jax.core.types import UsageError
 
 __all__ = ("Timeline", "timeline")
 
-_START = 203  # domain of the random stream, distinct from those of the schedule and the clock
+_START = 203  # domain of the random stream, distinct from the schedule's and the clock's
 
 Durations = Sequence[float] | np.ndarray | Callable[[int, int], float]
 """seconds of every client [N], or (client, number of its training from 0) -> seconds"""

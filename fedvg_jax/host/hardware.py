@@ -63,7 +63,7 @@ class Choices(NamedTuple):
     small_image_conv: str
     """Convolution of images of at most `SMALL_IMAGE_PIXELS` (`--conv auto`), by its value of `--conv`.
 
-    XLA's CPU back end runs the gradients of its own convolution 12 to 28 times slower inside a loop. Batched over
+    XLA's CPU back end runs the gradients of its convolution 12 to 28 times slower inside a loop. Batched over
     clients, XLA's convolution becomes a grouped one, which is slow on every platform. Patches and a matmul avoid both:
     a client's step of LeNet5 takes 0.23 ms on an H200, 0.31 ms by XLA's own, and 0.10 and 0.19 ms on four lanes.
     Winograd's saving of products was measured on CPUs only."""
@@ -133,12 +133,12 @@ class Choices(NamedTuple):
     pool_share: float
     """Largest part of a device's memory that the pool of rows may take there (`--placement auto`).
 
-    The rest is for models, gradients and activations; on a CPU also for the host's own copy of the rows."""
+    The rest is for models, gradients and activations; on a CPU also for the host's copy of the rows."""
     options_of_once: Mapping[str, int]
     """XLA's options for a program that runs once, such as the initialisation of a model.
 
-    At LLVM's level 1 that of ResNet-18 takes 4.7 CPU seconds to compile instead of 36 and gives the same bits. Level 0
-    gives others. Evaluations of a CNN would take 1.4 times as long at level 1."""
+    At LLVM's level 1 the program of ResNet-18 takes 4.7 CPU seconds to compile instead of 36 and gives the same bits.
+    Level 0 gives others. Evaluations of a CNN would take 1.4 times as long at level 1."""
 
 
 CPU = Choices(

@@ -105,7 +105,7 @@ class FedVG(FedAvg):
         self.rounds.append(dict(zip(nodes, mean_weight.tolist(), strict=True)))
         mean = named_arrays.average(self._model, clients, weights)
         record = ArrayRecord({name: Array(array) for name, array in mean.items()})
-        # one reply with a weight of 1 is its own mean
+        # one reply with a weight of 1 is the mean
         only = {self.arrayrecord_key: record, "metrics": MetricRecord({**metrics[0], key: 1})}
         message = Message(RecordDict(only), reply_to=valid[0])
         arrays, _ = super().aggregate_train(server_round, [message])

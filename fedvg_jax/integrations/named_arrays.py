@@ -26,7 +26,7 @@ Gradient = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
 NORMS = {"l1": norms.l1, "l2": norms.l2}
 
 TOLERANCE = 1e-2
-"""Within which weights sum to 1: those of half precision do."""
+"""Largest difference of a sum of weights from 1, which weights in half precision keep to."""
 
 
 def first_component(name: str) -> str:

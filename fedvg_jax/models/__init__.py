@@ -1,6 +1,6 @@
 """Models in Flax, and tasks made from them; no other package imports Flax.
 
-Public names are imported when they are first used, so that a run loads its own network only. Type checkers read them in
+Public names are imported when they are first used, so that a run loads only its network. Type checkers read them in
 `__init__.pyi`.
 """
 

@@ -1,4 +1,4 @@
-"""A `Task` from a user's own Linen or NNX module and a loss per example. Neither images nor classes are assumed.
+"""Makes a `Task` of a user's Linen or NNX module and a loss per example. Neither images nor classes are assumed.
 
     task = linen_task(Net(), lambda output, y: (output - y) ** 2, x[:1])
 

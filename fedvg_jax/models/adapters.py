@@ -2,7 +2,7 @@
 
     y = x W + (x A) B s / r,    A: inputs x r, drawn from a normal distribution;  B: r x outputs, initially 0;  s = 8
 
-The adapters of a layer stand in its own parameters, as `lora_a` and `lora_b`. No client ever forms W + A B s / r.
+The adapters of a layer stand in its parameters, as `lora_a` and `lora_b`. No client ever forms W + A B s / r.
 
 Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", ICLR 2022.
 """
@@ -118,7 +118,7 @@ def removed(variables: Variables) -> Variables:
 
 
 def filled(drawn: Variables, given: Variables) -> Variables:
-    """Returns `drawn` with the tensors of `given`, which may have no adapters, in place of its own, and their dtype."""
+    """Returns `drawn` with the tensors of `given`, which may lack adapters, in place of its own, and their dtype."""
     values, dtype = tree.by_path(given), tree.dtype(given.params)
     leaves = [values.get(path, leaf.astype(dtype)) for path, leaf in tree.by_path(drawn).items()]
     return jax.tree.structure(drawn).unflatten(leaves)

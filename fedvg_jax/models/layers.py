@@ -112,8 +112,8 @@ class BatchNorm(nn.Module):
 
         running <- (1 - momentum) running + momentum batch
 
-    with the unbiased variance, a factor n / (n - 1), as in torch (Flax's own uses the biased one). A batch without real
-    rows leaves the running statistics unchanged.
+    with the unbiased variance, a factor n / (n - 1), as in torch (Flax's BatchNorm uses the biased one). A batch
+    without real rows leaves the running statistics unchanged.
     """
 
     momentum: float = 0.1
@@ -127,7 +127,7 @@ class BatchNorm(nn.Module):
 
         Args:
             x: [B, ..., C].
-            mask: bool, the real rows [B]; or [G, B] for G groups of rows, each with statistics of its own in training,
+            mask: bool, the real rows [B]; or [G, B] for G groups of rows, each with separate statistics in training,
                 which then do not move the running ones.
             train: whether to use, and move towards, the statistics of the batch.
         """

@@ -68,7 +68,7 @@ HEAD = "classifier"
 """Name of the last layer in every model."""
 
 _STATISTICS = re.compile(r".*\.(num_batches_tracked|running_mean|running_var)$")
-"""What a file may have beyond a model: BatchNorm's counters, and statistics of which GroupNorm has none."""
+"""What a file may have beyond a model: BatchNorm's counters, and statistics that GroupNorm does not have."""
 
 _REMEDY = "use timm's model.safetensors, or export a .pth: docs/how_to/pretrained_weights.md"
 

@@ -29,7 +29,7 @@ def classification(
 
     Args:
         module: called as module(x, mask, train) -> logits [B, C]; x is [B, H, W, D], or [B, D] for a table, and mask
-            bool [B], or [G, B] for G groups of rows with batch statistics of their own, as `norm.BatchNorm` takes it.
+            bool [B], or [G, B] for G groups of rows with separate batch statistics, as `norm.BatchNorm` takes it.
         num_classes: C.
         image_shape: (H, W, D), or (D,) for a table. uint8 pixels are scaled to [0, 1]; other dtypes are not scaled.
         block_of: path of a tensor -> name of its block; defaults to `head_and_base`.
@@ -235,7 +235,7 @@ class Features:
 def recorded_features() -> Iterator[Features]:
     """Records the input of the last layer that Linen modules call.
 
-    A layer has parameters and no layers of its own, and is called as such or as `Embed.attend`. Scales and offsets of
+    A layer has parameters and no layers inside it, and is called as such or as `Embed.attend`. Scales and offsets of
     the entries of an array, such as a LayerNorm's, make no layer.
 
     >>> module, x = nn.Sequential([nn.Dense(3), nn.relu, nn.Dense(2)]), jnp.ones((4, 5))
@@ -250,7 +250,7 @@ def recorded_features() -> Iterator[Features]:
         outputs, inputs = run(*args, **kwargs), [*args, *kwargs.values()]
         is_call = context.method_name in ("__call__", "attend") and inputs
         own = context.module.variables.get("params", {}) if is_call else {}
-        # a module that has layers of its own is none, even with parameters beside them, such as a ViT's class token
+        # a module with layers inside it is none, even with parameters beside them, such as a ViT's class token
         if own and not any(hasattr(entry, "keys") for entry in own.values()):
             is_scale = max(map(jnp.ndim, own.values())) <= 1
             if not is_scale or jnp.shape(outputs) != jnp.shape(inputs[0]):

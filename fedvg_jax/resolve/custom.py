@@ -119,7 +119,7 @@ def code_of(custom: Custom, metrics: Mapping[str, Metric]) -> dict[str, str]:
 
 
 def traced_anew(custom: Custom) -> Custom:
-    """Returns what a call is given, with new functions; see `new_functions`.
+    """Returns the objects of a call, with new functions; see `new_functions`.
 
     Raises:
         UsageError: an argument is of another kind.
@@ -144,7 +144,7 @@ def new_functions(bundle: T) -> T:
     """Returns a named tuple of functions with a new function in place of each.
 
     JAX traces a function once and finds the result by the function's identity. A function may read values that change
-    between two calls of `fedvg_jax.run`, so each call traces functions of its own. One that the caller passes to
+    between two calls of `fedvg_jax.run`, so each call traces new functions. One that the caller passes to
     `jax.jit` before is taken from there.
 
     >>> double = lambda x: 2 * x

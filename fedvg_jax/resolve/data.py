@@ -38,7 +38,7 @@ def make_population(
     data: Any = None,
     partition: tuple | Sequence | None = None,
 ) -> Population:
-    """Reads the data set, draws the partition and builds D_val, unless data or partition are given.
+    """Reads the data set, draws the partition and builds D_val, unless the caller passes data or a partition.
 
     Args:
         config: checked settings.
@@ -259,7 +259,7 @@ def describe(config: Config, population: Population, is_given: bool = False) -> 
 def _checked(
     config: Config, arrays: Arrays, partition: tuple | Sequence[np.ndarray], source: object
 ) -> Partition:
-    """Checks a given partition, and that training and test sets have rows.
+    """Checks a caller's partition, and that training and test sets have rows.
 
     Raises:
         UsageError: it is not a partition of these data; or rows are held out already, and a setting asks for others.

@@ -64,7 +64,7 @@ def simulate(
     config: Config,
     custom: Custom,
 ) -> Simulation:
-    """Returns the simulation of one call, with functions and programs of its own.
+    """Returns the simulation of one call, with separate functions and programs.
 
     Args:
         config: checked settings.
@@ -154,7 +154,7 @@ def _shape(arrays: Arrays) -> Hashable:
 def hyper_of(
     config: Config, custom: Custom, algorithm: Algorithm, weighting: Weighting
 ) -> tuple[Hyper, dict[str, float]]:
-    """Returns what `make_hyper` does; the parameters of a caller's objects may be given."""
+    """Returns what `make_hyper` does; a caller may pass the parameters of its objects."""
     settable = []
     if custom.algorithm is not None:
         settable += [parameter.name for parameter in algorithm.hyperparameters]

@@ -107,7 +107,7 @@ def check_accuracies(
 
     Args:
         config: settings.
-        native: the name of the algorithm's own weighting.
+        native: the name of the weighting of the algorithm's paper.
         task: a caller's task; None for the config's model, which returns scores of the classes.
         population: of the run.
         is_named: whether settings name the weighting.
@@ -130,7 +130,7 @@ def check_accuracies(
 
 
 def check_clients(config: Config, parts: Partition) -> None:
-    """Raises UsageError where accuracies by client are recorded, and clients have no test rows of their own."""
+    """Raises UsageError where accuracies by client are recorded, and clients have no test rows."""
     by_client = [name for name in CLIENT_ACCURACIES if name in listed(config.record)]
     if by_client and len(parts.test) != len(parts.train):
         instead = "give each client's" if config.holdout == "client" else "use --holdout client"

@@ -76,7 +76,7 @@ def make_method(config: Config, custom: Custom) -> Method:
 
 
 def make_algorithm(config: Config, custom: Custom) -> Algorithm:
-    """Returns the algorithm with its compression; UsageError where two of these are given."""
+    """Returns the algorithm with its compression; UsageError where there are two."""
     algorithm = custom.algorithm or algorithm_of(config)
     send = custom.send or SETTINGS["send"].made(config)
     if send is None:
@@ -257,7 +257,7 @@ def _native_name(algorithm: Algorithm) -> str:
 
 
 def named_weighting(config: Config, algorithm: Algorithm) -> str:
-    """Returns the text of the weighting, in which "native" is the name of the algorithm's own."""
+    """Returns the text of the weighting, with the name of the algorithm's weighting in place of "native"."""
     return config.weighting.replace("native", str(algorithm.native_weighting))
 
 

@@ -118,11 +118,11 @@ def scoring_conv(config: Config) -> str | None:
 def make_variables(
     config: Config, init: Callable[[jax.Array], Variables], initial: Variables | None = None
 ) -> Variables:
-    """Returns the initial model: random from the seed, given, of another run, or a file's weights with a random head.
+    """Returns the initial model: random by the seed, the caller's, another run's, or a file's with a random head.
 
     Args:
         init: key -> variables, not jitted: `Task.init`.
-        initial: given variables.
+        initial: variables of the caller.
 
     Raises:
         UsageError: there are two sources, or `initial` has other tensors, shapes or dtypes than the model.

@@ -67,7 +67,7 @@ def run_chunks(
 ) -> Iterator[tuple[SimState, list[Record]]]:
     """Yields the state and the new records after every chunk, up to the last round.
 
-    If client states stay on the host, the state holds those of all clients sampled so far, as views that the next
+    If client states stay on the host, the state holds the states of all clients sampled so far, as views that the next
     chunk changes. The next chunk takes over the arrays of the state. If chunks are single rounds, callbacks get copies
     of them, except of client states, which may be large.
 
@@ -165,7 +165,7 @@ def plan_chunk(
     From a pool on the host, it starts to copy their rows to the devices.
 
     Args:
-        drawn: schedules of the next rounds that are drawn already; the chunk removes its own.
+        drawn: schedules of the next rounds that are drawn already; the chunk removes those that it uses.
         state: after `num_done` rounds.
     """
     if not num_rounds:
@@ -225,6 +225,6 @@ def evaluate(
 
 
 def _measured(name: str, metric: Metric, model: Variables, data: Data) -> float | None:
-    """Returns the value of a user's metric as JSON holds it: null where it is not finite."""
+    """Returns the value of a user's metric as JSON stores it: null where it is not finite."""
     with checks.calling(f"metric '{name}', which returns one number,"):
         return history.number(float(np.reshape(metric.function(model, data), ())))

@@ -1,7 +1,7 @@
-"""Accuracies on each client's own test rows, which are recorded on demand, with mean, worst decile and spread.
+"""Accuracies on each client's test rows, which are recorded on demand, with mean, worst decile and spread.
 
 accuracy_by_client    of the global model
-personal_accuracy     of each client's own model: its personal one, or the global one with its local tensors
+personal_accuracy     of each client's model: its personal one, or the global one with its local tensors
 
 Clients are evaluated in pieces of bounded size. The rows and states of a piece are copied to the devices, so it does
 not matter where a run keeps them.

@@ -60,9 +60,9 @@ class Model(NamedTuple):
     name: str
     """as settings name it; "" for a custom task"""
     bound: Callable[[Variables | None], Task]
-    """frozen tensors, arrays or shapes -> the task of the trained part; None -> that of the whole model"""
+    """frozen tensors, arrays or shapes -> the task of the trained part; None -> the task of the whole model"""
     initial: Callable[[Callable[[Array], Variables]], Variables]
-    """(key -> a drawn model) -> the first model: drawn, of a file, of another run, or given"""
+    """(key -> a drawn model) -> the first model: drawn, of a file, of another run, or the caller's"""
     scored: Callable[[Variables | None], Task] | None = None
     """as `bound`, for scoring passes and evaluations; None for the same"""
     trained: str = ""
@@ -76,7 +76,7 @@ class Model(NamedTuple):
 
     @property
     def is_custom(self) -> bool:
-        """Whether the task is the caller's own."""
+        """Whether the task is the caller's."""
         return not self.name
 
 
@@ -129,7 +129,7 @@ class Cohorts(NamedTuple):
     probe_apart: bool = False
     """whether the probe's rows are not trained on, as in the published code"""
     is_published: bool = False
-    """whether cohorts are those of the published code's random stream"""
+    """whether cohorts follow the published code's random stream"""
     deadline: float = math.inf
     """virtual seconds after which a round ends"""
     clock: Clock | None = None

@@ -1,6 +1,6 @@
 """Joins the processes of one run through `jax.distributed`, and ends this process when another one is lost.
 
-Process 0 listens at the given address only; jax alone would listen on all interfaces. A process counts as lost when a
+Process 0 listens at this address only; jax alone would listen on all interfaces. A process counts as lost when a
 collective fails, or when its heartbeats stop for `HEARTBEAT` seconds: then jax ends this process with a stack trace.
 The run continues from its newest checkpoint in new processes.
 """
@@ -61,7 +61,7 @@ def read(words: Sequence[str]) -> tuple[Launch | None, list[str]]:
     """Returns how the processes of a command line find each other, None for a single one, and its other words.
 
     Raises:
-        UsageError: an option is malformed, or the others are given without `--distributed`.
+        UsageError: an option is malformed, or the others stand without `--distributed`.
 
     >>> read(["--lr", "0.1", "--distributed", "localhost:9911", "--processes", "2", "--process", "0"])
     (Launch(coordinator='localhost:9911', count=2, index=0), ['--lr', '0.1'])
@@ -134,7 +134,7 @@ def run(launch: Launch, command: Callable[[], int]) -> int:
 
     Args:
         launch: how the processes find each other.
-        command: returns its own exit code; its UsageErrors are raised by all processes.
+        command: returns its exit code; its UsageErrors are raised by all processes.
     """
     import jax
 

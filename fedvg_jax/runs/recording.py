@@ -238,7 +238,7 @@ def find_start(sim: Simulation, folder: Path, sources: Sources, log: Log) -> Sta
 
 
 def after_checkpoint(folder: Path, state: SimState, log: Log) -> Start:
-    """Returns the start after the newest intact checkpoint; without a complete one, that of a new run."""
+    """Returns the start after the newest intact checkpoint; without a complete one, the start of a new run."""
 
     def template(leaves: Mapping[str, np.ndarray]) -> Any:
         best = state.variables if any(path.startswith("best.") for path in leaves) else None
@@ -268,7 +268,7 @@ def after_checkpoint(folder: Path, state: SimState, log: Log) -> Start:
 
 # --- what is written before the first round ---------------------------------------------------------------------------
 def _prepare_folder(sim: Simulation, folder: Path, start: Start, log: Log) -> None:
-    """Writes the settings to a new folder, or brings that of a resumed run back to the round that it continues from."""
+    """Writes the settings to a new folder, or brings a resumed run's folder back to the round that it starts from."""
     with files.writing(f"the run folder {folder}", "--out"):
         if sim.config.resume is None:
             run_folder.refuse_taken(folder)

@@ -103,7 +103,7 @@ def make_study(
 
 
 def _places(read: Sequence[Folder], sweeps: Sequence[Stored], is_one_sweep: bool) -> list[Place]:
-    """Returns the places of runs, whose names have no values that each method was tuned to."""
+    """Returns the places of runs. Their names leave out values that each method was tuned to."""
     settings = [folder.settings for folder in read]
     if is_one_sweep:
         return places.places(settings, sweeps[0].axes)

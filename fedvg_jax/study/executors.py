@@ -1,6 +1,6 @@
 """A sweep is a map over executors: processes of this machine, or any `concurrent.futures.Executor`.
 
-On this machine every process is an executor of its own, so that one that is killed takes no other along, and the trials
+On this machine every process is a separate executor, so that one that is killed takes no other along, and the trials
 of one program follow one another in a process. No jax.
 """
 
@@ -32,7 +32,7 @@ MOST_LOSSES = 2
 """Processes that a trial may kill, before it counts as failed."""
 
 POLL_SECONDS = 0.05
-"""Seconds between two looks at futures; those of submitit cannot be waited for in another way."""
+"""Seconds between two looks at futures; submitit's cannot be waited for in another way."""
 
 HELD_SECONDS = 1.0
 """Seconds until a trial is tried again that another command computes."""
@@ -42,7 +42,7 @@ ExecutorOrMaker = futures.Executor | Callable[[], futures.Executor]
 
 
 class Stopped(Exception):
-    """A signal, whose name is its argument, has stopped the sweep."""
+    """A signal has stopped the sweep; its name is the argument."""
 
 
 @dataclasses.dataclass
@@ -72,7 +72,7 @@ def compute(
 ) -> None:
     """Computes trials.
 
-    A trial whose process dies is computed again, and fails when it has killed `MOST_LOSSES`. An executor that breaks
+    If its process dies, a trial is computed again; it fails when it has killed `MOST_LOSSES`. An executor that breaks
     with several trials gets half as many at a time, so that the one that breaks it is found alone.
 
     Args:
@@ -174,7 +174,7 @@ def _stop(slots: Sequence[Slot], on_end: Callable[[Trial, Any], Any]) -> None:
     for slot in slots:
         for future in slot.pending:
             future.cancel()
-        if slot.process is None:  # an executor of the caller, whose processes finish their trials
+        if slot.process is None:  # the processes of a caller's executor finish their trials
             slot.pending.clear()
         elif slot.process.done() and slot.pending:
             with contextlib.suppress(ProcessLookupError, futures.BrokenExecutor):
@@ -259,7 +259,7 @@ def named(text: str) -> Callable[[], Any]:
 
 def _local_slot(index: int, count: int) -> Slot:
     """Returns one of several processes of this machine, which get the cores in parts."""
-    import loky  # unlike those of the standard library, its processes do not import the script of the caller
+    import loky  # unlike the standard library's, its processes do not import the script of the caller
 
     cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     mine = cores[index % max(1, len(cores)) :: count]
@@ -278,7 +278,7 @@ def environment(count: int) -> dict[str, str]:
     pool by the larger of the two numbers, and a smaller pool splits sums differently: Scaffold on digits then differs
     in the last bits from round 5 on, enough to diverge or not.
     """
-    # the parts of one accelerator, of which this process may use one, too
+    # the parts of one accelerator; this process may use one, too
     variables = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{0.9 / (count + 1):.3f}"}
     if "device_count" not in os.environ.get("XLA_FLAGS", ""):
         variables["JAX_NUM_CPU_DEVICES"] = str(hardware.num_cores())
@@ -374,7 +374,7 @@ def of_shard(trials: Sequence[Trial], shard: str) -> list[Trial]:
     """Returns part I of N of the trials.
 
     Args:
-        trials: in an order that keeps those of one program together, as that of the axes does.
+        trials: in an order that keeps the trials of one program together, as the order of the axes does.
         shard: "I/N", with I from 1.
 
     Raises:

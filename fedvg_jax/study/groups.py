@@ -21,7 +21,7 @@ class Group(NamedTuple):
     method: str
     condition: Condition
     rows: Frame
-    """Those of the study's frame."""
+    """Rows of the study's frame."""
 
     @property
     def runs(self) -> dict[Seeds, Run]:

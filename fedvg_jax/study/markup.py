@@ -21,7 +21,7 @@ class Table(NamedTuple):
     """Stem of its files."""
     title: str
     numbers: Frame
-    """What the CSV file holds: numbers, unrounded, and names; missing ones are nan."""
+    """The cells of the CSV file: names and unrounded numbers; missing ones are nan."""
     shown: Frame
     """Texts for people; one in ** is bold, as in Markdown."""
     notes: Sequence[str] = ()
@@ -64,7 +64,7 @@ def csv_text(rows: Frame) -> str:
 
 
 def latex(table: Table) -> str:
-    """Returns a `tabular` environment with booktabs' rules; the caption and notes of a paper are its own."""
+    """Returns a `tabular` environment with booktabs' rules; a paper adds its caption and notes."""
     alignment = "".join("l" if title in LEAD else "r" for title in table.shown)
     styled = _styled(table.shown, "latex", "textbf:--rwrap;")
     return styled.to_latex(hrules=True, column_format=alignment).replace("<", r"\textless{}")

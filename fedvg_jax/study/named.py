@@ -1,4 +1,4 @@
-"""Axes whose values have names: objects from Python, and methods that bundle objects and settings."""
+"""Axes with named values: objects from Python, and methods that bundle objects and settings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TAKEN = {"method": METHODS, "weighting": (NATIVE, *WEIGHTINGS), "algorithm": ALG
 class Method(NamedTuple):
     """A value of the axis "method" of `run_sweep`: objects, texts and settings that are compared under one name.
 
-    What it leaves out is as in the sweep's settings. Settings on other axes, and tuned ones, override its own.
+    What it leaves out is as in the sweep's settings. Settings on other axes, and tuned ones, override the method's.
 
     Args:
         algorithm: an object, or a text as `--algorithm` takes it.

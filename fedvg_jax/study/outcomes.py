@@ -122,7 +122,7 @@ def _metric_of(key: str, part: str) -> str:
 def measured(record: Record, part: str = "test") -> dict[str, float]:
     """Returns name -> value of all finite numbers that a record has measured on rows of a part, shares in percent.
 
-    The part test includes the caller's own metrics and the accuracies over clients.
+    The part test includes the caller's metrics and the accuracies over clients.
 
     >>> measured({"round": 1, "val_loss": 1.0, "test_loss": 2.0, "test_accuracy": 0.5, "mae": 3.0, "weights": [1.0]})
     {'loss': 2.0, 'accuracy': 50.0, 'mae': 3.0}
@@ -147,9 +147,9 @@ def choose_outcome(
 
     Args:
         runs: all finished ones.
-        are_personal: whether some method has models of the clients' own.
+        are_personal: whether some method has personal models.
         text: the caller's choice, a name that may begin with "min:" or "max:"; None for the default: the accuracy of
-            the clients' own models if `are_personal` and all runs record it, else the global model's, or loss.
+            the personal models if `are_personal` and all runs record it, else the global model's, or loss.
         target: accuracy from 0 to 1, or loss; for the metrics of `TO_TARGET`.
 
     Raises:

@@ -67,7 +67,7 @@ def settings_of(
             settings[name] = value
         elif name in AXES and AXES[name] not in custom and value != "native":
             settings[checks.PASSED[AXES[name]]] = (
-                value  # a name that the user gave, or the setting's own
+                value  # a name that the user chose, or the setting's value
             )
     return settings
 
@@ -140,7 +140,7 @@ def _place(run: Mapping[str, Any], of_condition: Sequence[str], of_method: Seque
 
 
 def _goes_without_saying(name: str, value: Any, base: str) -> bool:
-    """Returns whether a setting is the method's own, or a default that stands for nothing, such as no tuning steps.
+    """Returns whether a setting is part of the method, or a default that stands for nothing, such as no tuning steps.
 
     >>> _goes_without_saying("tuning.steps", 0, "fedvg"), _goes_without_saying("fedvg.eps", 0.0, "fedvg")
     (True, False)

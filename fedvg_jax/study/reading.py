@@ -33,7 +33,7 @@ class Folder(NamedTuple):
 
 
 def read_all(folders: Sequence[Path]) -> tuple[list[Folder], list[Stored]]:
-    """Returns every run below the given folders, and their sweeps."""
+    """Returns every run below these folders, and their sweeps."""
     runs: list[Folder] = []
     sweeps: list[Stored] = []
     for folder in folders:
@@ -76,7 +76,7 @@ def _read_run(folder: Path, trial: StoredTrial | None = None) -> Folder:
         trial: that the sweep of the run has for it; None without a sweep.
 
     Raises:
-        UsageError: its settings or results cannot be read, or are not those of the trial.
+        UsageError: its settings or results cannot be read, or belong to another trial.
     """
     history = History.load(folder)
     partition, manifest = (

@@ -208,10 +208,10 @@ def compare(
     Args:
         results: what `run_sweep` returns, or histories, or folders of sweeps or runs; one or several.
         baseline: method that the others are compared with, or "all" for every pair; None for fedavg, or the first.
-        metric: outcome, such as "loss", "macro_f1", "personal_accuracy_mean", or the name of a metric of your own;
+        metric: outcome, such as "loss", "macro_f1", "personal_accuracy_mean", or the name of a custom metric;
             "min:NAME" and "max:NAME" say that lower or higher values are better, if no `fv.Metric` does. None for
-            test accuracy, or the loss of a task without it; or for the accuracy of the clients' own models, if a method
-            has such models and all runs record it.
+            test accuracy, or the loss of a task without it; or for the accuracy of the clients' personal models, if a
+            method has such models and all runs record it.
         out: folder to write the report to, with its page; None for none.
         choice: evaluation that stands for a run: final, at_best_val or max.
         partial: compare the runs that are finished.
@@ -266,7 +266,7 @@ def _source(folder: Path) -> Path:
 
 
 def _sweep_in_memory(listed: Sequence[SweepResult]) -> list[Stored]:
-    """Returns the sweep that results are from, if they are all of it; otherwise they are runs of their own."""
+    """Returns the sweep that results are from, if they are all of it; otherwise they are single runs."""
     planned = {each.sweep for each in listed}
     if len(planned) != 1 or {each.name for each in listed} != {*listed[0].sweep}:
         return []

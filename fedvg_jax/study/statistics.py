@@ -54,8 +54,8 @@ def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
 def compare(ours: Mapping[Seeds, float], theirs: Mapping[Seeds, float]) -> Comparison:
     """Returns the comparison of two methods over the seeds that both have.
 
-    Differences that are equal up to rounding have no deviation: their interval is a point, and p is nan unless they are
-    0.
+    Differences that are equal up to rounding have no deviation: their interval has no width, and p is nan unless they
+    are 0.
 
     >>> comparison = compare({(s, 42): s + 2.0 for s in range(3)}, {(s, 42): 2.0 * s for s in range(3)})
     >>> comparison.n, comparison.mean  # differences 2, 1, 0; t(0.975, 2 degrees of freedom) = 4.303

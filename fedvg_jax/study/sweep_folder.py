@@ -74,7 +74,7 @@ def trial_folder(out: Path, name: str) -> Path:
 
 
 class StoredTrial(NamedTuple):
-    """A trial as sweep.json holds it."""
+    """A trial as sweep.json stores it."""
 
     values: dict[str, Any]
     """of the sweep's axes that the trial uses"""

@@ -5,7 +5,7 @@ trials share, as a run's file has them, and
 
     title = "..."        of the sweep's tables and figures
     [axes]               setting -> its values; all axes are crossed
-    [[zip]]              settings whose values go together: lists of one length
+    [[zip]]              settings with values that go together: lists of one length
     [tune]               setting -> the values that are tried for each method; tune_seeds beside it
 """
 
@@ -32,7 +32,7 @@ HYPER = "hyper."
 """Prefix of axes of hyperparameters that objects from Python declare."""
 
 RANGED = ("seed", "partition_seed")
-"""Settings whose values may be ranges such as 0:5."""
+"""Settings that take ranges such as 0:5."""
 
 PLACES = ("data_dir", "validation.data_dir")
 """Folders of data, which may differ between machines. An empty text stands for none, for which TOML has no value."""
@@ -48,7 +48,7 @@ ONLY = "trial"
 
 
 class Axis(NamedTuple):
-    """One axis: a setting with its values, or several settings whose values go together."""
+    """One axis: a setting with its values, or several settings with values that go together."""
 
     names: tuple[str, ...]
     """dotted settings, `method`, `fidelity`, or "hyper." with a name"""
@@ -151,7 +151,7 @@ def parse_axes(
 
     Args:
         axes: with names in place of objects.
-        named: settings on whose axes are names, which stay as they are.
+        named: settings with names on their axes, which stay as they are.
 
     >>> parse_axes({("dataset", "model"): [("digits", "mlp"), ("cifar10", "lenet5")], "lr": 0.1})[0].names
     ('dataset', 'model')
@@ -202,7 +202,7 @@ def zipped(table: Mapping[Any, Any], source: str) -> Axis:
         raise UsageError(
             f"{source}: settings of an axis must have equally many values, one or more; got {lengths}"
         )
-    # a value that is given twice counts once
+    # a value that is listed twice counts once
     once = {repr(row): row for row in zip(*columns.values(), strict=True)}
     return Axis(tuple(columns), tuple(once.values()))
 

@@ -1,4 +1,4 @@
-"""Computes the trials of a sweep, after those of its tuning; and `run_sweep` of Python.
+"""Computes the tuning runs and the trials of a sweep; and `run_sweep` of Python.
 
 Finished trials are skipped, one that was interrupted continues from its checkpoint, and one that fails is recorded,
 stops nothing, and is tried again by the next command.
@@ -61,7 +61,7 @@ class Work:
 
 
 def compute(trials: Sequence[Trial], out: Path | None, work: Work) -> Results:
-    """Computes the trials that are not finished; takes over those of another command that dies.
+    """Computes the trials that are not finished; takes over the trials of another command that dies.
 
     Args:
         trials: of the sweep, or of its tuning.
@@ -179,7 +179,7 @@ OF_MODEL = (*OF_TENSORS, "model", "norm_layers")
 
 
 def check(trials: Sequence[Trial], work: Work) -> None:
-    """Checks the given objects, and the settings of tensors, before the first run.
+    """Checks the caller's objects, and the settings of tensors, before the first run.
 
     Raises:
         UsageError: a hyperparameter is unknown or out of range, or a model, the data, the partition or an object cannot
@@ -247,7 +247,7 @@ def run_sweep(
     for axis, by_name in methods.items():
         for name, method in by_name.items():
             objects = named.objects_in(method)
-            if objects:  # that of a single object is its own, as in a run
+            if objects:  # a single object has its digest, as in a run
                 value = objects if len(objects) > 1 else next(iter(objects.values()))
                 digests[f"{axis} {name}"] = identify(value)
     work = Work(recipe._replace(named=methods, digests=digests), shard)

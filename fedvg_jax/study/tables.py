@@ -86,7 +86,7 @@ def footnotes(study: Study, choice: Choice) -> list[str]:
 
 
 def _settings(study: Study, rows: Frame) -> Frame:
-    """Returns rows whose `condition` is a text."""
+    """Returns the rows with `condition` as a text."""
     texts = [condition_text(study.conditions[position]) for position in rows["condition"]]
     return rows.assign(condition=texts).rename(columns={"condition": "setting"})
 
@@ -181,7 +181,7 @@ def means(study: Study) -> Table:
 
 
 def runs(study: Study) -> Frame:
-    """Returns a row for each run and a column for each value, for your own statistics."""
+    """Returns a row for each run and a column for each value, for other statistics."""
     import pandas
 
     values = values_of_runs(study)

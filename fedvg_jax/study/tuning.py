@@ -1,7 +1,7 @@
 """Tuning of a sweep: every method gets the grid of the tuned settings that it uses, and all grids get the same seeds.
 
 A condition is a combination of the sweep's axes without their seeds, such as a method at one alpha. Values are chosen
-for every condition on its tuning runs. Those runs have seeds of their own, and their test results are not used.
+for every condition on its tuning runs. Those runs have separate seeds, and their test results are not used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FOLDER = "tuning"
 """Folder of the tuning runs in the folder of the sweep."""
 
 SEEDS = "1000:1002"
-"""Seeds of the tuning runs, where none are given."""
+"""Seeds of the tuning runs, by default."""
 
 
 ON_VALIDATION = ("accuracy", "loss", "balanced_accuracy", "macro_f1")
@@ -120,7 +120,7 @@ def condition_of(values: Mapping[str, Any], tuned: Collection[str] = ()) -> str:
 
 
 def tuning_sweep(sweep: Sweep, tuning: Tuning) -> Sweep:
-    """Returns the sweep of the tuning runs, which has the tuned settings and seeds of its own on its axes."""
+    """Returns the sweep of the tuning runs, which has the tuned settings and separate seeds on its axes."""
     layers = []
     for layer in sweep.layers:
         kept = tuple(axis for axis in layer.axes if not {*axis.names} <= {*RANGED})

@@ -1,4 +1,4 @@
-"""Weightings: factories, the signals they measure, and the functions that a user's own weighting is built from."""
+"""Weightings: factories, the signals they measure, and the functions that a custom weighting is built from."""
 
 from fedvg_jax.weightings import signals as signals
 from fedvg_jax.weightings.aggregation import (

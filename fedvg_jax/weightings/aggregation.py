@@ -81,7 +81,7 @@ def mean_terms(*rules: tuple[Term, ...]) -> tuple[Term, ...]:
 
 
 def with_signal(i: int, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the function (hyper, signals, ...) of a weighting, for a tuple of signals with its own as entry `i`."""
+    """Returns the function (hyper, signals, ...) of a weighting for a tuple of signals; its signal is entry `i`."""
     return functools.wraps(function)(
         lambda hyper, measured, *rest: function(hyper, measured[i], *rest)
     )

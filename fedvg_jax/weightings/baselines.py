@@ -101,7 +101,7 @@ def val_accuracy(task: Task) -> Weighting:
 
 
 def fltrust(task: Task) -> Weighting:
-    """Returns FLTrust's weights: from the cosine of a client's update with the server's own on D_val.
+    """Returns FLTrust's weights: from the cosine of a client's update with the server's update on D_val.
 
         t_k = max(0, cos(delta_k, delta_0)),    s_k = (t_k / ||delta_k||) / sum_j (t_j / ||delta_j||)
 
@@ -211,7 +211,7 @@ def _models(view: ServerView) -> Variables:
     return view.clients
 
 
-# --- the server's own training on D_val, which uses the same validation set as FedVG without its weights
+# --- the server's training on D_val, which uses the same validation set as FedVG without its weights
 
 Refine = Callable[[Hyper, Array, Variables, Data], Variables]
 """(hyper, number of the round, global model, data) -> global model"""

@@ -43,7 +43,7 @@ def feddisco(target: Literal["uniform", "clients"] = "uniform") -> Weighting:
     The score is the distance d_k.
 
     Args:
-        target: the global distribution D: uniform, or that of all clients' training rows together.
+        target: the global distribution D: uniform, or the distribution of all clients' training rows together.
     """
     is_uniform = types.named({"uniform": True, "clients": False}, target, "target")
 

@@ -316,7 +316,7 @@ class NormParts(NamedTuple):
     def above_noise(
         self, members: dict[int, list[Array]], participating: Array | bool
     ) -> dict[int, Array]:
-        """Returns whether each group's largest norm over participating clients exceeds `floor` times that of all.
+        """Returns whether each group's largest norm over participating clients exceeds `floor` times the largest.
 
         Args:
             members: group number -> the norms [K] of its layers.

@@ -44,7 +44,7 @@ def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weight
     Args:
         weighting: the rule.
         measures: key of a record -> (hyper, one client's return, data) -> scalar [], or a pytree of several, which the
-            details hold in the order of its leaves, [K, leaves].
+            details have in the order of its leaves, [K, leaves].
     """
 
     @functools.wraps(weighting.signal)

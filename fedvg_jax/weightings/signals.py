@@ -94,7 +94,7 @@ GroupsPerPass = int | Callable[[int], int]
 
 
 def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass) -> Signal:
-    """Returns one client's validation gradient, tensors like its own.
+    """Returns one client's validation gradient, with tensors like the client's.
 
     It equals `validation_gradients` of the mean loss over D_val.
 

@@ -14,7 +14,7 @@ where (i, j) is a *tap* of the kernel w and s the stride:
 - `taps`: one small matmul per tap, over the outputs for which that tap meets a real pixel. Chosen on a CPU for images
   of two or three pixels, where most patches would be padding.
 - `planes`: images of a minibatch innermost, so that 6 to 64 channels keep a CPU's vector units busy; a convolution that
-  is pooled next can compute the 2x2 pooling windows on an axis of their own (`--conv planes`; chosen on a CPU for few
+  is pooled next can compute the 2x2 pooling windows on a separate axis (`--conv planes`; chosen on a CPU for few
   input channels, as in tinycnn, cnn and lenet5).
 - `rewrite`: takes the one of the first three with the fewest products, and applies the `--conv` of a run to any
   function, for the current hardware (`host.hardware` holds the table). Networks are written with `nn.Conv` and

@@ -183,7 +183,7 @@ def elementwise(operation: Operation) -> list[Value] | None:
 
 
 def _is_elementwise(eqn: core.JaxprEqn) -> bool:
-    """Returns whether an operation is elementwise, or a function with a derivative of its own of such operations."""
+    """Returns whether an operation is elementwise, or a function of such operations with a custom derivative."""
     name = eqn.primitive.name
     if name not in ("custom_jvp_call", "jit"):
         return name in ELEMENTWISE

@@ -1,7 +1,7 @@
 """Convolution as patches and one matmul (im2col), without the taps that only ever meet padding.
 
 Same parameters and results as `lax.conv_general_dilated` (NHWC, HWIO), up to rounding. XLA's CPU back end runs the
-gradients of its own convolution 12 to 28 times slower inside a loop, and batched over clients it becomes a grouped
+gradients of its convolution 12 to 28 times slower inside a loop, and batched over clients it becomes a grouped
 convolution. Patches and a matmul are fast in both cases.
 """
 

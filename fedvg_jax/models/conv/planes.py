@@ -4,7 +4,7 @@ XLA's CPU back end vectorises loops over the innermost axis. With 6 or 16 channe
 and BatchNorm, ReLU and pooling cost more than the convolutions. With the images of the minibatch innermost the vectors
 are full, and the patches of a convolution are plain copies.
 
-A convolution may put the positions in a pooling window, or in a tile of the output, on axes of their own, before that
+A convolution may put the positions in a pooling window, or in a tile of the output, on separate axes, before that
 of the channels. Pooling is then a maximum of whole slices; moving them behind it would be a copy in every backward
 pass:
 
@@ -63,8 +63,8 @@ def first_max(a: Array, b: Array) -> Array:
     """Returns the entries' maximum; of equal values the first takes the gradient, and a NaN is propagated, as in torch.
 
     The gradient selects one of the two, also where a compiler computes `a` and `b` again in the backward pass and
-    rounds them otherwise. Those of `jnp.max` and `jnp.maximum` compare the inputs with the maximum: after such rounding
-    no input may equal it, and the gradient is 0 / 0.
+    rounds them otherwise. The gradients of `jnp.max` and `jnp.maximum` compare the inputs with the maximum: after such
+    rounding no input may equal it, and the gradient is 0 / 0.
 
     >>> import jax
     >>> jax.grad(lambda pair: first_max(*pair))((2.0, 2.0))
@@ -136,7 +136,7 @@ def _max_of_tiles(x: Array) -> Array:
 def _max_of_pixels(x: Array) -> Array:
     """Returns the 2 x 2 maxima of [C, H, W, B].
 
-    By reshape: its backward pass is several times cheaper on a CPU than that of a windowed reduction.
+    By reshape: its backward pass is several times cheaper on a CPU than the one of a windowed reduction.
     """
     channels, height, width, images = x.shape
     windows = x[:, : height // 2 * 2, : width // 2 * 2].reshape(

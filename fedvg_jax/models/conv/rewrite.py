@@ -1,8 +1,8 @@
-"""Replaces the convolutions and max-poolings of any function by those of this package, whatever library wrote them.
+"""Replaces the convolutions and max-poolings of any function by this package's, whatever library wrote them.
 
-XLA's CPU back end computes the gradients of its own convolution up to a hundred times slower inside a loop of local
+XLA's CPU back end computes the gradients of its convolution up to a hundred times slower inside a loop of local
 steps, and `vmap` over clients makes it a grouped convolution. The function is traced to a jaxpr, which is evaluated
-with other rules for `conv_general_dilated` and `reduce_window_max`; its derivatives are then those of the rules.
+with other rules for `conv_general_dilated` and `reduce_window_max`; its derivatives then follow from the rules.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def fast_task(task: Task, conv: str = "auto") -> Task:
 
 
 def fast_convolutions(function: F, conv: str = "auto") -> F:
-    """Returns a function of equal results, up to rounding, whose convolutions are fast in loops and under `vmap`.
+    """Returns a function of equal results, up to rounding, with convolutions that are fast in loops and under `vmap`.
 
     These are plain and depthwise convolutions of rows and images, of any layout and strides, without dilation. Where
     no rule is faster, or on hardware that computes XLA's own convolution well (`host.hardware`), the original operation
-    remains. So do operations inside of loops and conditionals, and of functions with a derivative of their own.
+    remains. So do operations inside of loops and conditionals, and of functions with a custom derivative.
 
     Args:
         function: of pytrees of arrays, and of Python bools, which are static.
@@ -197,7 +197,7 @@ def _checkpoint(operation: Operation) -> list[Value] | None:
 
 
 REPLACED = ("conv_general_dilated", "reduce_window_max")
-"""Primitives for whose sake a function is rewritten."""
+"""Primitives that a function is rewritten for."""
 
 _RULES: dict[str, Rule] = {
     "conv_general_dilated": _convolve,
@@ -252,7 +252,7 @@ def _has_images_innermost(conv: str, channels: int) -> bool:
 def _convolve_depthwise(
     x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]], precision=None
 ) -> Array:
-    """Convolves x [N, H, W, C] with w [r, s, 1, C]; precision is of matmuls, of which there is none.
+    """Convolves x [N, H, W, C] with w [r, s, 1, C]; precision concerns matmuls only; here there is none.
 
     With an axis for the features of a channel, XLA's gradient of w takes 7 times as long.
     """
@@ -265,7 +265,7 @@ def _convolve_depthwise(
 # --- pooling ----------------------------------------------------------------------------------------------------------
 def _max_along(x: Array, axis: int, window: int, stride: int) -> Array:
     """Returns the maxima of windows along one axis; of equal values the first takes the gradient."""
-    if window == stride:  # by reshape, of which the gradient is no sum of padded slices
+    if window == stride:  # by reshape, because its gradient is no sum of padded slices
         size = x.shape[axis] // window
         tiles = lax.slice_in_dim(x, 0, size * window, axis=axis)
         tiles = tiles.reshape(*x.shape[:axis], size, window, *x.shape[axis + 1 :])

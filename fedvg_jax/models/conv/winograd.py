@@ -11,9 +11,9 @@ F(m, r) filters one axis only, with n products instead of m r, and the other axi
 is 9 products instead of 25 (m = 5), or 8 instead of 20 (m = 4): as many as 36 instead of 100, in larger matmuls over
 r C values, on smaller arrays.
 
-The result equals the convolution up to rounding. In float32 the error is about that of one matmul where n = 4; where
-n = 6, it is three to five times as large with 32 channels or more, and seven to eight times with 16. On one axis it is
-four to five times as large where n = 8, and ten to fifteen times where n = 9.
+The result equals the convolution up to rounding. In float32 the error is about as large as one matmul's where n = 4;
+where n = 6, it is three to five times as large with 32 channels or more, and seven to eight times with 16. On one axis
+it is four to five times as large where n = 8, and ten to fifteen times where n = 9.
 
 Sources: A. Lavin, S. Gray, Fast Algorithms for Convolutional Neural Networks, CVPR 2016. The matrices for given points
 are Toom's and Cook's, as in B. Barabasz et al., Error Analysis and Improving the Accuracy of Winograd Convolution for
@@ -139,7 +139,7 @@ def _convolve_2x2(x: Array, w: Array, precision) -> Array:
 
 
 def convolve_images_last(x: Array, w: Array) -> Array:
-    """Convolves x with w with stride 1, for 2 x 2 pooling; positions in the output tiles have axes of their own.
+    """Convolves x with w with stride 1, for 2 x 2 pooling; positions in the output tiles have separate axes.
 
     Args:
         x: [C, H, W, N] images, already padded; the output's height and width must be even.

@@ -7,7 +7,7 @@
 Every client of a cohort receives; one that drops out sends nothing. Tensors that stay with clients (`--local`) and
 personal models are not sent. Weights are computed from the models, so scores are not sent. Sample counts, seeds and
 configs are not counted. All N clients send what a weighting describes before the first round, which counts it; what an
-algorithm describes stays on the client. Arrays have their own dtypes; of theta_k, `Algorithm.send` counts what it
+algorithm describes stays on the client. Arrays keep their dtypes; of theta_k, `Algorithm.send` counts what it
 sends. Every message counts, also one that the server could compute from theta_k: FedDyn's -delta_k, and FedNova's
 delta_k / D_k except the number D_k.
 """

@@ -90,7 +90,7 @@ class Simulation(NamedTuple):
     custom_hyper: Mapping[str, float] = {}
     """hyperparameters that a caller's objects declare and no setting determines"""
     metrics: Mapping[str, Metric] = {}
-    """the user's own, by name"""
+    """the user's metrics, by name"""
     timeline: Timeline | None = None
     """of a buffered server; None of a synchronous one"""
     account: Account | None = None

@@ -31,10 +31,10 @@ from fedvg_jax.host import hardware as hw, processes
 from fedvg_jax.runs.record import checkpoint
 
 DENSE_BYTES = 2**26
-"""Bytes of client states up to which the devices store those of all clients."""
+"""Bytes up to which the devices store the states of all clients."""
 
 CHUNK_BYTES = 2**26
-"""Bytes of the states of a chunk's clients, where the host stores them; those of one cohort may take more."""
+"""Bytes of the states of a chunk's clients, where the host stores them; the states of one cohort may take more."""
 
 
 # --- placement --------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ class Placement(NamedTuple):
     """rows on the devices for the clients of a chunk, a multiple of the devices that divide them, where the host stores
     all client states; None where the devices store a row for every client"""
     max_rounds: int = 1
-    """rounds of a chunk, whose clients always fit the rows on the devices"""
+    """rounds of a chunk; their clients always fit the rows on the devices"""
     sharding: NamedSharding | None = None
     """of the rows over devices; None if each device stores all"""
     fresh: Tree = ()
@@ -71,7 +71,7 @@ class Placement(NamedTuple):
 
     @property
     def is_on_host(self) -> bool:
-        """Whether the host stores all client states, and the devices those of a chunk's clients."""
+        """Whether the host stores all client states, and the devices only the states of a chunk's clients."""
         return self.num_rows is not None
 
 
@@ -144,7 +144,7 @@ def is_by_client(state: SimState) -> bool:
 
 
 def with_client_states(state: SimState, states: Tree, clients: Tree = ()) -> SimState:
-    """Returns the state with other client states, whose rows are those of `clients`."""
+    """Returns the state with other client states, a row for each of `clients`."""
     return state._replace(clients=states, client_ids=clients)
 
 
@@ -315,7 +315,7 @@ def shapes_on_devices(placement: Placement, state: SimState) -> SimState:
 
 
 def whole_state(store: Store | None, state: SimState) -> SimState:
-    """Returns the state with those of all clients that were sampled, on the host as views."""
+    """Returns the state with the states of all clients that were sampled, on the host as views."""
     if store is None:
         return state
     count = len(store.clients)

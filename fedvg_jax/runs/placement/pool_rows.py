@@ -33,7 +33,7 @@ class HostRows(NamedTuple):
     pool: Tree
     """NumPy arrays or memory maps [T, ...]"""
     resident: Data
-    """D_val, on the devices; its tables number its own pool"""
+    """D_val, on the devices; its tables number the rows of its pool"""
     capacity: int
     """C, rows of a chunk"""
     piece: int

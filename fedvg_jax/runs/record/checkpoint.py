@@ -3,9 +3,10 @@
 Orbax renames a folder into place when it is complete. It does not check the bytes of arrays, so what is read is
 compared with the digests: a crash or a bad disk can cost rounds, but no wrong value is restored.
 
-A run removes its old checkpoints itself. `orbax.checkpoint.CheckpointManager` takes every folder whose name is a number
-for a step, so it would remove a user's copy, count it among those to keep, and refuse to write a step a second time
-(`test_files_of_a_user_beside_checkpoints_stay_and_change_no_run`, `test_saving_keeps_the_newest_checkpoints_only`).
+A run removes its old checkpoints itself. `orbax.checkpoint.CheckpointManager` takes every folder with a number as its
+name for a step, so it would remove a user's copy, count it among those to keep, and refuse to write a step a second
+time (`test_files_of_a_user_beside_checkpoints_stay_and_change_no_run`,
+`test_saving_keeps_the_newest_checkpoints_only`).
 """
 
 from __future__ import annotations
@@ -186,12 +187,12 @@ def final_variables(run: Path | str, template: Variables | None = None) -> Varia
 
 
 def client_variables(run: Path | str, client: int) -> Variables:
-    """Returns a client's own model, see `History.client_variables`."""
+    """Returns a client's model, see `History.client_variables`."""
     return _read_model(run, f"model of client {client}", functools.partial(_of_client, client))
 
 
 def _of_client(client: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Returns a client's own tensors among all leaves, and the global model's tensors in place of others."""
+    """Returns a client's local tensors among all leaves, and the global model's tensors in place of others."""
     own = _with_prefix("state.clients.local.", leaves)
     if not own:
         raise ValueError("clients keep no model")
@@ -221,7 +222,7 @@ def _read_model(
     Args:
         folder: of a run, or of a checkpoint.
         what: for the message where there are none.
-        choose: all leaves by path -> those of the model, by path.
+        choose: all leaves by path -> the leaves of the model, by path.
         template: see `final_variables`.
     """
     run, reasons = files.user_path(folder), []

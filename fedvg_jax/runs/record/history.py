@@ -67,7 +67,7 @@ OF_GLOBAL_MODEL = (
     "where tensors stay with the clients, accuracies are of the global model, whose local tensors keep their"
     " initial values; --record personal_accuracy has the clients' own"
 )
-"""What a run and a report say of accuracies if the clients' own are not recorded."""
+"""What a run and a report say of accuracies if the clients' personal ones are not recorded."""
 
 
 def is_reserved(name: str) -> bool:
@@ -161,7 +161,7 @@ class History(_Results):
         return f"{title}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
 
     def client_variables(self, client: int) -> Variables:
-        """Returns a client's own model from the newest intact checkpoint, on the host.
+        """Returns a client's model from the newest intact checkpoint, on the host.
 
         It is the personal model of a method with one, and where tensors stay with the clients the global model with
         the client's.
@@ -233,7 +233,7 @@ class DivergedError(UsageError):
         super().__init__(message)
         self.history = history
         """the rounds up to the one in which a client diverged, and that one; the run folder has the same records. Its
-        model may be that of a later round."""
+        model may come from a later round."""
 
 
 def by_round(records: Sequence[Record]) -> list[Record]:
@@ -445,7 +445,7 @@ def _numbers(values) -> Any:
 
 
 def number(value) -> float | None:
-    """Returns a number as records hold it.
+    """Returns a number as records store it.
 
     Nine digits hold every float32 exactly. JSON has no NaN, so None stands for what is not finite.
     """

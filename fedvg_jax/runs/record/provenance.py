@@ -44,8 +44,8 @@ def sources(
         partition: every client's rows of each part are part of the digest.
         pool: the run's pool; its rows behind the rows of `arrays` are an external validation set.
         hyper: name -> value, of functions that the user passed.
-        client_state: NumPy arrays, of a client not sampled yet, if it has values of a given model. A model made from
-            the seed may differ in its last bits between machines.
+        client_state: NumPy arrays, of a client not sampled yet, if it has values of the caller's model. A model made
+            from the seed may differ in its last bits between machines.
         base: NumPy arrays, the frozen tensors of the model; None where it is trained as a whole.
     """
     encoding = ()

@@ -44,7 +44,7 @@ def is_run(path: Path) -> bool:
 
 
 def run_of(path: Path) -> Path:
-    """Returns the run folder of a path that `is_run`: itself, or that of a checkpoint.
+    """Returns the run folder of a path that `is_run`: itself, or the run of a checkpoint.
 
     >>> run_of(Path("/runs/a/checkpoints/000040")), run_of(Path("a"))
     (PosixPath('/runs/a'), PosixPath('a'))
@@ -53,7 +53,7 @@ def run_of(path: Path) -> Path:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Returns whether a path is that of a checkpoint of a run."""
+    """Returns whether a path is a checkpoint of a run."""
     return (
         path.resolve().parent.name == CHECKPOINTS
         and not path.is_file()

@@ -131,7 +131,7 @@ def _parts_of_array(value: Any) -> list[Any]:
 def _parts_of_function(function: types.FunctionType) -> list[Any]:
     captured = [_content(cell) for cell in function.__closure__ or ()]
     arguments = [function.__defaults__, function.__kwdefaults__, *captured]
-    # `__module__` is that of what it wraps
+    # `__module__` names the module of what it wraps
     if _is_installed(function.__globals__.get("__name__", "")):
         return [_full_name(function), *arguments]
     return [function.__code__, _read_values(function), *arguments]

@@ -7,7 +7,7 @@ has a copy, and the products of a base that clients share are one product for al
 
 The part of a model that stays with each client: neither sent, nor averaged, nor scored.
 
-A client starts a round from theta_g with its own local part, and keeps what training made of it. On the
+A client starts a round from theta_g with its local part, and keeps what training made of it. On the
 server, local tensors keep their initial values for the whole run, which are every client's start.
 """
 
@@ -73,7 +73,7 @@ def chooser(task: Task, pattern: str = "") -> IsTrained:
 def split(variables: Variables, is_trained: IsTrained) -> tuple[Variables, Variables]:
     """Returns the trained part of variables, and the base.
 
-    Running statistics are trained with the layer: where it has a trained parameter, or where their own path is chosen.
+    Running statistics are trained with the layer: where it has a trained parameter, or where their path is chosen.
 
     >>> split(Variables({"fc": {"w": 1, "b": 2}}, {"bn": {"mean": 3}}), lambda path: path == "fc/b")
     (Variables(params={'fc': {'b': 2, 'w': None}}, stats={'bn': {'mean': None}}), \

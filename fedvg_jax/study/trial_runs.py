@@ -1,6 +1,6 @@
 """One trial in a process: builds its simulation, runs it in its folder, and records why it failed.
 
-A trial is a run with a folder of its own, which the process locks that computes it. `compute_sent` does this for the
+A trial is a run in its own folder, which the process locks that computes it. `compute_sent` does this for the
 processes of an executor: it takes bytes of `cloudpickle`, which also holds functions of scripts and notebooks.
 """
 
@@ -44,10 +44,10 @@ class Recipe(NamedTuple):
     metrics: Mapping[str, Metric] = {}
     """see `fedvg_jax.run`"""
     digests: Mapping[str, str] = {}
-    """of what is given, of the objects and of the metrics; see `sweep_folder.Stored.objects`"""
+    """of the caller's arguments, of the objects and of the metrics; see `sweep_folder.Stored.objects`"""
 
     def custom_of(self, trial: Trial) -> Custom:
-        """Returns what is given for a trial, with the objects and hyperparameters of its axes, which win."""
+        """Returns the arguments of a trial, with the objects and hyperparameters of its axes, which win."""
         objects = named.objects_of(self.named, trial.values)
         hyper = {**(self.custom.hyper or {}), **objects.pop("hyper", {})}
         for name, value in trial.values.items():
@@ -78,7 +78,7 @@ class Prepared(NamedTuple):
     recipe: Recipe
     """with new functions, so that this process traces them once"""
     caches: dict[tuple, programs.Cache]
-    """names of a trial's objects -> cache of the programs of these and of what is given; grows"""
+    """names of a trial's objects -> cache of the programs of these and of the caller's arguments; grows"""
     data: dict[tuple, Arrays]
     """the data set that was read last; the others are not kept, because they may fill the memory"""
 
@@ -232,7 +232,7 @@ def pack(recipe: Recipe) -> bytes:
     jax_settings = {name: getattr(jax.config, name) for name in TRACED}
     try:
         return cloudpickle.dumps((recipe, jax_settings))
-    except Exception as error:  # whatever an object's own `__reduce__` raises
+    except Exception as error:  # whatever the `__reduce__` of an object raises
         raise UsageError(
             f"an object cannot be sent to other processes ({one_line(str(error))[:200]}); make it of functions,"
             " numbers and arrays, or leave out jobs and executor"
@@ -240,7 +240,7 @@ def pack(recipe: Recipe) -> bytes:
 
 
 _prepared: dict[bytes, Prepared] = {}
-"""What `pack` returned -> the recipe whose trials this process computed last, with its programs."""
+"""What `pack` returned -> the recipe of the trials that this process computed last, with its programs."""
 
 _LOCK = threading.Lock()
 """A process computes one trial at a time, also where its executor has several threads."""

@@ -108,7 +108,7 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
 
     Args:
         sim: the simulation that is about to start.
-        unused: settings that the run does not use and their TOML file, for a line of their own.
+        unused: settings that the run does not use and their TOML file, for a separate line.
     """
     config, machine = sim.config, hardware.current()
     sizes = [int(client_rows.sizes(rows).sum()) for rows in sim.partition]
@@ -203,7 +203,7 @@ def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Reco
 
 
 def print_results(console: Console, history: History) -> None:
-    """Prints the table of results, and the run folder on a line of its own, which no narrow terminal cuts."""
+    """Prints the table of results, and the run folder on a separate line, which no narrow terminal cuts."""
     summary, rows = history.summary, {}
     for label, name in RESULTS.items():
         value = summary.get(name)

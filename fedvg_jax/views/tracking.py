@@ -201,7 +201,7 @@ def wandb(run: TrackedRun) -> Writer:
         resume="allow",
         dir=os.environ.get("WANDB_DIR", run.folder),
         config=dict(run.settings),
-        reinit="create_new",  # the runs of a sweep follow one another, beside a run of the caller's own
+        reinit="create_new",  # the runs of a sweep follow one another, beside a run of the caller
         settings=wandb.Settings(console="off", silent=True),
     )
 

@@ -215,7 +215,8 @@ def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
 
     def client(shared, planned):
         task = sim.bind(shared[1].base).task
-        return local_training.make_client(task, sim.algorithm, sim.optimiser, shared, planned)
+        optimiser = sim.experiment.method.optimiser
+        return local_training.make_client(task, sim.algorithm, optimiser, shared, planned)
 
     def train(state, planned, data, hyper) -> Variables:
         trained = executor.train(client, (state, data, hyper), planned)

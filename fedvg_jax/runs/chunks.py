@@ -45,9 +45,7 @@ def compile_programs(sim: simulation.Simulation) -> Programs:
     start = time.perf_counter()
     with processes.together():
         shapes = simulation.shapes_of_chunk(sim)
-        chunk, evaluate_compiled = programs.compile_for(
-            sim.cached, sim.chunk, sim.evaluate, *shapes
-        )
+        chunk, evaluate_compiled = programs.compile_for(sim, shapes)
         if sim.host_rows:
             evaluate_compiled = sim.host_rows.evaluating(sim.evaluate)
             for table in evaluation_tables(sim.data).values():
@@ -60,7 +58,6 @@ def run_chunks(
     sim: simulation.Simulation,
     compiled: Programs,
     state: SimState,
-    num_done: int,
     is_ended: Callable[[list[Record], SimState], bool] | None = None,
     is_single: bool = False,
     virtual_seconds: float = 0.0,
@@ -73,15 +70,12 @@ def run_chunks(
 
     Args:
         compiled: the programs of `sim`.
-        state: the state after `num_done` rounds.
-        num_done: rounds that precede the first chunk.
+        state: before the first chunk.
         is_ended: (records, state) of a chunk -> whether the run ends with it; its last round is then evaluated.
         is_single: whether every chunk is a single round.
         virtual_seconds: before the first chunk, for a run with a clock.
     """
-    from fedvg_jax.runs.assemble import communication
-
-    store = client_states.open_store(sim.state_placement, state)
+    num_done, store = int(state.round), client_states.open_store(sim.state_placement, state)
     state = client_states.with_client_states(state, ()) if store else state
     state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
     round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
@@ -109,7 +103,7 @@ def run_chunks(
                 # from the recorded number, with which a resumed run continues
                 virtual_seconds = float(f"{virtual_seconds + schedule.waited.seconds:.9g}")
                 record["virtual_seconds"] = virtual_seconds
-            record |= communication.entries(traffic, record, schedule.waited)
+            record |= traffic.entries(record, schedule.waited)
             if sim.account:
                 record["epsilon"] = history.number(sim.account.epsilon(number + 1))
             records.append(record)
@@ -124,11 +118,8 @@ def run_chunks(
 
 def _with_own_model(state: SimState) -> SimState:
     """Returns the state with copies of all arrays except the client states."""
-    return state._replace(
-        **tree.copies(
-            {name: getattr(state, name) for name in state._fields if "client" not in name}
-        )
-    )
+    copied = tree.copies(client_states.with_client_states(state, ()))
+    return client_states.with_client_states(copied, state.clients, state.client_ids)
 
 
 class Chunk(NamedTuple):

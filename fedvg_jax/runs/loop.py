@@ -7,7 +7,6 @@ import copy
 import functools
 import logging
 import math
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -97,8 +96,6 @@ class Run(NamedTuple):
     sim: simulation.Simulation
     recorder: recording.Recorder
     observers: Observers
-    read_clock: Callable[[], tuple[float, float]]
-    """() -> seconds of compiling and of running, over all parts"""
     records: list[Record]
     """of all rounds so far; grows"""
     endings: list[str]
@@ -109,7 +106,7 @@ def _run_rounds(
     sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers
 ) -> History:
     """Computes the rounds that are left, and returns the history of all."""
-    start, num_rounds = recorder.start, sim.config.rounds
+    start = recorder.start
     if sim.experiment.cohorts.size == 1 < sim.config.clients:
         observers.log(
             "one client a round: every weighting gives it the weight 1; use a larger join_ratio or buffered.size"
@@ -118,37 +115,22 @@ def _run_rounds(
         from fedvg_jax.runs.assemble import privacy
 
         observers.log(privacy.COVERS if sim.account else privacy.UNKNOWN)
-    state, num_done, reasons = start.state, len(start.records), []
-    is_over = num_done >= num_rounds
-    if start.records and observers.on_chunk:
-        earlier_records = functools.partial(observers.on_chunk, copy.deepcopy(start.records))
-        is_over |= is_ended_by([earlier_records], reasons)
+    run = Run(sim, recorder, observers, list(start.records), [])
+    is_over = len(run.records) >= sim.config.rounds
+    if run.records and observers.on_chunk:
+        calls = [functools.partial(observers.on_chunk, copy.deepcopy(run.records))]
+        is_over |= is_ended_by(calls, run.endings)
     compiled = None if is_over else chunks.compile_programs(sim)
-    compiling, earlier = (
-        start.seconds[0] + (compiled.seconds if compiled else 0.0),
-        start.seconds[1],
-    )
-    begin = time.perf_counter()  # a clock that cannot be set
-
-    def read_clock() -> tuple[float, float]:
-        return compiling, earlier + time.perf_counter() - begin
-
-    virtual_seconds = start.records[-1].get("virtual_seconds", 0.0) if start.records else 0.0
-    run, stop = Run(sim, recorder, observers, read_clock, list(start.records), reasons), None
+    recorder.start_clock(compiled.seconds if compiled else 0.0)
+    state, stop, rounds = start.state, None, ()
     with (
         endings.catch_signals(observers.on_stop, observers.log) as received,
         hardware.single_lapack_thread(),
     ):
-        is_single, is_observed = (
-            bool(observers.callbacks),
-            bool(observers.callbacks or observers.on_chunk),
-        )
-        is_ended = functools.partial(call_observers, run) if is_observed else None
-        rounds = (
-            chunks.run_chunks(sim, compiled, state, num_done, is_ended, is_single, virtual_seconds)
-            if compiled
-            else ()
-        )
+        if compiled:
+            is_ended, is_single = functools.partial(call_observers, run), bool(observers.callbacks)
+            virtual_seconds = (run.records or [{}])[-1].get("virtual_seconds", 0.0)
+            rounds = chunks.run_chunks(sim, compiled, state, is_ended, is_single, virtual_seconds)
         for state, new in rounds:
             with processes.together():
                 add_chunk(run, state, new)
@@ -156,7 +138,7 @@ def _run_rounds(
             if stop or is_over:
                 break
             save_checkpoint(run, state)
-        is_stopped = stop and len(run.records) < num_rounds and not is_over
+        is_stopped = stop and len(run.records) < sim.config.rounds and not is_over
         # inside `catch_signals`, so that a second SIGHUP does not end the process amid the last checkpoint
         return finish(run, state, stop if is_stopped else None)
 
@@ -257,7 +239,7 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None
     if processes.largest([is_due])[0]:
         saved = client_states.save(state, run.sim.config.clients)
         with processes.together():
-            recorder.write_checkpoint(saved, run.read_clock())
+            recorder.write_checkpoint(saved)
 
 
 def finish(run: Run, state: SimState, stopped_by: str | None) -> History:
@@ -292,12 +274,13 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
 def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
     """Returns the content of summary.json. `resumed_from` is the round of the last checkpoint that was restored."""
     experiment, records, start = run.sim.experiment, run.records, run.recorder.start
-    compiling, running = run.read_clock()
+    compiling, running = run.recorder.seconds()
     better = dict(run.sim.task.better)
     better |= {name: metric.better for name, metric in run.sim.metrics.items() if metric.better}
+    optional = {"better": better, "custom": dict(experiment.custom), "names": dict(run.sim.names)}
     return {
         "rounds": len(records),
-        "interrupted": stopped_by in [signal.name for signal in endings.STOPPING],
+        "interrupted": stopped_by not in (None, "diverged"),
         "stopped_by": stopped_by,
         "stopped_early": run.endings[0] if run.endings else None,
         "resumed_from": start.resumed_from,
@@ -306,7 +289,5 @@ def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
         "corrupt_clients": list(experiment.method.corrupt_clients),
         "compile_seconds": round(compiling, 3),
         "run_seconds": round(running, 3),
-        **({"better": better} if better else {}),
-        **({"custom": dict(experiment.custom)} if experiment.custom else {}),
-        **({"names": dict(run.sim.names)} if run.sim.names else {}),
+        **{name: value for name, value in optional.items() if value},
     }

@@ -81,6 +81,16 @@ class Recorder:
         self._saved_at = time.perf_counter()
         self._pending: Future = Future()
         self._pending.set_result(None)
+        self.start_clock(0.0)
+
+    def start_clock(self, compile_seconds: float) -> None:
+        """Starts to count the seconds of running, after those of compiling."""
+        self._compiling = self.start.seconds[0] + compile_seconds
+        self._running_since = time.perf_counter()  # a clock that cannot be set
+
+    def seconds(self) -> tuple[float, float]:
+        """Returns the seconds of compiling and of running, over all parts of the run."""
+        return self._compiling, self.start.seconds[1] + time.perf_counter() - self._running_since
 
     def submit(self, write: Callable[..., None], *arguments: Any) -> None:
         """Writes in the background."""
@@ -125,16 +135,15 @@ class Recorder:
             self.wait()
         return is_due
 
-    def write_checkpoint(self, state: SimState, seconds: tuple[float, float]) -> None:
+    def write_checkpoint(self, state: SimState) -> None:
         """Starts writing a checkpoint of the newest round, in the process that writes the folder.
 
         Args:
             state: see `client_states.save`.
-            seconds: of compiling and of running, over all parts.
         """
         if self._pool is None:
             return
-        content = {"state": state, "best": self.best, "seconds": np.array(seconds)}
+        content = {"state": state, "best": self.best, "seconds": np.array(self.seconds())}
         self.submit(_save, self._config, self._round, content, self._history)
         self._saved_round, self._saved_at = self._round, time.perf_counter()
 

@@ -278,7 +278,7 @@ def predict(sim: simulation.Simulation) -> Prediction:
     two = sim._replace(experiment=sim.experiment._replace(settings=settings))
     begin = end = time.perf_counter()
     one_round = 0.0
-    for _, of_chunk in chunks.run_chunks(two, compiled, sim.state, 0, is_single=True):
+    for _, of_chunk in chunks.run_chunks(two, compiled, sim.state, is_single=True):
         # of the last chunk: the first round after compiling takes longer
         begin, end, one_round = end, time.perf_counter(), of_chunk[-1]["seconds"]
     evaluations = math.ceil(config.rounds / config.eval_every)

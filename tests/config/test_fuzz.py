@@ -88,7 +88,7 @@ JSON = st.recursive(
 )
 
 
-@given(JSON)
+@given(st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=5), JSON))
 def test_any_json_as_the_settings_of_a_run(value):
     with allow_usage_error():
         config.check(run_folder.config_from_json(value, "config.json"))

@@ -38,7 +38,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.engine import contracts, local_training
 from fedvg_jax.runs.assemble.programs import Bound, key_of_shapes
 from fedvg_jax.runs.experiment import Experiment
-from fedvg_jax.runs.record.history import SENT, Record
+from fedvg_jax.runs.record.history import BYTES_DOWN, BYTES_UP, Record
 
 
 class Traffic(NamedTuple):
@@ -52,6 +52,25 @@ class Traffic(NamedTuple):
     """of all candidates together: their losses"""
     described: int = 0
     """of all clients together, up, before the first round: what the weighting describes"""
+
+    def entries(self, record: Record, waited: Waited | None = None) -> Record:
+        """Returns the entries of a round's record; the first has what is sent before it.
+
+        Args:
+            record: of the round.
+            waited: with a clock, how many clients were asked and have sent.
+
+        >>> Traffic(10, 20).entries({"round": 2, "clients": [3, 1, 4], "dropped": [1]})
+        {'bytes_down': 30, 'bytes_up': 40}
+        """
+        num_asked = len(record["clients"])
+        num_sent = num_asked - len(record.get("dropped", ()))
+        if waited:
+            num_asked, num_sent = waited.num_asked, waited.num_sent
+        described = self.described if record["round"] == 1 else 0
+        down = num_asked * self.down + self.candidates_down
+        up = num_sent * self.up + self.candidates_up + described
+        return {BYTES_DOWN: down, BYTES_UP: up}
 
 
 def round_traffic(
@@ -100,28 +119,6 @@ def round_traffic(
     others = max(0, num_candidates - experiment.cohorts.size)
     described = num_bytes(data.described.weighting)
     return Traffic(model + size(received), up, others * model, 4 * num_candidates, described)
-
-
-def entries(traffic: Traffic, record: Record, waited: Waited | None = None) -> Record:
-    """Returns the entries of a round's record; the first has what is sent before it.
-
-    Args:
-        traffic: of the run.
-        record: of the round.
-        waited: with a clock, how many clients were asked and have sent.
-
-    >>> entries(Traffic(10, 20), {"round": 2, "clients": [3, 1, 4], "dropped": [1]})
-    {'bytes_down': 30, 'bytes_up': 40}
-    """
-    num_asked = len(record["clients"])
-    num_sent = num_asked - len(record.get("dropped", ()))
-    if waited:
-        num_asked, num_sent = waited.num_asked, waited.num_sent
-    down = num_asked * traffic.down + traffic.candidates_down
-    up = num_sent * traffic.up + traffic.candidates_up
-    if record["round"] == 1:
-        up += traffic.described
-    return dict(zip(SENT, (down, up), strict=True))
 
 
 def _trace_client(

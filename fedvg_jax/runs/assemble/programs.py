@@ -40,7 +40,6 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.engine import cohort_states, evaluate, federated_round
-from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import files, hardware as hw
 from fedvg_jax.runs.experiment import Experiment, Method, Model
 from fedvg_jax.weightings import baselines, recorded
@@ -127,7 +126,6 @@ class Program(NamedTuple):
     algorithm: Algorithm
     weighting: Weighting
     executor: Executor
-    optimiser: Optimiser
     chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
@@ -218,7 +216,6 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
         method.algorithm,
         first.weighting,
         executor,
-        method.optimiser,
         jit(chunk, donate_argnums=0, out_shardings=of_chunk),
         jit(evaluate.make_evaluate(scored, executor), out_shardings=executor.placement),
         whole,
@@ -258,81 +255,60 @@ def _shapes_of_base(model: Model, task: Task) -> Variables | None:
     return base
 
 
-def trace_chunk(
-    cached: Cache,
-    chunk: Wrapped,
-    state: SimState,
-    rounds: Schedule,
-    data: Data,
-    hyper: Hyper,
-) -> Traced:
+Shapes = tuple[SimState, Schedule, Data, Hyper]
+"""State, stacked schedules, rows and hyperparameters of a chunk, arrays or shapes"""
+
+
+def trace_chunk(program: Any, shapes: Shapes) -> Traced:
     """Returns the program of rounds traced for its shapes, a kept one if equal shapes were traced.
 
     Programs traced under other settings of jax, such as `jax.default_matmul_precision`, are others.
 
     Args:
-        cached, chunk: of a `Program`.
-        state, rounds, data, hyper: arrays or shapes; `rounds` is a stacked schedule.
+        program: a `Program`, or a simulation, which has its fields.
+        shapes: of a chunk.
     """
-    shapes = jax.tree.map(abstract, (state, np.int32(0), rounds, data, hyper))
-    return cached(("traced", *key_of_shapes(shapes)), lambda: chunk.trace(*shapes))
+    state, *others = shapes
+    arguments = jax.tree.map(abstract, (state, np.int32(0), *others))
+    key = "traced", *key_of_shapes(arguments)
+    return program.cached(key, lambda: program.chunk.trace(*arguments))
 
 
-def compile_for(
-    cached: Cache,
-    chunk: Wrapped,
-    evaluate: Wrapped,
-    state: SimState,
-    rounds: Schedule,
-    data: Data,
-    hyper: Hyper,
-) -> tuple[Callable, Callable]:
+def compile_for(program: Any, shapes: Shapes) -> tuple[Callable, Callable]:
     """Returns the two programs of a run compiled for its shapes, kept ones if equal shapes were compiled.
 
     Args:
-        cached, chunk, state, rounds, hyper: as in `trace_chunk`.
-        evaluate: of a `Program`.
-        data: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
+        program: as in `trace_chunk`.
+        shapes: of a chunk. The evaluation is compiled for its tables, unless its pool holds no rows to train on.
     """
-    shapes = jax.tree.map(abstract, (state, rounds, data, hyper))
-
-    def compiled() -> tuple[Callable, Callable]:
-        return _compiled(trace_chunk(cached, chunk, *shapes), evaluate, shapes[0], shapes[2])
-
-    return cached(("compiled", *key_of_shapes(shapes)), compiled)
+    shapes = jax.tree.map(abstract, shapes)
+    key = "compiled", *key_of_shapes(shapes)
+    return program.cached(key, lambda: _compiled(program, shapes))
 
 
-def _compiled(
-    traced: Traced, evaluate: Wrapped, state: SimState, data: Data
-) -> tuple[Callable, Callable]:
-    tables = []
-    if data.training is None:
-        tables = [table for table in (data.val, data.test) if table is not None]
+def _compiled(program: Any, shapes: Shapes) -> tuple[Callable, Callable]:
+    state, _, data, _ = shapes
+    tables = sorted((data.val, data.test), key=len) if data.training is None else ()
+    # the program of the longest table skips the empty groups of a shorter one
+    longest = {table.shape[1]: table for table in tables}
+    variables = trained_part.whole(state.variables, data.base)
     with hw.paused_gc(), futures.ThreadPoolExecutor(1) as pool:
-        compiling = pool.submit(traced.lower().compile)
-        # traced while the rounds compile; the program of the longest table skips the empty groups of a shorter one
-        variables = trained_part.whole(state.variables, data.base)
-        compiled = {}
-        for table in sorted(tables, key=lambda table: -table.shape[-2]):
-            if _width(table) not in compiled:
-                program = evaluate.lower(variables, data.pool, table).compile()
-                compiled[_width(table)] = table.shape[-2], program
+        compiling = pool.submit(trace_chunk(program, shapes).lower().compile)
+        # traced while the rounds compile
+        compiled = {
+            width: program.evaluate.lower(variables, data.pool, table).compile()
+            for width, table in longest.items()
+        }
         compiled_chunk = compiling.result()
 
     def evaluate_compiled(variables: Variables, pool: Tree, rows) -> Tree:
-        count, program = compiled[_width(rows)]
-        missing = count - rows.shape[-2]
+        num_groups, width = rows.shape
+        missing = len(longest[width]) - num_groups
         if missing:  # empty groups at its end, by NumPy: JAX would compile a program
-            padding = [*(rows.ndim - 2) * [(0, 0)], (0, missing), (0, 0)]
-            rows = np.pad(np.asarray(rows), padding, constant_values=-1)
-        return program(variables, pool, rows)
+            rows = np.pad(np.asarray(rows), [(0, missing), (0, 0)], constant_values=-1)
+        return compiled[width](variables, pool, rows)
 
     return compiled_chunk, evaluate_compiled
-
-
-def _width(table: Any) -> tuple[int, ...]:
-    """Returns the shape of a table of rows [..., V, B] without V."""
-    return (*table.shape[:-2], table.shape[-1])
 
 
 def program_bytes(compiled: Any) -> int:

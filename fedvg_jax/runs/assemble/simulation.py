@@ -29,7 +29,6 @@ from fedvg_jax.core.types import (
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.engine import descriptions, evaluate, federated_round, schedule, task_checks
-from fedvg_jax.engine.local_training import Optimiser
 from fedvg_jax.host import processes
 from fedvg_jax.runs.assemble import programs, tables
 from fedvg_jax.runs.experiment import Config, Experiment
@@ -74,7 +73,6 @@ class Simulation(NamedTuple):
     algorithm: Algorithm
     weighting: Weighting
     executor: Executor
-    optimiser: Optimiser
     model: Task
     """of the whole model: `task`, unless only a part is trained"""
     bind: Callable[[Tree], programs.Bound]
@@ -181,8 +179,12 @@ def assemble(experiment: Experiment, cached: programs.Cache | None = None) -> Si
     """
     program = programs.make_program(experiment, cached)
     hyper, custom_hyper = experiment.hyper(program.algorithm, program.weighting)
-    variables, base = _first_model(experiment, program.model)
-    program = _bound(program, base)
+    variables, base = experiment.model.initial(program.model.init), None
+    if is_trained := programs.is_trained(experiment.model, program.model):
+        variables, base = trained_part.split(variables, is_trained)
+    base = processes.place(base, program.executor.placement)
+    task, weighting, _ = program.bind(base)
+    program = program._replace(task=task, weighting=weighting)
     rows, host = _make_rows(experiment, program, base)
     _check_features(experiment, program, host.resident if host else rows, hyper)
     state, state_placement = _make_state(experiment, program, hyper, variables)
@@ -192,7 +194,6 @@ def assemble(experiment: Experiment, cached: programs.Cache | None = None) -> Si
             "this selection measures losses on the device, and rows are on the host; use placement device"
         )
     account = _account(experiment, program, state, hyper)
-    program = _bound(program, rows.base)  # again, to the base on the devices
     select = None
     if chosen:
         from fedvg_jax.runs.assemble import selection
@@ -202,8 +203,7 @@ def assemble(experiment: Experiment, cached: programs.Cache | None = None) -> Si
     arrive = timeline = None
     if experiment.cohorts.clock:
         of_round = program, training, state, rows, hyper
-        arrive, timeline, num_versions = _arrivals(experiment, *of_round)
-        state = _with_slots(state, num_versions) if timeline else state
+        arrive, timeline, state = _arrivals(experiment, *of_round)
     sim = Simulation(
         experiment=experiment,
         arrays=experiment.population.arrays,
@@ -232,23 +232,19 @@ def _arrivals(
     state: SimState,
     rows: Data,
     hyper: Hyper,
-) -> tuple[Arrive, Timeline | None, int]:
-    """Returns the arrivals of a run with a clock; of a buffered server also all updates, and its number of versions."""
+) -> tuple[Arrive, Timeline | None, SimState]:
+    """Returns the arrivals of a run with a clock, all updates of a buffered server, and the state with its versions."""
     from fedvg_jax.runs.assemble import arrivals, communication
 
     clock = experiment.cohorts.clock
     assert clock is not None, "it has one"
     traffic = communication.round_traffic(experiment, program, state, rows, hyper)
     arguments = experiment, clock, training, (traffic.down, traffic.up)
-    if experiment.cohorts.concurrency:
-        return arrivals.buffered(*arguments)
-    return arrivals.synchronous(*arguments), None, 0
-
-
-def _with_slots(state: SimState, count: int) -> SimState:
-    """Returns the state with slots for versions of the model, all with the first one."""
-    versions = jax.jit(tree.repeat, static_argnums=1)(state.variables, count)
-    return state._replace(versions=versions)
+    if experiment.cohorts.concurrency == 0:
+        return arrivals.synchronous(*arguments), None, state
+    arrive, timeline, num_versions = arrivals.buffered(*arguments)
+    versions = jax.jit(tree.repeat, static_argnums=1)(state.variables, num_versions)
+    return arrive, timeline, state._replace(versions=versions)
 
 
 def _check_contracts(sim: Simulation) -> None:
@@ -257,8 +253,7 @@ def _check_contracts(sim: Simulation) -> None:
     Raises:
         UsageError: a function breaks its contract, or a detail has a name of the history.
     """
-    traced = trace_chunk(sim)
-    _, metrics = traced.out_info
+    _, metrics = trace_chunk(sim).out_info
     for name in metrics.detail:
         if history.is_reserved(name):
             raise UsageError(f"weighting.detail: '{name}' is a name of the history; rename it")
@@ -266,29 +261,16 @@ def _check_contracts(sim: Simulation) -> None:
 
 def trace_chunk(sim: Simulation) -> Traced:
     """Returns the program of rounds traced for the shapes of a run, once for equal shapes."""
-    return programs.trace_chunk(sim.cached, sim.chunk, *shapes_of_chunk(sim))
+    return programs.trace_chunk(sim, shapes_of_chunk(sim))
 
 
-def shapes_of_chunk(sim: Simulation) -> tuple[SimState, Schedule, Data, Hyper]:
-    """Returns the state, the stacked schedules, the rows and the hyperparameters of a chunk, arrays or shapes."""
+def shapes_of_chunk(sim: Simulation) -> programs.Shapes:
+    """Returns what a chunk of rounds is compiled for."""
     _, planned = client_states.number_rows(sim.state_placement, [sim.schedule(0)])
     rounds = schedule.stack(planned, tables.MAX_ROUNDS)
     data = sim.host_rows.shapes() if sim.host_rows else sim.data
     state = client_states.shapes_on_devices(sim.state_placement, sim.state)
     return state, rounds, data, sim.hyper
-
-
-def _first_model(experiment: Experiment, task: Task) -> tuple[Variables, Variables | None]:
-    """Returns the trained part of the first model, and its frozen tensors; None where all are trained."""
-    variables = experiment.model.initial(task.init)
-    is_trained = programs.is_trained(experiment.model, task)
-    return trained_part.split(variables, is_trained) if is_trained else (variables, None)
-
-
-def _bound(program: programs.Program, base: Tree) -> programs.Program:
-    """Returns the program with the task and the weighting of these frozen tensors."""
-    task, weighting, _ = program.bind(base)
-    return program._replace(task=task, weighting=weighting)
 
 
 def _make_rows(
@@ -306,13 +288,14 @@ def _make_rows(
         population.partition.train,
         len(population.arrays.class_names),
     )
-    rows = rows._replace(base=base, described=described)
+    rows = rows._replace(described=described)
     if not is_on_host:
-        return processes.place(rows, program.executor.placement), None
+        return processes.place(rows, program.executor.placement)._replace(base=base), None
     from fedvg_jax.runs.placement import pool_rows
 
     host = pool_rows.make(experiment, rows, program.executor)
-    return rows._replace(base=host.resident.base), host
+    host = host._replace(resident=host.resident._replace(base=base))
+    return rows._replace(base=base), host
 
 
 def _check_features(
@@ -345,12 +328,6 @@ def _account(
     return privacy.make_account(experiment, hyper)
 
 
-def federation(experiment: Experiment) -> client_states.Federation:
-    """Returns the numbers that decide where client states are."""
-    config = experiment.settings
-    return client_states.Federation(config.clients, experiment.cohorts.size, config.rounds)
-
-
 def _make_state(
     experiment: Experiment, program: programs.Program, hyper: Hyper, variables: Variables
 ) -> tuple[SimState, client_states.Placement]:
@@ -375,14 +352,12 @@ def _make_state(
             "buffered.size: the method keeps a state of every client, and one update may have two trainings of a"
             " client; use an algorithm, a compression (qsgd) and a weighting without one"
         )
+    config = experiment.settings
+    federation = client_states.Federation(config.clients, experiment.cohorts.size, config.rounds)
     state_placement = client_states.choose(
-        experiment.settings.placement,
-        federation(experiment),
-        client_bytes,
-        tables.MAX_ROUNDS,
-        program.executor.rows,
+        config.placement, federation, client_bytes, tables.MAX_ROUNDS, program.executor.rows
     )
     one = processes.place(init(), program.executor.placement)
-    is_given = bool(experiment.settings.init or experiment.model.has_initial)
+    is_given = bool(config.init or experiment.model.has_initial)
     state_placement = state_placement._replace(fresh=one.clients, has_custom_model=is_given)
     return client_states.first_state(state_placement, one), state_placement

@@ -63,18 +63,13 @@ def reserve_folder(config: Config) -> Path:
     Raises:
         UsageError: it cannot be made.
     """
-    method = (
-        method_of(config.algorithm, config.weighting, config.local)
-        .replace("(", "-")
-        .replace(")", "")
-    )
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method}"
-    paths = (Path("runs") / (name + (f"-{i}" if i else "")) for i in itertools.count())
+    method = method_of(config.algorithm, config.weighting, config.local)
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{method.replace('(', '-').replace(')', '')}"
     with files.writing("a run folder in runs", "--out"):
-        Path("runs").mkdir(exist_ok=True)
-        for path in paths:
+        for i in itertools.count():
+            path = Path("runs", f"{name}-{i}" if i else name)
             with contextlib.suppress(FileExistsError):
-                path.mkdir()
+                path.mkdir(parents=True)
                 return path
     raise AssertionError("some number is free")
 
@@ -131,8 +126,6 @@ def config_from_json(settings: dict, source: str) -> Config:
     Raises:
         UsageError: they are not settings.
     """
-    if not isinstance(settings, dict):
-        raise UsageError(f"{source} is damaged (it has no settings); the run cannot be resumed")
     flat = configs.dotted({name: value for name, value in settings.items() if name != "unused"})
     return configs.apply(Config(), flat, source)
 
@@ -242,17 +235,13 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
     """
     if processes.count() == 1:
         return choose(config)
-    settings = {
-        f"setting {name}": repr(value)
-        for name, value in configs.flatten(config).items()
-        if name not in OWN
-    }
+    flat = configs.flatten(config).items()
+    settings = {f"setting {name}": repr(value) for name, value in flat if name not in OWN}
     processes.refuse_different(settings, "start all with the same command")
     with processes.together():
         chosen = choose(config) if processes.is_first() else config
-    out, resume = json.loads(
-        processes.exchange(json.dumps([chosen.out and str(chosen.out), chosen.resume]))[0]
-    )
+    text = json.dumps([chosen.out and str(chosen.out), chosen.resume])
+    out, resume = json.loads(processes.exchange(text)[0])
     return dataclasses.replace(config, out=out and Path(out), resume=resume)
 
 
@@ -324,17 +313,24 @@ def refuse_other_sources(
         given: objects from Python, by the setting that they replace.
         code: digests of these objects and of metrics.
     """
-    kept, compared_by_digest = manifest.get("code", {}), {"data", "partition"}
-    ran, passed = (
-        ", ".join(sorted({*names} - compared_by_digest))
-        for names in (manifest.get("custom", {}), given)
+    ran = _described(
+        manifest.get("custom", {}),
+        manifest.get("code", {}),
+        {name: manifest.get(name, "") for name in digests},
     )
-    compared = {"objects from Python": (ran, passed)}
-    compared |= {name: (kept.get(name, ""), code.get(name, "")) for name in {**kept, **code}}
-    compared |= {name: (manifest.get(name, ""), digest) for name, digest in digests.items()}
-    for name, (old, new) in compared.items():
+    passed = _described(given, code, digests)
+    for name in ran | passed:
+        old, new = ran.get(name, ""), passed.get(name, "")
         if old != new:
             raise UsageError(
                 f"{folder} ran with other {name.replace('_', ' ')} ({old or 'none'} -> {new or 'none'}); pass what it"
                 " ran with, or start a new run"
             )
+
+
+def _described(
+    given: Mapping[str, str], code: Mapping[str, str], digests: Mapping[str, str]
+) -> dict[str, str]:
+    """Returns what a run depends on besides its settings; data and a partition from Python have digests."""
+    names = ", ".join(sorted({*given} - {"data", "partition"}))
+    return {"objects from Python": names, **code, **digests}

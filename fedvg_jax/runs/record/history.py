@@ -17,7 +17,7 @@ from fedvg_jax.runs.record import folder as run_folder
 
 Record = dict[str, Any]
 
-SENT = ("bytes_down", "bytes_up")
+BYTES_DOWN, BYTES_UP = "bytes_down", "bytes_up"
 """Bytes that a cohort receives and sends in a round; in the summary, over all rounds."""
 
 CLIENT_ACCURACIES = {
@@ -27,12 +27,7 @@ CLIENT_ACCURACIES = {
 """Accuracies of all clients in a record -> keys of their mean, worst decile and standard deviation; the summary has the
 values of the final round."""
 
-BETTER = {
-    "loss": "lower",
-    "accuracy": "higher",
-    "balanced_accuracy": "higher",
-    "macro_f1": "higher",
-}
+BETTER = dict.fromkeys(("accuracy", "balanced_accuracy", "macro_f1"), "higher") | {"loss": "lower"}
 """Metric of the package -> which of its values are better; those over clients are added below."""
 
 for _mean, _worst_decile, _spread in CLIENT_ACCURACIES.values():
@@ -41,27 +36,13 @@ for _mean, _worst_decile, _spread in CLIENT_ACCURACIES.values():
 CONFUSION = "confusion"
 """Confusion matrix in `record`, and in what a task measures."""
 
-RESERVED_NAMES = (
-    "round",
-    "clients",
-    "weights",
-    "scores",
-    "num_samples",
-    "train_loss",
-    "seconds",
-    *SENT,
-    "epsilon",
-)
-RESERVED_NAMES += (
-    "dropped",
-    "late",
-    "virtual_seconds",
-    "staleness",
-    "untrained",
-    "diverged",
-    "invalid_weights",
-)
-RESERVED_NAMES += (*CLIENT_ACCURACIES, *itertools.chain(*CLIENT_ACCURACIES.values()))
+RESERVED_NAMES = {
+    *("round", "clients", "weights", "scores", "num_samples", "train_loss", "seconds"),
+    *(BYTES_DOWN, BYTES_UP, "epsilon", "dropped", "late", "virtual_seconds", "staleness"),
+    *("untrained", "diverged", "invalid_weights", *CLIENT_ACCURACIES),
+    *itertools.chain(*CLIENT_ACCURACIES.values()),
+}
+"""Names that metrics of a user and details of a weighting may not have."""
 
 OF_GLOBAL_MODEL = (
     "where tensors stay with the clients, accuracies are of the global model, whose local tensors keep their"
@@ -131,9 +112,9 @@ class History(_Results):
         return cls(
             records,
             summary,
-            _model_reader(folder, "final"),
+            functools.cache(functools.partial(_read_model, folder, "final_variables")),
             folder,
-            _model_reader(folder, "best"),
+            functools.cache(functools.partial(_read_model, folder, "best_variables")),
             config,
         )
 
@@ -197,27 +178,16 @@ class History(_Results):
         if per not in _TABLES:
             raise UsageError(f"per must be round or client; got {per}")
         rows = _TABLES[per](self.records)
+        table = pandas.DataFrame.from_records(rows, columns=None if rows else ["round"])
         # of one name, `groupby("round")` would be ambiguous
-        return (
-            pandas.DataFrame.from_records(rows, columns=None if rows else ["round"])
-            .set_index("round", drop=False)
-            .rename_axis(index=None)
-        )
+        return table.set_index("round", drop=False).rename_axis(index=None)
 
 
-def _model_reader(folder: Path, which: Literal["final", "best"]) -> Callable[[], Variables]:
-    """Returns a function that reads a model of the newest intact checkpoint once."""
+def _read_model(folder: Path, function: str) -> Variables:
+    """Returns what a function of `checkpoint` reads."""
+    from fedvg_jax.runs.record import checkpoint  # which imports jax
 
-    def read_model() -> Variables:
-        from fedvg_jax.runs.record import checkpoint  # which imports jax
-
-        return (
-            checkpoint.best_variables(folder)
-            if which == "best"
-            else checkpoint.final_variables(folder)
-        )
-
-    return functools.cache(read_model)
+    return getattr(checkpoint, function)(folder)
 
 
 class StopRun(Exception):
@@ -238,11 +208,7 @@ class DivergedError(UsageError):
 
 def by_round(records: Sequence[Record]) -> list[Record]:
     """Returns the numbers of every round."""
-    return [_without_lists(record) for record in records]
-
-
-def _without_lists(record: Record) -> Record:
-    return {name: value for name, value in record.items() if not isinstance(value, list)}
+    return [{k: v for k, v in record.items() if not isinstance(v, list)} for record in records]
 
 
 def by_client(records: Sequence[Record]) -> list[Record]:
@@ -255,11 +221,9 @@ def by_client(records: Sequence[Record]) -> list[Record]:
     }
     rows = []
     for record in records:
-        columns = [record[name] for name in names]
-        for numbers in zip(*columns, strict=True):
-            rows.append(
-                {"round": record["round"], **dict(zip(names.values(), numbers, strict=True))}
-            )
+        for values in zip(*(record[name] for name in names), strict=True):
+            of_client = dict(zip(names.values(), values, strict=True))
+            rows.append({"round": record["round"], **of_client})
     return rows
 
 
@@ -295,9 +259,9 @@ def evaluation(part: str, metrics: Mapping[str, float]) -> Record:
             f"task.metrics must return loss among its metrics; got {', '.join(metrics) or 'nothing'}"
         )
     for name, value in metrics.items():
-        if np.ndim(value):
+        if shape := np.shape(value):
             raise UsageError(
-                f"task.metrics must give numbers, shape []; got {list(np.shape(value))} for {name}"
+                f"task.metrics must give numbers, shape []; got {list(shape)} for {name}"
             )
     return {f"{part}_{name}": number(value) for name, value in metrics.items()}
 
@@ -315,16 +279,16 @@ def summarise(records: Sequence[Record]) -> dict[str, Any]:
         return {}
     final = evaluated[-1]
     name = primary_metric(final)
-    best, most = (
-        max(evaluated, key=lambda r, part=part: quality(r, f"{part}_{name}"))
-        for part in ("val", "test")
-    )
+    best = max(evaluated, key=lambda record: quality(record, f"val_{name}"))
+    most = max(evaluated, key=lambda record: quality(record, f"test_{name}"))
     extreme, majority = "max" if BETTER[name] == "higher" else "min", "test_majority_accuracy"
+    metric = f"test_{name}"
     return {
-        **{f"test_{each}_final": final[f"test_{each}"] for each in (name, "loss")},
-        f"test_{name}_at_best_val": best[f"test_{name}"],
+        f"{metric}_final": final[metric],
+        "test_loss_final": final["test_loss"],
+        f"{metric}_at_best_val": best[metric],
         "best_val_round": best["round"],
-        f"test_{name}_{extreme}": most[f"test_{name}"],
+        f"{metric}_{extreme}": most[metric],
         **({"majority_accuracy": final[majority]} if majority in final else {}),
         **{key: final[key] for keys in CLIENT_ACCURACIES.values() for key in keys if key in final},
     }
@@ -336,11 +300,7 @@ def bytes_sent(records: Sequence[Record]) -> dict[str, int]:
     >>> bytes_sent([{"bytes_down": 4, "bytes_up": 2}, {"bytes_down": 4, "bytes_up": 1}])
     {'bytes_down': 8, 'bytes_up': 3}
     """
-    totals: dict[str, int] = dict.fromkeys(SENT, 0)
-    for record in records:
-        for name in SENT:
-            totals[name] += record.get(name, 0)
-    return totals
+    return {name: sum(r.get(name, 0) for r in records) for name in (BYTES_DOWN, BYTES_UP)}
 
 
 def primary_metric(record: Record) -> str:
@@ -374,16 +334,14 @@ def append(folder: Path, records: Sequence[Record]) -> bytes:
     return text
 
 
-def read(folder: Path, most: int | None = None) -> list[Record]:
-    """Returns the records of a run folder, at most that many, without a last line that a crash cut short.
+def read(folder: Path) -> list[Record]:
+    """Returns the records of a run folder, without a last line that a crash cut short.
 
     Raises:
         UsageError: there is no history, or it is damaged.
     """
     try:
-        return parse(
-            b"".join((folder / "history.jsonl").read_bytes().splitlines(keepends=True)[:most])
-        )
+        return parse((folder / "history.jsonl").read_bytes())
     except OSError as error:
         raise UsageError(f"{folder} has no readable history.jsonl: {files.reason(error)}") from None
     except ValueError as error:

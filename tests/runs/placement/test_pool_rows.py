@@ -98,6 +98,6 @@ def test_only_two_chunks_of_rows_are_on_the_device():
     sim = fv.simulation(replace(SETTINGS, placement="host"), data=IMAGES, task=TASK)
     compiled, most = chunks.compile_programs(sim), 0
     shape = sim.host_rows.capacity, *worlds.IMAGE
-    for _ in chunks.run_chunks(sim, compiled, sim.state, 0, is_single=True):
+    for _ in chunks.run_chunks(sim, compiled, sim.state, is_single=True):
         most = max(most, sum(array.shape == shape for array in jax.live_arrays()))
     assert most <= 2

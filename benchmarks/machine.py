@@ -136,7 +136,7 @@ def call(
     environment: Mapping[str, str] = {},
     limit: float | None = None,
 ):
-    """Returns the `Outcome` of a function of a module that returns or yields dicts, in a process of its own.
+    """Returns the `Outcome` of a function of a module that returns or yields dicts, in a new process.
 
     Arguments and results travel as JSON. After `limit` seconds the process is killed with those that it has started.
     """
@@ -161,7 +161,7 @@ def call(
 def in_process(
     function: Callable[..., Any], *args: Any, environment: Mapping[str, str] = {}
 ) -> dict[str, Any]:
-    """Returns what a function of a module returns for these arguments in a process of its own, see `call`.
+    """Returns what a function of a module returns for these arguments in a new process, see `call`.
 
     Raises:
         SystemExit: the process failed, with the last line of its standard error.
@@ -310,7 +310,7 @@ def median_seconds(f: Callable[[], Any], repeats: int) -> float:
 
 
 def seconds(f: Callable[[], Any], repeats: int) -> dict[str, Any]:
-    """Returns the seconds of `repeats` calls after a warm-up call, as `spread`; `f` waits for its own result."""
+    """Returns the seconds of `repeats` calls after a warm-up call, as `spread`; `f` waits for its result."""
     f()
     return spread([time_call(f) for _ in range(repeats)])
 

@@ -23,7 +23,7 @@ from fedvg_jax.core.types import Batch
 from fedvg_jax.runs.assemble import simulation
 
 PASS_GROUPS = 32
-"""Groups of D_val that are scored at once, each with its own statistics."""
+"""Groups of D_val that are scored at once, each with separate statistics."""
 
 AGREES = 1e-6
 """Largest relative difference of gradients in double precision, of sums of 1e5 terms with some cancellation."""

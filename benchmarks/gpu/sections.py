@@ -83,7 +83,7 @@ def models(box: workload.Box) -> Results:
 def trained_parts(box: workload.Box) -> Results:
     """Seconds and memory of rounds that train all, adapters, or head and norms: decides what the page of adapters says.
 
-    Each case has a process of its own, because a device's peak of memory cannot be reset.
+    Each case has a separate process, because a device's peak of memory cannot be reset.
     """
     models = ["tinycnn"] if box.smoke else ["vit_s16", "efficientnet_lite0", "vit_b16"]
     cases = adapters.cases(models)
@@ -169,6 +169,6 @@ SECTIONS: dict[str, Callable[[workload.Box], Results]] = {
 
 
 def measure(name: str, seconds: float, smoke: bool, chosen: dict[str, Any]) -> Results:
-    """Yields the results of a section so far; `round` takes the package's own choices."""
+    """Yields the results of a section so far; `round` takes the package's choices."""
     box = workload.Box(time.monotonic() + seconds, smoke, {} if name == "round" else chosen)
     yield from SECTIONS[name](box)

@@ -35,7 +35,7 @@ SECTIONS = {
         "Task Algorithm Weighting WeightingState Executor Variables Batch Data Schedule SimState Selection",
     ),
 }
-"""page -> (title, public names); names that are not listed go to a page of their own."""
+"""page -> (title, public names); names that are not listed go to a separate page."""
 
 SIGNALS = "fedvg_jax.weightings.signals"
 OF_SIGNALS = [
@@ -47,10 +47,10 @@ OF_SIGNALS = [
     "validation_accuracy",
     "mean_over",
 ]
-"""Names of a module inside a namespace, of which a weighting of one's own is made."""
+"""Names of a module inside a namespace that custom weightings are made of."""
 
 WITHOUT_ARGUMENTS = {"Config": "**settings"}
-"""Classes whose fields are described elsewhere."""
+"""Classes with fields that are described elsewhere."""
 
 
 def sections() -> dict[str, tuple[str, list[str]]]:
@@ -82,7 +82,7 @@ def pages() -> dict[str, str]:
 
 
 def index() -> str:
-    """Returns every public name: those of `fv` with their docstring's first line, those of its namespaces by name."""
+    """Returns every public name: names of `fv` with their docstring's first line, and the names in its namespaces."""
     parts = []
     for title, names in sections().values():
         lines = (f"- `fv.{name}`: {summary(getattr(fedvg_jax, name))}" for name in names)
@@ -120,7 +120,7 @@ def directive(module: str, name: str, thing) -> str:
 
 
 def attributes(thing: type) -> list[str]:
-    """Returns the names that a class's own docstring describes: under Attributes, or under Args for a named tuple."""
+    """Returns the names that a class's docstring describes: under Attributes, or under Args for a named tuple."""
     doc = inspect.getdoc(thing) or ""
     listed = doc.partition("\nAttributes:\n")[2]
     if not listed and hasattr(thing, "_fields"):

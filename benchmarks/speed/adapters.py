@@ -5,7 +5,7 @@
 
 ViT-S/16 at 224 pixels and EfficientNet-Lite0 at 64 with random weights; cohorts of 4 and 16 clients, each with one step
 on a minibatch of 8 rows, FedVG's weights on 8 rows of D_val. ViT-B/16 with adapters has a cohort of 64 and minibatches
-of 1 row. Each case compiles and runs in a process of its own, with a device for every core, as the command line has;
+of 1 row. Each case compiles and runs in a new process, with a device for every core, as the command line has;
 the package chooses how many it uses. `seconds` is the shortest round after the first. As many rounds
 as fit into a minute are timed, up to nine. `temporaries` is what XLA plans for a chunk of rounds on each device
 (`memory_analysis`); data, state and frozen tensors come in addition. `peak_bytes` is the most that the first device

@@ -71,7 +71,7 @@ def arrays(case: Case, data_dir: Path | None) -> Arrays:
 
 
 def partition(case: Case) -> Partition | None:
-    """Returns equal clients for pfl_cnn; None for the other cases, whose partition is drawn from their settings."""
+    """Returns equal clients for pfl_cnn; None for the other cases, which draw it from their settings."""
     if case.model != "pfl_cnn":
         return None
     rows = np.random.default_rng(0).permutation(case.images)

@@ -1,4 +1,4 @@
-"""The contestant "flower" of `rounds`: the same rounds in Flower's own simulation engine, with its Ray backend.
+"""The contestant "flower" of `rounds`: the same rounds in Flower's simulation engine, with its Ray backend.
 
     python -m benchmarks.speed.flower_peer --folder DIR --threads N
 

@@ -244,7 +244,7 @@ def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
 def flops(case: cases.Case, sim: build.Simulation) -> float | None:
     """Returns the floating-point operations of one image's forward and backward pass, as XLA counts them.
 
-    Counted with XLA's own convolution, because ours adds products with zeros in some layers and saves products in
+    Counted with XLA's convolution, because ours adds products with zeros in some layers and saves products in
     others. XLA counts a loop's body once, so loops are unrolled here.
     """
     config = dataclasses.replace(sim.config, conv="lax")

@@ -51,7 +51,7 @@ CONTRASTS = {
     "S7": ("gap", ("buffered 50", "uniform"), ("synchronous", "uniform")),
     "S8": ("gap", ("buffered 50", "fedvg"), ("buffered 50", "uniform")),
 }
-"""Contrast -> what is compared, and the two servers and weights of which it is the difference."""
+"""Contrast -> what is compared, and two servers with weights, the second to be subtracted from the first."""
 
 PRIMARY = {pair for _, *pairs in CONTRASTS.values() for pair in pairs}
 """Servers and weights of the contrasts, which run first."""
@@ -83,7 +83,7 @@ class Condition(NamedTuple):
 
 
 def conditions(sets: Sequence[str], seeds: Sequence[int], is_primary: bool) -> Iterator[Condition]:
-    """Yields the conditions of some seeds, one federation after the other: those of the contrasts, or the others."""
+    """Yields the conditions of some seeds, one federation after the other: of the contrasts, or all others."""
     for seed, data, alpha, clock in itertools.product(seeds, sets, ALPHAS, CLOCKS):
         for server, weights in itertools.product(SERVERS, WEIGHTS):
             exists = weights != "fedvg applied" or server.startswith("buffered")

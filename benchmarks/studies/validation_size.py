@@ -105,8 +105,8 @@ def rows_for_half(sizes: Sequence[int], shares: Sequence[float]) -> float:
 def finished(folder: Path, *parts: str) -> Iterator[tuple[str, Any]]:
     """Yields (part, run) of the finished runs in a folder of sweeps."""
     for part in filter(lambda part: (folder / part / "sweep.json").exists(), parts):
-        cells = collect([folder / part], partial=True).groups.values()
-        yield from ((part, run) for cell in cells for _, run in sorted(cell.runs.items()))
+        groups = collect([folder / part], partial=True).groups.values()
+        yield from ((part, run) for group in groups for _, run in sorted(group.runs.items()))
 
 
 def runs(folder: Path) -> pd.DataFrame:
@@ -142,7 +142,7 @@ def reliability(folder: Path) -> pd.DataFrame:
 def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
     """Returns the protocol's contrasts of the lines of `runs`, corrected within their family."""
     accuracy = runs.at_best_val.where(runs.weighting == "samples", runs.final)
-    cells = runs.assign(accuracy=accuracy).pivot_table(
+    values = runs.assign(accuracy=accuracy).pivot_table(
         "accuracy", ["seed", "partition_seed"], ["weighting", "set", "alpha"]
     )
     lines = []
@@ -156,8 +156,8 @@ def contrasts(runs: pd.DataFrame) -> pd.DataFrame:
             pairs |= {name: (ours, (*control, alpha)) for name, control in controls.items()}
         pairs.pop("all", None)
         for name, pair in pairs.items():
-            if {*pair} <= {*cells}:
-                compared = statistics.compare(*(cells[key].dropna().to_dict() for key in pair))
+            if {*pair} <= {*values}:
+                compared = statistics.compare(*(values[key].dropna().to_dict() for key in pair))
                 lines.append((name, which, alpha, *uses.contrast_of(compared, compared.t_p)))
     columns = ["contrast", "set", "alpha", *uses.Contrast._fields]
     table = pd.DataFrame(lines, columns=columns).sort_values("contrast", kind="stable")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.studies.paper DIR [DIR ...] --out FOLDER
 
-Each DIR is a study of its own, which may be incomplete: the folder of a sweep, of a run, or of runs. FOLDER gets
+Each DIR is a separate study, which may be incomplete: the folder of a sweep, of a run, or of runs. FOLDER gets
 claims.csv and claims.md. Needs the report extra. Exit code 2 after an error, one line.
 """
 

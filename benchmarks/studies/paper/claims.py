@@ -107,7 +107,7 @@ def scale_of(study: Study) -> Scale:
     model = " and ".join(sorted({config.model for config in configs}))
     rounds = _range({config.rounds for config in configs})
     clients = _range({config.clients for config in configs})
-    seeds = _range({len(cell.runs) for cell in study.groups.values() if cell.runs})
+    seeds = _range({len(group.runs) for group in study.groups.values() if group.runs})
     return Scale(images, dataset, model, rounds, clients, seeds, len(configs))
 
 

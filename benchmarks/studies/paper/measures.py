@@ -51,13 +51,13 @@ Values = Sequence[Value]
 def our_values(study: Study) -> list[Value]:
     """Returns the means in the final round of the methods that the paper has; none without accuracy.
 
-    Left out are partitions without the paper's alpha, and values of several cells, see `ambiguities`.
+    Left out are partitions without the paper's alpha, and values of several groups, see `ambiguities`.
     """
     return [values[0] for values in _values_by_key(study).values() if len(values) == 1]
 
 
 def ambiguities(study: Study) -> list[str]:
-    """Returns a line for every value of the paper that several cells stand for, such as those of two learning rates."""
+    """Returns a line for every value of the paper that several groups stand for, such as two learning rates."""
     return [
         f"{method} on {dataset}, {model}, alpha {alpha:g} has {len(values)} cells that differ in other settings"
         for (dataset, model, method, alpha), values in _values_by_key(study).items()
@@ -66,12 +66,12 @@ def ambiguities(study: Study) -> list[str]:
 
 
 def _values_by_key(study: Study) -> dict[tuple[str, str, str, float], list[Value]]:
-    """Returns (data set, model, method, alpha) -> the means of all cells that stand for that value of the paper."""
+    """Returns (data set, model, method, alpha) -> the means of all groups that stand for that value of the paper."""
     by_key: dict[tuple[str, str, str, float], list[Value]] = {}
-    for cell in study.groups.values() if study.outcome.metric == "accuracy" else ():
-        finals = list(cell.results().values())
+    for group in study.groups.values() if study.outcome.metric == "accuracy" else ():
+        finals = list(group.results().values())
         if finals:
-            run = next(iter(cell.runs.values()))
+            run = next(iter(group.runs.values()))
             config, name = run.config, paper_name(run.config, run.custom)
             if name and config.partition in DIRICHLET:
                 key = config.dataset, config.model, name, config.alpha
@@ -200,7 +200,7 @@ def significance_over_pairs(values: Values) -> Finding | None:
 def signed_rank_p(gaps: np.ndarray, is_one_sided: bool) -> float:
     """Returns the exact p of the signed-rank test over all patterns of signs; a side is that gaps are positive.
 
-    SciPy's own permutations, which it needs for ties, take 400 s for all tests.
+    SciPy's permutations, which it needs for ties, take 400 s for all tests.
     """
     ranks = stats.rankdata(np.abs(gaps[gaps != 0]))
     patterns = np.array(list(itertools.product((-1, 1), repeat=len(ranks)))) @ ranks
@@ -297,20 +297,20 @@ def steady_over_rho(study: Study) -> Finding | None:
 def balanced_client_by_norm(study: Study) -> Finding | None:
     """Holds if the balanced client 0 weighs the most of all clients under L1 and L2, and not under spectral and delta.
 
-    All four norms are needed; every cell with one of them counts. Weights are means over the later half of the rounds
+    All four norms are needed; every group with one of them counts. Weights are means over the later half of the rounds
     and over runs.
     """
     found: dict[str, list[tuple[Group, bool, float]]] = {norm: [] for norm in FINDS_BALANCED}
-    for cell in study.groups.values():
-        run = next(iter(cell.runs.values()), None)
+    for group in study.groups.values():
+        run = next(iter(group.runs.values()), None)
         if run and run.config.partition == "balanced_client" and "fedvg" in run.weighting:
-            found.get(run.config.fedvg.norm, []).append((cell, *_weight_of_client_0(cell)))
+            found.get(run.config.fedvg.norm, []).append((group, *_weight_of_client_0(group)))
     if not all(found.values()):
         return None
     texts = [
-        f"{norm} {share:.2f}{' (largest)' if is_largest else ''}{_cell_text(cell) if len(several) > 1 else ''}"
+        f"{norm} {share:.2f}{' (largest)' if is_largest else ''}{_group_text(group) if len(several) > 1 else ''}"
         for norm, several in found.items()
-        for cell, is_largest, share in several
+        for group, is_largest, share in several
     ]
     holds = all(
         is_largest == FINDS_BALANCED[norm]
@@ -320,16 +320,16 @@ def balanced_client_by_norm(study: Study) -> Finding | None:
     return Finding(holds, f"weight times cohort size of the balanced client: {', '.join(texts)}")
 
 
-def _cell_text(cell: Group) -> str:
-    """Returns method and condition of a cell in parentheses."""
-    return f" ({', '.join(filter(None, (cell.method, condition_text(cell.condition))))})"
+def _group_text(group: Group) -> str:
+    """Returns method and condition of a group in parentheses."""
+    return f" ({', '.join(filter(None, (group.method, condition_text(group.condition))))})"
 
 
-def _weight_of_client_0(cell: Group) -> tuple[bool, float]:
+def _weight_of_client_0(group: Group) -> tuple[bool, float]:
     """Returns whether client 0 has the largest mean weight, and that weight times cohort size."""
     shares = pd.concat(
         pd.Series(record["weights"], record["clients"], float) * len(record["clients"])
-        for run in cell.runs.values()
+        for run in group.runs.values()
         for record in run.records[len(run.records) // 2 :]
     )
     means = shares.fillna(0.0).groupby(level=0).mean()
@@ -451,8 +451,8 @@ def _weight_correlations(
 
 def _runs(study: Study) -> Iterator[tuple[Seeds, Run]]:
     """Yields every run of a study with its seeds."""
-    for cell in study.groups.values():
-        yield from cell.runs.items()
+    for group in study.groups.values():
+        yield from group.runs.items()
 
 
 def _mean_correlation(

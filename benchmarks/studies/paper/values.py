@@ -128,14 +128,14 @@ def published(config: Config, given: Collection[str] = ()) -> tuple[float, float
 def against_paper(study: Study) -> pd.DataFrame:
     """Returns our values in percent beside the paper's, in words; no row where the paper has none of these runs."""
     rows = []
-    for cell in study.groups.values() if study.outcome.metric == "accuracy" else ():
-        run, maxima = next(iter(cell.runs.values()), None), cell.results("max")
+    for group in study.groups.values() if study.outcome.metric == "accuracy" else ():
+        run, maxima = next(iter(group.runs.values()), None), group.results("max")
         if run and maxima and (theirs := published(run.config, run.custom)):
             finals, maxima = (
                 statistics.mean_and_std(list(values.values()))
-                for values in (cell.results(), maxima)
+                for values in (group.results(), maxima)
             )
-            row = {"setting": condition_text(cell.condition), "method": cell.method}
+            row = {"setting": condition_text(group.condition), "method": group.method}
             row |= {"final round": spread(*finals), "maximum": spread(*maxima)}
             gap = number(maxima[0] - theirs[0], sign="+")
             rows.append(row | {"paper": spread(*theirs), "maximum minus paper": gap})

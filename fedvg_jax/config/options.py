@@ -187,8 +187,7 @@ class Validation:
     size: int = setting(0, declare.FROM_0, "data")
     """Number of images kept, selected at random; 0 keeps all."""
     rho: float = setting(0.0, declare.UNIT, "data")
-    """Class imbalance; 0 for none. Of class i, floor(p_i V/2) of V images are kept where there are as many, p_i ~
-    rho^i."""
+    """Class imbalance; 0 for none. Class i keeps floor(p_i V/2) of V images, or all that it has, with p_i ~ rho^i."""
     label_noise: float = setting(0.0, declare.UNIT, "data")
     """Fraction of the labels that are replaced by another class, at random."""
 
@@ -206,7 +205,7 @@ class VirtualClock:
     download: float = setting(0.0, declare.FROM_0, "data")
     """Median bytes a second that a client receives; 0: unlimited."""
     speeds: str = setting("equal", SPEEDS, "data", used=(_CLOCK,))
-    """Factor of each client on all of these, drawn from the seed. equal: 1; lognormal:SIGMA, of median 1 and sigma 1 by
+    """Factor of each client on these times, drawn from the seed. equal: 1; lognormal:SIGMA, of median 1 and sigma 1 by
     default; halfnormal, as in FedBuff's paper, of median 1; uniform:LOW,HIGH, between 0.5 and 2 by default."""
     jitter: float = setting(0.0, declare.FROM_0, "data", used=(_CLOCK,))
     """Standard deviation of the logarithm of a factor on every training of a client."""
@@ -238,9 +237,9 @@ class Corrupt:
     """Clients with corrupt training rows, the same in every round."""
 
     kind: str = setting("none", CORRUPTIONS, "data")
-    """Corruption of training rows, NAME or NAME:STRENGTH, in (0, 1], 1 by default. Of the fraction STRENGTH of the
-    labels: label_flip, class c becomes C-1-c; label_noise, another class. feature_noise: Gaussian noise of deviations
-    up to STRENGTH, which differ between clients."""
+    """Corruption of training rows, NAME or NAME:STRENGTH, in (0, 1], 1 by default. label_flip changes class c to
+    C-1-c for a fraction STRENGTH of the labels; label_noise changes it to another class; feature_noise adds Gaussian
+    noise with deviations up to STRENGTH, which differ between clients."""
     clients: float = setting(0.2, declare.FRACTION, "data", used=(_CORRUPT,))
     """Fraction of the clients that have corrupt rows, updates or both, selected by the seed."""
 
@@ -278,7 +277,7 @@ class Config(Shorthands):
     """Federated algorithm."""
     weighting: str = setting("fedvg", word="NAME")
     """Aggregation weights of the clients. samples is n_k / sum_j n_j; native takes the weights of the algorithm's
-    paper. A method sets its own. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
+    paper. A method sets its weighting. permuted(fedvg) is the placebo; samples+fedvg is the mean of two."""
     reference: str = setting("", word="NAME,...")
     """Behaviours of the published code that replace the papers', NAME,... official stands for all behaviours of
     --fidelity official, and no-NAME takes one out. By default a run has external-copies and truck."""
@@ -433,8 +432,8 @@ class Config(Shorthands):
     """Most clients with models in memory at a time, which limits the memory of a round. 0 holds the whole cohort."""
     placement: str = setting("auto", ("auto", "device", "host"), "data")
     """Where the rows of the data set and the client states are. device: every device has all rows, and its part of
-    the states; host: each device gets the rows and client states of the next rounds' clients; auto: for each of both,
-    host where it takes too much of a device."""
+    the states; host: each device gets the rows and client states of the next rounds' clients; auto chooses for
+    each of the two, host where it takes too much of a device."""
     conv: str = setting(
         "auto", ("auto", "lax", "gemm", "winograd", "planes"), used=(_CONVOLUTIONS,)
     )

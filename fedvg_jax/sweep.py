@@ -11,7 +11,7 @@ Examples:
 Every option of a run is accepted. With one value all runs share it; with
 several values it is an axis, and all axes are crossed:
   --method NAME...       methods of the paper
-  --weighting NAME...    beside a method, native is the method's own
+  --weighting NAME...    beside a method, native is the method's weighting
   --alpha FLOAT...       Dirichlet concentrations
   --seed A:B | INT...    seeds A to B-1, or seeds one by one
   --partition-seed INT   one partition for all seeds; by default every seed

@@ -64,8 +64,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE.json")
     parser.add_argument("--picture", type=Path, metavar="FILE.png")
     args = parser.parse_args(argv)
-    results = {"axes": {}} | machine.read(args.out)
     began = machine.begin("speed.costs", argv)["machine"]
+    results = {"machine": began, "axes": {}} | machine.read(args.out)
     for axis in (axis for axis in AXES if axis in args.only):
         points = [measure(axis, value, args.repeats) | {axis: value} for value in AXES[axis]]
         exponent = growth("parameters" if axis == "width" else axis, points)

@@ -160,7 +160,7 @@ def make_program(recording: Recording, data_dir: Path) -> Program:
     optimiser, clients = resolve.method.make_optimiser(config), meta["clients"]
     parts = (task, algorithm, weighting, executors.lanes(1), optimiser, clients)
     step = federated_round.make_round(*parts, stats_too=True, weigh_untrained=True)
-    hyper = resolve.hyperparameters.scalars(config)
+    hyper = resolve.method.scalars(config)
     initial = federated_round.init_state(task, algorithm, clients, hyper, stats_too=True)
     return Program(task, algorithm, jax.jit(step), dict(hyper), data, initial)
 

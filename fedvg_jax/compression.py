@@ -100,7 +100,7 @@ def top_k(fraction: float = 0.01) -> Send:
 
 
 BY_NAME = {
-    "none": Choice(lambda: None),
+    "none": None,
     "topk": Choice(top_k, Argument(0.01, Range(0, 1, excludes_low=True))),
     "qsgd": Choice(qsgd, Argument(4, Range(1))),
 }

@@ -183,7 +183,8 @@ def parse_features(argv: Sequence[str]) -> tuple[Config, str]:
     if missing := [name for name in ("dataset", "model", "out") if name not in values]:
         raise UsageError(f"prepare features needs --{missing[0]}; see {PROG} features --help")
     config = configs.apply(Config(), values, "command line")
-    checks.check_image_size(size := config.image_size)
+    checks.check_values(config, ["image_size"])
+    size = config.image_size
     if configs.unused(config, ["image_size"]):  # the reader has one size
         config = dataclasses.replace(config, image_size="")
     return configs.check(config), size

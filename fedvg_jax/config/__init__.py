@@ -1,6 +1,6 @@
 """The settings of a run: `options`, `methods` and `networks` declare them, `checks` refuses others. No jax."""
 
-from fedvg_jax.config.checks import check, epochs_range, refuse_unused, to_json, unused
+from fedvg_jax.config.checks import check, refuse_unused, to_json, unused
 from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS, method_title, streams
@@ -9,6 +9,7 @@ from fedvg_jax.config.options import (
     Config,
     client_chunk_size,
     cohort_size,
+    epochs_range,
     layered,
     num_corrupt,
 )

@@ -37,6 +37,9 @@ OF_COMMAND: dict[str, dict[str, Any]] = {
 ALL = (*presets.SHORTHANDS, *SETTINGS)
 """Names of the settings and shorthands that a flag may set."""
 
+FLAGS = {name: f"--{name.replace('_', '-')}" for name in (*ALL, *OF_COMMAND)}
+"""Setting, shorthand or option -> as it is typed."""
+
 OPEN_CHOICES = {
     "method": (*presets.METHODS, *ALGORITHMS, *PERSONAL, "W", "A+W"),
     "fidelity": tuple(presets.FIDELITY),
@@ -65,11 +68,6 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(message.removeprefix("argument "))
 
 
-def flag_of(name: str) -> str:
-    """Returns a setting as it is typed."""
-    return f"--{name.replace('_', '-')}"
-
-
 def add_settings(
     parser: argparse.ArgumentParser,
     names: Collection[str] = ALL,
@@ -92,14 +90,14 @@ def add_settings(
         if topic not in topics:
             topics[topic] = parser.add_argument_group(topic)
         entry = {"help": _help(name, texts[name]), "metavar": _word(name)} if texts else {}
-        topics[topic].add_argument(flag_of(name), dest=name, **entry, **options)
+        topics[topic].add_argument(FLAGS[name], dest=name, **entry, **options)
 
 
 def add_options(parser: argparse.ArgumentParser, names: Collection[str]) -> None:
     """Adds the options of `OF_COMMAND` that are among the names."""
     for name, entry in OF_COMMAND.items():
         if name in names:
-            parser.add_argument(flag_of(name), dest=name, **entry)
+            parser.add_argument(FLAGS[name], dest=name, **entry)
 
 
 def help_text(prog: str, purpose: str, examples: str = "", names: Collection[str] = ALL) -> str:
@@ -156,7 +154,7 @@ def read_words(parser: argparse.ArgumentParser, argv: Sequence[str]) -> dict[str
 
 def value_of(name: str, text: str) -> Any:
     """Returns the value of a flag as one of its setting's types; of a shorthand, the text."""
-    return SETTINGS[name].typed(text, flag_of(name)) if name in SETTINGS else text
+    return SETTINGS[name].typed(text, FLAGS[name]) if name in SETTINGS else text
 
 
 def _word(name: str) -> str:

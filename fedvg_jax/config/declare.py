@@ -15,6 +15,7 @@ import itertools
 import math
 import operator
 import os
+import re
 import typing
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -38,6 +39,20 @@ SEED = Range(0, 2**32, excludes_high=True)
 UNIT = Range(0, 1)
 
 
+class Form(NamedTuple):
+    """The texts that a setting may be, as a regular expression and in words."""
+
+    pattern: str
+    words: str
+
+    def holds(self, value: Any) -> bool:
+        """Returns whether a value has the form."""
+        return bool(re.fullmatch(self.pattern, str(value), re.ASCII))
+
+
+COUNT_OR_AUTO = Form(r"auto|[1-9]\d{0,8}", "auto, or a number >= 1")
+
+
 class Condition(NamedTuple):
     """Condition on another setting, under which a setting is used."""
 
@@ -57,11 +72,18 @@ def is_one(name: str, *values: str) -> Condition:
     )
 
 
+def above_0(name: str, by: str) -> Condition:
+    """Holds where the number of a setting is above 0."""
+    value_of = operator.attrgetter(name)
+    return Condition(name, lambda config: value_of(config) > 0, by)
+
+
 class Facts(NamedTuple):
     """What the field of a setting, or of a group of settings, declares beside its type and default."""
 
-    allowed: Collection[str] | Range | None = None
-    """Names, or the range of a number; None where `checks` has the rule, or any value is allowed."""
+    allowed: Collection[str] | Range | Form | None = None
+    """Names, the range of a number, or the form of a text; None where `checks` has a rule of its own, or any value is
+    allowed."""
     kind: Kind = "compiled"
     is_traced: bool = False
     """Whether it is a traced scalar of a round, by its name, which must then fit float32."""
@@ -77,7 +99,7 @@ class Facts(NamedTuple):
 
 def setting(
     default: T,
-    allowed: Collection[str] | Range | None = None,
+    allowed: Collection[str] | Range | Form | None = None,
     kind: Kind = "compiled",
     **others: Any,
 ) -> T:
@@ -117,16 +139,19 @@ class Setting(NamedTuple):
 
     range: Range | None = None
     """The allowed range; None for other settings."""
+    form: Form | None = None
+    """The form of its text; None for other settings."""
     names: tuple[str, ...] = ()
     """The allowed names; empty for other settings."""
     arguments: Mapping[str, Argument] = {}
     """The allowed names behind which a value may stand."""
 
     def made(self, config: Any) -> Any:
-        """Returns what the setting names, made from the value behind the name."""
+        """Returns what the setting names, made from the value behind the name; None where that stands for nothing."""
         name, value = self.split(self.get(config))
         assert isinstance(self.facts.allowed, Mapping), "names stand for objects"
-        return self.facts.allowed[name].made(value)
+        choice = self.facts.allowed[name]
+        return None if choice is None else choice.made(value)
 
     def split(self, text: str) -> tuple[str, Any]:
         """Returns the name in a text NAME or NAME:VALUE, and the value, by default the name's default.
@@ -174,21 +199,6 @@ class Setting(NamedTuple):
         names = " or ".join(NOUNS[kind] for kind in self.types if kind in NOUNS)
         raise UsageError(f"{where} must be {names}; got {shown(value)}")
 
-    def scalars(self, config: Any) -> dict[str, Any]:
-        """Returns the traced scalars that have its value, by name; behind a name that is not chosen, the default."""
-        if self.facts.is_traced:
-            return {self.name: self.get(config)}
-        if not self.arguments:
-            return {}
-        traced = {name: a for name, a in self.arguments.items() if a.traced}
-        if not traced:
-            return {}
-        chosen, number = self.split(self.get(config))
-        values = {argument.traced: argument.default for argument in traced.values()}
-        if chosen in traced:
-            values[traced[chosen].traced] = number
-        return values
-
 
 def python_scalar(value: Any) -> Any:
     """Returns a scalar of NumPy or jax, which are not imported here, as a Python number; other values as they are."""
@@ -220,31 +230,47 @@ def table(config: type, prefix: str = "", topic: str = "") -> dict[str, Setting]
         if field.name in inner:
             in_groups |= table(hint, f"{name}.", topic)
             continue
-        kinds = typing.get_args(hint) or (hint,)
-        facts = facts._replace(topic=topic)
-        declared = Setting(name, kinds, field.default, facts, operator.attrgetter(name))
-        settings[name] = _with_allowed(declared) if facts.allowed is not None else declared
+        allowed, names, arguments = facts.allowed, (), {}
+        if isinstance(allowed, Mapping):
+            choices = {
+                name: choice for name, choice in allowed.items() if isinstance(choice, Choice)
+            }
+            arguments = {
+                name: choice.argument for name, choice in choices.items() if choice.argument
+            }
+        if isinstance(allowed, Collection) and not isinstance(allowed, Range | Form):
+            names = tuple(allowed)
+        settings[name] = Setting(
+            name,
+            typing.get_args(hint) or (hint,),
+            field.default,
+            facts._replace(topic=topic),
+            operator.attrgetter(name),
+            range=allowed if isinstance(allowed, Range) else None,
+            form=allowed if isinstance(allowed, Form) else None,
+            names=names,
+            arguments=arguments,
+        )
     return settings | in_groups
-
-
-def _with_allowed(declared: Setting) -> Setting:
-    """Returns a setting with its range, or with its names and their arguments."""
-    allowed = declared.facts.allowed
-    assert allowed is not None, "other settings have neither"
-    if isinstance(allowed, Range):
-        return declared._replace(range=allowed)
-    choices = allowed if isinstance(allowed, Mapping) else {}
-    arguments = {
-        name: choice.argument
-        for name, choice in choices.items()
-        if isinstance(choice, Choice) and choice.argument
-    }
-    return declared._replace(names=tuple(allowed), arguments=arguments)
 
 
 def flatten(config: Any) -> dict[str, Any]:
     """Returns settings by dotted name, such as fedvg.norm."""
     return {name: declared.get(config) for name, declared in table(type(config)).items()}
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings by dotted name as nested dicts.
+
+    >>> nested({"lr": 0.1, "fedvg.norm": "l2"})
+    {'lr': 0.1, 'fedvg': {'norm': 'l2'}}
+    """
+    result: dict[str, Any] = {}
+    for name, value in settings.items():
+        group, dot, last = name.rpartition(".")
+        of_group = result.setdefault(group, {}) if dot else result
+        of_group[last] = value
+    return result
 
 
 @functools.cache

@@ -150,8 +150,9 @@ def method_title(name: str) -> str:
 _NAMESPACE = {"__module__": __name__}
 
 
-def _declared() -> Iterator[tuple[Hyperparameter | Option, Condition]]:
-    """Yields what weightings and then algorithms declare, with the condition under which a run uses it."""
+def _declared() -> list[tuple[Hyperparameter | Option, Condition]]:
+    """Returns what weightings and then algorithms declare, with the condition under which a run uses it."""
+    found = []
     for kind, entries in {"weighting": WEIGHTINGS, "algorithm": ALGORITHMS}.items():
         declared: dict[str, tuple[Hyperparameter | Option, list[str]]] = {}
         for name, entry in entries.items():
@@ -159,7 +160,8 @@ def _declared() -> Iterator[tuple[Hyperparameter | Option, Condition]]:
                 _, owners = declared.setdefault(parameter.name, (parameter, []))
                 owners.append(name)
         for parameter, owners in declared.values():
-            yield parameter, _names_one(kind, *owners)
+            found.append((parameter, _names_one(kind, *owners)))
+    return found
 
 
 def _names_one(kind: str, *names: str) -> Condition:
@@ -205,7 +207,7 @@ def _field(parameter: Hyperparameter | Option, *used: Condition) -> tuple[str, t
 def _groups() -> Iterator[tuple[str, type, Any]]:
     """Yields a field for each group of settings. One or several algorithms and weightings declare a group."""
     fields: dict[str, list] = {}
-    for parameter, used in _declared():
+    for parameter, used in DECLARED:
         fields.setdefault(parameter.name.partition(".")[0], []).append(_field(parameter, used))
     for name, settings in fields.items():
         made = dataclasses.make_dataclass(name, settings, frozen=True, namespace=_NAMESPACE)
@@ -224,13 +226,15 @@ def _title(group: str) -> str:
     )
 
 
+DECLARED = _declared()
+
 Methods = dataclasses.make_dataclass(
     "Methods", list(_groups()), frozen=True, kw_only=True, namespace=_NAMESPACE
 )
 """The settings of algorithms and weightings: a group for each that has any."""
 
 HYPERPARAMETERS = frozenset(
-    parameter for parameter, _ in _declared() if isinstance(parameter, Hyperparameter)
+    parameter for parameter, _ in DECLARED if isinstance(parameter, Hyperparameter)
 )
 """Those that settings of `Methods` set."""
 

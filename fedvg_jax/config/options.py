@@ -11,7 +11,7 @@ import functools
 import math
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedvg_jax import compression
 from fedvg_jax.config import declare, methods, presets
-from fedvg_jax.config.declare import Condition, groups, is_one, setting, table
+from fedvg_jax.config.declare import Condition, Form, above_0, groups, is_one, setting, table
 from fedvg_jax.config.methods import ALGORITHMS, Methods, method_of, weighting_names
 from fedvg_jax.config.presets import reference_behaviours
 from fedvg_jax.core.types import Algorithm, Argument, Choice, Range, UsageError
 from fedvg_jax.engine import attacks, local_training, robust, selection as selections
-from fedvg_jax.models.networks import MODELS
+from fedvg_jax.models.networks import MODELS, Network
 
 PARTITIONS = {
     **dict.fromkeys(
@@ -58,8 +58,10 @@ RECORDS = (
     "client_val_loss",
     "client_drift",
     "client_joint_fisher",
+    "confusion",
+    "accuracy_by_client",
+    "personal_accuracy",
 )
-RECORDS += ("confusion", "accuracy_by_client", "personal_accuracy")
 """Names in `record`."""
 
 TRACKERS = ("tensorboard", "wandb")
@@ -76,15 +78,14 @@ def has_clock(config: Config) -> bool:
     return any(numbers) or clock.file is not None
 
 
-_RESNETS = Condition("model", lambda config: MODELS[config.model].stage_of is not None, "ResNets")
-_NORMS = Condition(
-    "model",
-    lambda config: "norm_layers" in MODELS[config.model].settings,
-    "ResNets and EfficientNets",
-)
-_CONVOLUTIONS = Condition(
-    "model", lambda config: MODELS[config.model].has_convolutions, "models with convolutions"
-)
+def _of_model(holds: Callable[[Network], Any], by: str) -> Condition:
+    """Holds where the network has a property."""
+    return Condition("model", lambda config: holds(MODELS[config.model]), by)
+
+
+_RESNETS = _of_model(lambda network: network.stage_of, "ResNets")
+_NORMS = _of_model(lambda network: "norm_layers" in network.settings, "ResNets and EfficientNets")
+_CONVOLUTIONS = _of_model(lambda network: network.has_convolutions, "models with convolutions")
 _RUNNING_STATISTICS = Condition(
     "model",
     lambda config: (
@@ -111,8 +112,8 @@ _SPLIT = Condition(
     "dermamnist or hf:FOLDER",
 )
 _EXTERNAL = is_one("validation.source", "cifar100", "stl10", "npz")
-_SERVER_STEPS = Condition("tuning.steps", lambda config: config.tuning.steps > 0, "1 step or more")
-_IMBALANCED = Condition("validation.rho", lambda config: config.validation.rho > 0, "a rho above 0")
+_SERVER_STEPS = above_0("tuning.steps", "1 step or more")
+_IMBALANCED = above_0("validation.rho", "a rho above 0")
 _CORRUPT = Condition(
     "corrupt.kind",
     lambda config: (config.corrupt.kind, config.attack) != ("none", "none"),
@@ -129,15 +130,15 @@ _OF_SEVERAL_SIZES = Condition(
     lambda config: config.dataset in _SIZED or config.dataset.startswith(tuple(presets.OUTSIDE)),
     ", ".join((*_SIZED, *presets.OUTSIDE.values())),
 )
-_PRIVATE = Condition("dp.clip", lambda config: config.dp.clip > 0, "a norm above 0")
+_PRIVATE = above_0("dp.clip", "a norm above 0")
 _CLOCK = Condition("clock.step", has_clock, "more than 0, and by the other durations of a clock")
-_BUFFERED = Condition("buffered.size", lambda config: config.buffered.size > 0, "1 client or more")
+_BUFFERED = above_0("buffered.size", "1 client or more")
 _COHORT = Condition(
     "buffered.concurrency",
     lambda config: not (config.buffered.size and config.buffered.concurrency),
     "its default",
 )
-_CHECKPOINTS = Condition("keep", lambda config: config.keep > 0, "1 or more")
+_CHECKPOINTS = above_0("keep", "1 or more")
 
 
 # --- settings
@@ -287,7 +288,13 @@ class Config(Shorthands):
     parquet files, and hf:OWNER/NAME one of its hub that prepare has downloaded."""
     data_dir: Path | None = setting(None, kind="data", used=(_FROM_FILES,), word="DIR")
     """Folder or file with the raw data set. Default: what prepare --download has brought to the cache."""
-    image_size: str = setting("", kind="data", used=(_OF_SEVERAL_SIZES,), word="S|HxW")
+    image_size: str = setting(
+        "",
+        Form(r"([1-9]\d{0,3}(x[1-9]\d{0,3})?)?", "pixels below 10000, or HEIGHTxWIDTH as 244x224"),
+        "data",
+        used=(_OF_SEVERAL_SIZES,),
+        word="S|HxW",
+    )
     """Size of the images in pixels, S or HxW. It chooses a MedMNIST file, or resizes image files. Default: the size of
     the set."""
     splits: str = setting("all", kind="data", used=(_SPLIT,), word="NAME,...")
@@ -382,12 +389,21 @@ class Config(Shorthands):
     """Fraction of every client's rows that joins the shared validation set D_val; 0 with an external one."""
     rounds: int = setting(100, declare.COUNT, is_traced=True, topic="Training")
     """Number of federated rounds."""
-    local_epochs: int | str = setting(5, kind="data", word="INT|MIN:MAX")
+    local_epochs: int | str = setting(
+        5,
+        Form(r"[1-9]\d{0,8}(:[1-9]\d{0,8})?", "a number >= 1, or MIN:MAX with 1 <= MIN <= MAX"),
+        "data",
+        word="INT|MIN:MAX",
+    )
     """Epochs each client trains per round. MIN:MAX draws a number for every client (stragglers)."""
     train: str = setting("", word="REGEX")
     """Regular expression of the paths of the tensors that are trained, such as ^classifier/. All others are frozen.
     Default: all are trained."""
-    lora: int | str = setting(0, word="RANK|RANK:REGEX")
+    lora: int | str = setting(
+        0,
+        Form(r"0?|[1-9]\d{0,8}(:.+)?", "0, RANK, or RANK:REGEX with RANK >= 1"),
+        word="RANK|RANK:REGEX",
+    )
     """Rank of low-rank adapters (LoRA) beside the kernels of dense layers and 1x1 convolutions; 0: none. REGEX names
     the layers by their paths, as in 8:^block_11/. Without train, the adapters and the head are trained."""
     local: str = setting("", word="REGEX|SHARE:REGEX")
@@ -423,10 +439,10 @@ class Config(Shorthands):
     the trace of its empirical Fisher information on D_val, by tensor. At evaluations: confusion, the confusion matrix
     of the test set; accuracy_by_client, the global model's accuracy on each client's own test rows; personal_accuracy,
     the accuracy of the client's own model, if a method has such models."""
-    devices: str = setting("auto", topic="Hardware", word="INT|auto")
+    devices: str = setting("auto", declare.COUNT_OR_AUTO, topic="Hardware", word="INT|auto")
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
     devices."""
-    lanes: str = setting("auto", word="INT|auto")
+    lanes: str = setting("auto", declare.COUNT_OR_AUTO, word="INT|auto")
     """Clients that train side by side on a device, auto or a number."""
     client_chunk: int = setting(0, declare.FROM_0)
     """Most clients with models in memory at a time, which limits the memory of a round. 0 holds the whole cohort."""
@@ -484,9 +500,6 @@ class Config(Shorthands):
 SETTINGS = table(Config)
 """Dotted name -> setting, in the order of `--help-all`."""
 
-SCALARS = [s for s in SETTINGS.values() if s.facts.is_traced or s.arguments]
-"""Settings that may have traced scalars."""
-
 GROUPS = groups(Config)
 """Name of a group -> its dataclass."""
 
@@ -502,8 +515,28 @@ def layered(layers: Sequence[tuple[Mapping[str, Any], str]], start: Config | Non
     preset = presets.dataset_preset(str(given.get("dataset", Config.dataset)))
     config = start or Config(**preset)
     for settings, source in layers:
-        config = presets.apply(config, settings, source)
+        config = presets.apply(config, settings, source) if settings else config
     return config
+
+
+def traced_values(config: Config) -> dict[str, Any]:
+    """Returns the traced scalars that settings have, by name; behind a name that is not chosen, the default.
+
+    >>> traced_values(Config(robust="clipped_mean:2"))["clip_norm"], traced_values(Config(lr=0.5))["lr"]
+    (2.0, 0.5)
+    """
+    values = {}
+    for name, declared in SETTINGS.items():
+        if declared.facts.is_traced:
+            values[name] = declared.get(config)
+        elif declared.arguments:
+            chosen, number = declared.split(declared.get(config))
+            for choice, argument in declared.arguments.items():
+                if argument.traced and choice == chosen:
+                    values[argument.traced] = number
+                elif argument.traced:
+                    values.setdefault(argument.traced, argument.default)
+    return values
 
 
 def partition_seed(config: Config) -> int:
@@ -539,14 +572,24 @@ def columns_by_role(config: Config) -> dict[str, str]:
     return {role: name for role, name in names.items() if name}
 
 
+def epochs_range(config: Config) -> tuple[int, int]:
+    """Returns the smallest and the largest number of local epochs.
+
+    >>> epochs_range(Config(local_epochs="1:5")), epochs_range(Config(local_epochs=2))
+    ((1, 5), (2, 2))
+    """
+    smallest, _, largest = str(config.local_epochs).partition(":")
+    return int(smallest), int(largest or smallest)
+
+
 def lora(config: Config) -> tuple[int, str]:
-    """Returns the rank of adapters, 0 without any or for a malformed text, and the expression of their layers.
+    """Returns the rank of adapters, 0 without any, and the expression of their layers.
 
     >>> lora(Config()), lora(Config(lora=8)), lora(Config(lora="8:^block_11/"))
     ((0, ''), (8, ''), (8, '^block_11/'))
     """
-    match = re.fullmatch(r"([1-9]\d{0,8})(?::(.+))?", str(config.lora), re.ASCII)
-    return (int(match[1]), match[2] or "") if match else (0, "")
+    rank, _, layers = str(config.lora).partition(":")
+    return int(rank or 0), layers
 
 
 def local(config: Config) -> tuple[float, str]:

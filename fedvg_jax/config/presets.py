@@ -266,18 +266,16 @@ def fields(config: type, settings: Mapping[str, Any]) -> dict[str, Any]:
         if not isinstance(value, groups[name] | Mapping):
             raise UsageError(f"Config: {name} must be a dict; got {declare.shown(value)}")
         inner = value if isinstance(value, Mapping) else vars(value)
-        given |= {f"{name}.{key}": one for key, one in inner.items()}
+        for key, of_group in inner.items():
+            given[f"{name}.{key}"] = of_group
     shorthands = {n: v for n in SHORTHANDS if (v := given.pop(n, None)) is not None}
     if settings.keys() >= {field.name for field in dataclasses.fields(config)}:
         given |= meaning(shorthands)
     else:
         given = with_meaning(given | shorthands)
-    values, result = _typed(config, given, "Config"), {}
-    for name, declared in declare.table(config).items():
-        group, dot, last = name.rpartition(".")
-        target = result.setdefault(group, {}) if dot else result
-        target[last] = values.get(name, declared.default)
-    return {n: groups[n](**value) if n in groups else value for n, value in result.items()}
+    defaults = {name: declared.default for name, declared in declare.table(config).items()}
+    values = declare.nested(defaults | _typed(config, given, "Config"))
+    return values | {name: of_group(**values[name]) for name, of_group in groups.items()}
 
 
 def apply(config: T, settings: Mapping[str, Any], source: str) -> T:

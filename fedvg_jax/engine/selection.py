@@ -45,7 +45,7 @@ def draw_by_size(population: Population, count: int) -> np.ndarray:
 
 
 BY_NAME = {
-    "uniform": Choice(lambda: None),
+    "uniform": None,
     "size": Choice(by_size),
     "power_of_choice": Choice(power_of_choice, Argument(0, Range(0))),
 }

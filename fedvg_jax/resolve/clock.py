@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 
@@ -15,15 +14,15 @@ from fedvg_jax.engine import clock as clocks
 from fedvg_jax.engine.clock import Clock
 from fedvg_jax.host import files
 
-COLUMNS = {"step_seconds": 0.0, "fixed_seconds": 0.0, "upload": math.inf, "download": math.inf}
-"""Columns of a table beside `client`, as the fields of `Clock` -> value of an empty cell."""
+COLUMNS = ("step_seconds", "fixed_seconds", "upload", "download")
+"""Columns of a table beside `client`, fields of `Clock`."""
 
 
-def make_clock(config: Config, custom: Clock | None = None) -> Clock | None:
-    """Returns how long clients take; None where nothing says it.
+def make_clock(config: Config, custom: Clock | None) -> Clock:
+    """Returns how long clients take.
 
     Args:
-        config: checked settings.
+        config: checked settings, which have a clock if `custom` is None.
         custom: in place of the settings.
 
     Raises:
@@ -34,12 +33,6 @@ def make_clock(config: Config, custom: Clock | None = None) -> Clock | None:
         if has_clock(config):
             raise UsageError("clock= gives the durations, and so do settings; use one of them")
         return clocks.checked(custom, config.clients)
-    if not has_clock(config):
-        if config.overselect > 1 or config.deadline is not None or config.buffered.size:
-            raise UsageError(
-                "overselect, deadline and buffered.size need a clock; give --clock.step SECONDS, or leave them out"
-            )
-        return None
     if settings.file is not None:
         return read(settings.file, config.clients)._replace(jitter=settings.jitter)
     upload, download = (rate or math.inf for rate in (settings.upload, settings.download))
@@ -50,31 +43,32 @@ def make_clock(config: Config, custom: Clock | None = None) -> Clock | None:
 
 
 def read(path: Path, num_clients: int) -> Clock:
-    """Returns the clock of a table in CSV, with a row for each client.
+    """Returns the clock of a table in CSV, with a row for each client; an empty cell is the field's default.
 
     Raises:
         UsageError: it cannot be read, has other columns, a client is missing, or a value is no number.
     """
+    needed = f"the clients 0..{num_clients - 1}, each once, and numbers {', '.join(COLUMNS)}"
+    incomplete = UsageError(f"clock.file {path} must have {needed}; correct it")
     try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            rows, header = list(reader), reader.fieldnames or ()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        table = np.genfromtxt(
+            path,
+            delimiter=",",
+            names=True,
+            encoding="utf-8-sig",
+            filling_values=Clock._field_defaults,
+            loose=False,
+        )
+    except (ValueError, IndexError):
+        raise incomplete from None
+    except OSError as error:
         raise UsageError(f"clock.file {path}: {files.reason(error)}; give a CSV file") from None
-    if not {"client"} < {*header} <= {"client", *COLUMNS}:
+    names = table.dtype.names or ()
+    if not {"client"} < {*names} <= {"client", *COLUMNS}:
         allowed = f"client and some of {', '.join(COLUMNS)}"
-        raise UsageError(f"clock.file {path} has columns {', '.join(header)}; expected {allowed}")
-    try:
-        order = np.argsort([int(row["client"]) for row in rows])
-        if [int(rows[i]["client"]) for i in order] != [*range(num_clients)]:
-            raise ValueError("other clients")
-        columns = {
-            name: np.array([float(rows[i].get(name) or default) for i in order])
-            for name, default in COLUMNS.items()
-        }
-    except (KeyError, TypeError, ValueError):
-        raise UsageError(
-            f"clock.file {path} must have the clients 0..{num_clients - 1}, each once, and numbers"
-            f" {', '.join(COLUMNS)}; correct it"
-        ) from None
-    return clocks.checked(Clock()._replace(**columns), num_clients)
+        raise UsageError(f"clock.file {path} has columns {', '.join(names)}; expected {allowed}")
+    table = np.sort(np.atleast_1d(table), order="client")
+    columns = {name: table[name] for name in names}
+    if not np.array_equal(columns.pop("client"), np.arange(num_clients)):
+        raise incomplete
+    return clocks.checked(Clock(**columns), num_clients)

@@ -74,7 +74,7 @@ class Custom(NamedTuple):
     @property
     def names(self) -> dict[str, str]:
         """Returns argument -> name of the object that takes the place of a setting; "" for one without a name."""
-        objects = {name: getattr(self, name) for name in SETTING_OF}
+        objects = {name: getattr(self, name) for name in checks.PASSED}
         return {
             name: getattr(value, "__name__", "").replace("<lambda>", "")
             for name, value in objects.items()
@@ -92,9 +92,6 @@ def custom_of(
     """Returns what a call passes, see `Given`."""
     return Custom(user_data.of_call(data, label, group, transformer), **objects)
 
-
-SETTING_OF = checks.PASSED
-"""Argument -> the setting that the object takes the place of."""
 
 FUNCTIONS = ("task", "algorithm", "weighting", "selection", "aggregate", "send", "attack")
 """Arguments that hold functions."""
@@ -126,17 +123,21 @@ def traced_anew(custom: Custom) -> Custom:
     """
     for name, kind in KINDS.items():
         value = getattr(custom, name)
-        is_function = name in ("weighting", "aggregate", "attack") and callable(value)
-        if not (value is None or is_function or isinstance(value, kind)):
+        if value is not None and not isinstance(value, kind):
             got = type(value).__name__
-            raise UsageError(
-                f"{name} must be a {kind.__name__} or function, got a {got}; Config(...) takes names"
-            )
+            raise UsageError(f"{name} cannot be a {got}; give an object, and names to Config(...)")
     return custom._replace(**{name: new_functions(getattr(custom, name)) for name in FUNCTIONS})
 
 
-KINDS = {"task": Task, "algorithm": Algorithm, "weighting": Weighting, "send": Send}
-KINDS |= {"aggregate": Callable, "attack": Callable, "hyper": Mapping}
+KINDS = {
+    "task": Task,
+    "algorithm": Algorithm,
+    "weighting": Weighting | Callable,
+    "aggregate": Callable,
+    "send": Send,
+    "attack": Callable,
+    "hyper": Mapping,
+}
 """Argument -> its type. A weighting may also be a function task -> `Weighting`."""
 
 

@@ -9,19 +9,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedvg_jax.config import SETTINGS, Config, num_corrupt
+from fedvg_jax.config.declare import listed
 from fedvg_jax.config.options import as_reference, choice, columns_by_role, partition_seed
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, datasets, validation
-from fedvg_jax.data.arrays import Arrays, check_rows_are_images, class_labels, is_features, limited
+from fedvg_jax.data.arrays import (
+    Arrays,
+    check_rows_are_images,
+    class_labels,
+    is_features,
+    limited,
+    refuse_channels_first,
+    shape,
+)
 from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, sizes
 from fedvg_jax.data.partitions.draw import draw_partition
 from fedvg_jax.engine import attacks
 from fedvg_jax.host.files import user_path
 from fedvg_jax.models import pretrained
-from fedvg_jax.resolve import fit
 from fedvg_jax.runs.experiment import Population
 from fedvg_jax.runs.record import folder as run_folder, stored
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES
 
 if TYPE_CHECKING:
     from fedvg_jax.data.scaling import Columns
@@ -50,14 +59,46 @@ def make_population(
         from fedvg_jax.data import user_data
 
         arrays = limited(user_data.as_arrays(data), config.max_rows)
-    fit.check_pixel_settings(arrays, config)
-    fit.check_groups(arrays, config)
+    check_pixel_settings(arrays, config)
+    _check_groups(arrays, config)
     if partition is None:
         parts = make_partition(config, arrays)
     else:
         parts = take_partition(config, arrays, partition)
+    _check_test_rows(config, parts)
     scaled_by = make_columns(config, arrays, client_rows.joined(parts.train))
     return Population(arrays, parts, make_shared(config, arrays, parts, scaled_by), scaled_by)
+
+
+def check_pixel_settings(arrays: Arrays, config: Config) -> None:
+    """Raises a UsageError if the config augments or normalises rows that are of another kind."""
+    for name, value in (("augment", config.augment), ("normalise", config.normalise)):
+        if value == "none":
+            continue
+        if arrays.x.ndim != 4:
+            raise UsageError(
+                f"{name} {value} is for images [T, H, W, D], x is {shape(arrays.x)}; use none"
+            )
+        refuse_channels_first(arrays, f"{name} {value}")
+
+
+def _check_groups(arrays: Arrays, config: Config) -> None:
+    """Raises a UsageError if a table's groups have no effect."""
+    has_groups = arrays.table is not None and arrays.groups is not None
+    if has_groups and "group" not in (config.partition, config.holdout):
+        raise UsageError(
+            f"group has no effect with partition {config.partition}; use partition group, or leave it out"
+        )
+
+
+def _check_test_rows(config: Config, parts: Partition) -> None:
+    """Raises UsageError where accuracies by client are recorded, and clients have no test rows of their own."""
+    by_client = [name for name in CLIENT_ACCURACIES if name in listed(config.record)]
+    if by_client and len(parts.test) != len(parts.train):
+        instead = "give each client's" if config.holdout == "client" else "use --holdout client"
+        raise UsageError(
+            f"record {by_client[0]} needs test rows of every client, and they are one set; {instead}"
+        )
 
 
 def corrupt_clients(config: Config, is_attacked: bool = False) -> np.ndarray:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Hashable
 from typing import Unpack
 
 from fedvg_jax import algorithms
@@ -19,18 +18,16 @@ from fedvg_jax.config import (
 )
 from fedvg_jax.config.checks import unmet
 from fedvg_jax.config.declare import listed
-from fedvg_jax.config.options import as_reference, choice, concurrency, num_asked
-from fedvg_jax.core.types import Algorithm, Hyper, Weighting
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.config.options import as_reference, choice, concurrency, has_clock, num_asked
+from fedvg_jax.core.types import Algorithm, Hyper, UsageError, Weighting
 from fedvg_jax.engine import task_checks
 from fedvg_jax.engine.clock import Clock
 from fedvg_jax.models import pretrained
-from fedvg_jax.resolve import clock as clocks, data as populations, fit
+from fedvg_jax.resolve import data as populations
 from fedvg_jax.resolve.custom import Custom, Given, custom_of, traced_anew
-from fedvg_jax.resolve.hyperparameters import make_hyper
 from fedvg_jax.resolve.machine import make_executor
-from fedvg_jax.resolve.method import make_method, weighting_entries
-from fedvg_jax.resolve.model import make_model
+from fedvg_jax.resolve.method import make_hyper, make_method, named_weighting, weighting_entries
+from fedvg_jax.resolve.model import check_accuracies, check_settings_of_task, make_model
 from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.assemble.simulation import Simulation, assemble
 from fedvg_jax.runs.experiment import Cohorts, Experiment
@@ -92,26 +89,24 @@ def resolve(
     if config.init and not stored.is_run(config.init):
         pretrained.read(config.init)
     method = make_method(config, custom)  # contradictions are found before the data are read
-    clock = clocks.make_clock(config, custom.clock)
+    clock = _clock(config, custom.clock)
     population = populations.make_population(config, custom.data, custom.partition)
     if custom.task is not None:
         task_checks.check_task(custom.task, population.pool)
-        fit.check_settings_of_task(config, custom.task, population.pool)
-    static = static_settings(config)
-    model = make_model(config, population.inputs, custom.task, custom.initial)
-    is_named = custom.weighting is None
-    native = str(method.algorithm.native_weighting)
-    fit.check_accuracies(config, native, custom.task, population, is_named=is_named)
-    fit.check_clients(config, population.partition)
-    is_given = custom.partition is not None
-    model_key = custom.task or _shape(population.inputs)
+        check_settings_of_task(config, custom.task, population.pool)
+    inputs = population.inputs
+    model = make_model(config, inputs, custom.task, custom.initial)
+    weighting = "" if custom.weighting else named_weighting(config, method.algorithm)
+    check_accuracies(config, weighting, custom.task, population)
+    # what a named network is built for
+    model_key = custom.task or (inputs.x.shape[1:], len(inputs.class_names))
     return Experiment(
         settings=config,
         custom=custom.names,
         # the ids of corrupt clients are constants of a program with an attack
-        key=(static, model_key, method.corrupt_clients if custom.attack else ()),
+        key=(static_settings(config), model_key, method.corrupt_clients if custom.attack else ()),
         population=population,
-        statistics=populations.describe(config, population, is_given),
+        statistics=populations.describe(config, population, custom.partition is not None),
         model=model,
         method=method,
         hyper=functools.partial(hyper_of, config, custom),
@@ -146,21 +141,28 @@ def _without_traced(config: Config, name: str) -> str:
     return text.partition(":")[0] if argument and argument.traced else text
 
 
-def _shape(arrays: Arrays) -> Hashable:
-    """Returns what a named network is built for: the shape of a row, and the number of classes."""
-    return arrays.x.shape[1:], len(arrays.class_names)
-
-
 def hyper_of(
     config: Config, custom: Custom, algorithm: Algorithm, weighting: Weighting
 ) -> tuple[Hyper, dict[str, float]]:
     """Returns what `make_hyper` does; a caller may pass the parameters of its objects."""
-    settable = []
-    if custom.algorithm is not None:
-        settable += [parameter.name for parameter in algorithm.hyperparameters]
-    if custom.weighting is not None:
-        settable += [parameter.name for parameter in weighting.hyperparameters]
+    of_caller = (() if custom.algorithm is None else algorithm.hyperparameters) + (
+        () if custom.weighting is None else weighting.hyperparameters
+    )
+    settable = [parameter.name for parameter in of_caller]
     return make_hyper(config, algorithm, weighting, custom.hyper, settable)
+
+
+def _clock(config: Config, custom: Clock | None) -> Clock | None:
+    """Returns how long clients take, of settings or the caller; None where nothing says it."""
+    if custom is None and not has_clock(config):
+        if config.overselect > 1 or config.deadline is not None or config.buffered.size:
+            raise UsageError(
+                "overselect, deadline and buffered.size need a clock; give --clock.step SECONDS, or leave them out"
+            )
+        return None
+    from fedvg_jax.resolve.clock import make_clock
+
+    return make_clock(config, custom)
 
 
 def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None = None) -> Cohorts:

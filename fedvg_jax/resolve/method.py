@@ -1,21 +1,33 @@
-"""The method of a run: algorithm, weighting, rules and optimiser, objects that settings name or a caller gives."""
+"""The method of a run, of settings and a caller: algorithm, weighting, rules, optimiser and their hyperparameters."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection, Mapping
 from typing import Any
 
+import jax
+import numpy as np
 import optax
 
 from fedvg_jax.algorithms.base import sends_messages
-from fedvg_jax.config import SETTINGS, WEIGHTINGS, Config, client_chunk_size, cohort_size
-from fedvg_jax.config.declare import listed
-from fedvg_jax.config.methods import Mean, Permuted, Rule, parse_weighting, weighting_names
-from fedvg_jax.config.options import algorithm_of, as_reference, choice, local
+from fedvg_jax.config import SETTINGS, WEIGHTINGS, Config, client_chunk_size, cohort_size, methods
+from fedvg_jax.config.checks import FLOAT32
+from fedvg_jax.config.declare import listed, suggestion
+from fedvg_jax.config.methods import (
+    HYPERPARAMETERS,
+    Mean,
+    Permuted,
+    Rule,
+    parse_weighting,
+    weighting_names,
+)
+from fedvg_jax.config.options import algorithm_of, as_reference, choice, local, traced_values
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import (
     Algorithm,
     Hyper,
+    Hyperparameter,
     NamedWeighting,
     Selection,
     Signal,
@@ -95,20 +107,17 @@ def make_selection(config: Config, custom: Selection | None = None) -> Selection
     """
     name, num_candidates = choice(config, "selection")
     num_candidates = num_candidates or min(config.clients, 2 * cohort_size(config))
-    chosen = custom or selection.BY_NAME[name].made(num_candidates)
+    named = selection.BY_NAME[name]
+    chosen = custom or (named and named.made(num_candidates))
     if chosen is None:
         return None
     if not isinstance(chosen, Selection) or not callable(chosen.choose):
         got = type(chosen).__name__
         raise UsageError(f"selection must be a fedvg_jax.Selection of a function; got {got}")
-    if as_reference(config, "cohorts"):
+    if as_reference(config, "cohorts") or config.buffered.size:
         raise UsageError(
-            "--reference cohorts and a selection both choose the cohorts; leave one out"
-        )
-    if config.buffered.size:
-        raise UsageError(
-            "a selection has no meaning with buffered.size, because clients that train next are drawn uniformly; leave"
-            " one out"
+            "a selection cannot be used with reference cohorts or buffered.size, which draw the clients themselves;"
+            " leave one out"
         )
     return chosen
 
@@ -278,3 +287,97 @@ def _weighting(config: Config, custom: Any, algorithm: Algorithm, task: Task) ->
         got = type(weighting).__name__
         raise UsageError(f"weighting(task) returned a {got}; expected a Weighting")
     return new_functions(weighting)
+
+
+# --- hyperparameters
+
+
+def make_hyper(
+    config: Config,
+    algorithm: Algorithm,
+    weighting: Weighting,
+    given: Mapping[str, Any] | None = None,
+    settable: Collection[str] = (),
+) -> tuple[Hyper, dict[str, float]]:
+    """Returns all hyperparameters of a run as float32 scalars, and the declared values that no setting determines.
+
+    The value of a declared hyperparameter is the first that exists of: `given[name]`; its setting, if a built-in
+    algorithm or weighting declares it so; the declared default.
+
+    Args:
+        config: its fields set the hyperparameters of local training and of built-in algorithms and weightings.
+        algorithm, weighting: of the run.
+        given: name -> value.
+        settable: names that may be given, because a caller's object declares them.
+
+    Raises:
+        UsageError: an unknown name, a value out of range, or a name with two meanings.
+
+    >>> from fedvg_jax import algorithms, weightings
+    >>> steps = Hyperparameter("boost", 2.0, low=1.0, doc="factor of the server's step")
+    >>> fedboost = algorithms.fedavg()._replace(hyperparameters=(steps,))
+    >>> make_hyper(Config(), fedboost, weightings.uniform(), {"boost": 3}, ["boost"])[1]
+    {'boost': 3.0}
+    >>> make_hyper(Config(), fedboost, weightings.uniform(), {"bost": 3}, ["boost"])
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: unknown hyperparameter 'bost' of the objects given; did you mean 'boost'?
+    """
+    given, values, custom = given or {}, scalars(config), {}
+    if unknown := [name for name in given if name not in settable]:
+        hint = suggestion(unknown[0], sorted(settable))
+        raise UsageError(f"unknown hyperparameter '{unknown[0]}' of the objects given{hint}")
+    of_rounds = values.keys() - methods.SETTINGS.keys()
+    for name, parameter in _declared(algorithm, weighting, of_rounds).items():
+        of_setting = values.get(name)
+        if name not in given and of_setting is not None and parameter in HYPERPARAMETERS:
+            continue
+        values[name] = np.float32(checked(parameter, given.get(name, parameter.value)))
+        if of_setting != values[name]:
+            custom[name] = float(values[name])
+    return jax.device_put(values), custom  # jnp.float32 would run a program for each
+
+
+def scalars(config: Config) -> dict[str, np.float32]:
+    """Returns the hyperparameters that settings have."""
+    return {name: np.float32(value) for name, value in traced_values(config).items()}
+
+
+def checked(parameter: Hyperparameter, value: Any) -> float:
+    """Returns `value` as a float.
+
+    Raises:
+        UsageError: it is not a finite number, not in the declared range, or zero or infinite in float32.
+
+    >>> checked(Hyperparameter("p", 0.5, 0, 1, excludes_low=True), 0)
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: hyperparameter 'p' must be in (0, 1]; got 0
+    """
+    number = checks.in_range(parameter, value)
+    if number and not FLOAT32[0] <= abs(number) <= FLOAT32[1]:
+        raise UsageError(
+            f"hyperparameter '{parameter.name}' must be a number that float32 can hold; got {value}"
+        )
+    return number
+
+
+def _declared(
+    algorithm: Algorithm, weighting: Weighting, of_rounds: Collection[str]
+) -> dict[str, Hyperparameter]:
+    """Returns name -> declaration, of the algorithm and the weighting together.
+
+    Args:
+        algorithm, weighting: of a run.
+        of_rounds: hyperparameters that are read beside them, such as lr and dp.clip; none declares these.
+    """
+    declared: dict[str, Hyperparameter] = {}
+    for parameter in (*algorithm.hyperparameters, *weighting.hyperparameters):
+        name, other = parameter.name, declared.setdefault(parameter.name, parameter)
+        if other != parameter:
+            raise UsageError(f"hyperparameter '{name}' is declared twice; rename one")
+        if name in of_rounds:
+            raise UsageError(
+                f"hyperparameter '{name}' is a setting of every run; give yours another name"
+            )
+    return declared

@@ -9,18 +9,21 @@ from collections.abc import Callable, Mapping
 import jax
 import jax.numpy as jnp
 
-from fedvg_jax.config import MODELS, Config
+from fedvg_jax.config import MODELS, Config, flatten
+from fedvg_jax.config.checks import unmet
+from fedvg_jax.config.declare import listed
 from fedvg_jax.config.options import as_reference, local, lora
 from fedvg_jax.core import checks, trained_part
 from fedvg_jax.core.trained_part import NOTHING, LocalPart, local_part
-from fedvg_jax.core.types import Task, UsageError, Variables
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.core.types import Batch, Task, UsageError, Variables
+from fedvg_jax.data.arrays import Arrays, class_labels, is_sequences, refuse_channels_first, shape
+from fedvg_jax.engine import task_checks
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models import adapters, pretrained, task as tasks, transforms
 from fedvg_jax.models.networks import costs, referenced
-from fedvg_jax.resolve import fit
-from fedvg_jax.runs.experiment import Model
+from fedvg_jax.runs.experiment import Model, Population
 from fedvg_jax.runs.record import checkpoint, stored
+from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, CONFUSION
 
 
 def make_model(
@@ -67,15 +70,36 @@ def make_task(config: Config, arrays: Arrays) -> Task:
 
 
 def check_images(config: Config, arrays: Arrays) -> None:
-    """Raises UsageError if the config's model cannot take these images."""
-    fit.check_pixel_settings(arrays, config)
-    fit.check_model_fits(arrays, config)
-    shape, least = arrays.x.shape[1:], MODELS[config.model].smallest
-    if min(shape[:2]) < least:
-        got = f"{arrays.name} has {shape[0]} x {shape[1]}"
-        raise UsageError(
-            f"model {config.model} needs images of {least} x {least} or more; {got}; use another --model"
-        )
+    """Raises UsageError if the config's model cannot take these data."""
+    named, model = f"model {config.model}", MODELS[config.model]
+    num_classes, of_row = len(arrays.class_names), arrays.x.shape[1:]
+    instead = (
+        "use another model, or give run(..., task=fedvg_jax.linen_task(...)) for one of your own"
+    )
+    if model.is_sequence:
+        is_fitting = is_sequences(arrays)
+        if not is_fitting or arrays.x.min() < 0 or arrays.x.max() >= num_classes:
+            raise UsageError(
+                f"{named} takes sequences, integers x and y [T, L] below {num_classes}, the number of class_names;"
+                f" {arrays.name} has x {shape(arrays.x)}; {instead}"
+            )
+        return
+    class_labels(arrays, named, instead)
+    is_image, channels, needed = len(of_row) == 3, model.channels, ""
+    if is_image and not model.takes_rows:
+        refuse_channels_first(arrays, named)
+    if not (is_image or model.takes_rows):
+        needed = "images [T, H, W, D]"
+    elif not of_row or not arrays.x[0].size:
+        needed = "rows [T, D] of one value or more"
+    elif config.normalise == "imagenet" and not (is_image and of_row[-1] in (1, 3)):
+        needed = "images of 1 or 3 channels for normalise imagenet"
+    elif channels and of_row[-1] not in channels:
+        needed = f"images of {' or '.join(map(str, channels))} channels"
+    elif min(of_row[:2]) < model.smallest:
+        needed = f"images of {model.smallest} x {model.smallest} or more"
+    if needed:
+        raise UsageError(f"{named} takes {needed}, x is {shape(arrays.x)}; {instead}")
 
 
 def named_task(
@@ -142,7 +166,7 @@ def make_variables(
         checks.expect(initial, jax.eval_shape(init, key), "initial")
         return jax.tree.map(jnp.array, initial)
     if config.init is None:
-        return draw(init, key)
+        return hw.jit_once(init)(key)  # after a short compilation
     shapes = jax.eval_shape(init, key)
     if stored.is_run(config.init):
         return jax.tree.map(jnp.array, checkpoint.final_variables(config.init, shapes))
@@ -153,11 +177,6 @@ def make_variables(
     read = pretrained.load(config.init, shapes, config.model)
     head = hw.jit_once(lambda key: init(key).params[pretrained.HEAD])(key)
     return read._replace(params={**read.params, pretrained.HEAD: head})
-
-
-def draw(init: Callable[[jax.Array], Variables], key: jax.Array) -> Variables:
-    """Returns an initial model, after a short compilation; arguments as in `make_variables`."""
-    return hw.jit_once(init)(key)
 
 
 def block_of(config: Config) -> Callable[[str], str]:
@@ -172,3 +191,64 @@ def make_local(config: Config) -> LocalPart:
     """Returns the part of the model that stays with each client."""
     share, pattern = local(config)
     return local_part(pattern, share) if pattern else NOTHING
+
+
+# --- objects of a caller, and what settings ask of them
+
+MODEL_SETTINGS = ("precision", "normalise", "conv", "norm_layers", "lora")
+"""Settings that only the building of the config's model reads."""
+
+
+def check_settings_of_task(config: Config, task: Task, pool: Batch) -> None:
+    """Checks that a user's task does what the settings ask of it.
+
+    A resumed run keeps the settings that it started with, so those that have no effect are not refused there.
+
+    Raises:
+        UsageError: a setting would build the config's model and has no effect, or needs a sum that the task does not
+            have.
+    """
+    if config.resume is not None:
+        return
+    settings, defaults = flatten(config), flatten(Config())
+    for name in MODEL_SETTINGS:
+        if settings[name] != defaults[name] and unmet(config, name) is None:
+            raise UsageError(
+                f"{name} {settings[name]} has no effect beside task=; leave it out, set it in the task"
+            )
+    if CONFUSION in listed(config.record):
+        variables = jax.eval_shape(task.init, jax.random.key(0))
+        sums = jax.eval_shape(task.measure, *variables, *task_checks.shapes_of_batch(pool))
+        if not isinstance(sums, dict) or CONFUSION not in sums:
+            raise UsageError(
+                f"record {CONFUSION} needs '{CONFUSION}' of task.measure, [C * C] counts; leave it out"
+            )
+
+
+def check_accuracies(
+    config: Config, weighting: str, task: Task | None, population: Population
+) -> None:
+    """Checks that accuracies can be computed where a named weighting or a record needs them.
+
+    Args:
+        config: settings.
+        weighting: as settings name it; "" for a custom one.
+        task: a caller's task; None for the config's model, which returns scores of the classes.
+        population: of the run.
+
+    Raises:
+        UsageError: the data have no class labels, or the task's outputs are not scores of the classes.
+    """
+    records, arrays = listed(config.record), population.arrays
+    consumers = {
+        f"record {name}": "use client_val_loss"
+        for name in ("client_accuracy", *CLIENT_ACCURACIES)
+        if name in records
+    }
+    if "val_accuracy" in weighting:
+        consumers["weighting val_accuracy"] = "use val_loss"
+    for consumer, instead in consumers.items():
+        class_labels(arrays, consumer, instead, of_rows=False)
+        if task:
+            num_classes = len(arrays.class_names)
+            task_checks.check_scores(task, population.pool, consumer, instead, num_classes)

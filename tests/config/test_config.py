@@ -49,7 +49,7 @@ def test_a_leading_tilde_is_the_home_folder_in_every_setting_of_a_path_wherever_
     file = tmp_path / "c.toml"
     for name in paths:
         file.write_text(f'{name} = "~/x"\n')
-        flag, stored = parse(f"{command_line.flag_of(name)}=~/x"), config.read_toml(file)
+        flag, stored = parse(f"{command_line.FLAGS[name]}=~/x"), config.read_toml(file)
         for settings in (flag, stored, {name: Path("~/x")}):
             assert str(config.flatten(config.apply(Config(), settings, "test"))[name]) == str(
                 tmp_path / "x"
@@ -124,7 +124,7 @@ OTHER = {int: "7", float: "7.5", str: "7-8", Path: "a b"}
 def test_every_setting_is_a_flag_with_its_type():
     for name, default in config.flatten(Config()).items():
         kind = next(kind for kind in OTHER if kind in SETTINGS[name].types)
-        flag, text, expected = command_line.flag_of(name), OTHER[kind], {name: kind(OTHER[kind])}
+        flag, text, expected = command_line.FLAGS[name], OTHER[kind], {name: kind(OTHER[kind])}
         assert parse(flag, text) == parse(f"{flag}={text}") == expected
         assert default is None or isinstance(default, SETTINGS[name].types)
 

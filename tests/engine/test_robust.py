@@ -166,7 +166,7 @@ def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
 def test_settings_reach_the_round():
     changes = {"attack": "scaling:3", "robust": "clipped_mean:2"}
     settings = config.apply(config.Config(), changes, "test")
-    hyper = resolve.hyperparameters.scalars(settings)
+    hyper = resolve.method.scalars(settings)
     method = resolve.method.make_method(settings, Custom())
     assert method.aggregate is robust.clipped_mean
     assert (float(hyper["clip_norm"]), float(hyper["attack_scale"])) == (2, 3)

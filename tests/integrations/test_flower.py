@@ -135,7 +135,7 @@ def test_two_rounds_of_flower_equal_two_rounds_of_the_engine(case):
     step = worlds.make_round(WORLD, algorithm, rule, worlds.TASK)
     start = worlds.variables()
     state = worlds.state(WORLD, algorithm, worlds.TASK)._replace(variables=start)
-    hyper, weights = resolve.hyperparameters.scalars(settings), []
+    hyper, weights = resolve.method.scalars(settings), []
     for number in range(2):
         state, metrics = step(state, WORLD.schedule(number, num_lanes=2), WORLD.data(), hyper)
         weights.append(np.asarray(metrics.weights))

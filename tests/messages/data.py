@@ -140,8 +140,8 @@ def fits(x, y, **settings):
 
     def call():
         made, config = user_data.as_arrays((x, y)), fv.Config(**settings)
-        resolve.fit.check_pixel_settings(made, config)
-        resolve.fit.check_model_fits(made, config)
+        resolve.data.check_pixel_settings(made, config)
+        resolve.model.check_images(config, made)
 
     return call
 

@@ -32,7 +32,7 @@ def experiment(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> 
         statistics={},
         model=resolve.model.make_model(settings, arrays, task),
         method=resolve.method.make_method(settings, custom),
-        hyper=lambda algorithm, weighting: resolve.hyperparameters.make_hyper(
+        hyper=lambda algorithm, weighting: resolve.method.make_hyper(
             settings, algorithm, weighting
         ),
         executor=resolve.machine.make_executor(settings),

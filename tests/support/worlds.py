@@ -186,7 +186,7 @@ HYPER = {
 
 def hyper(**changes: float) -> types.Hyper:
     """Returns the values of `make_hyper`, with those of HYPER and `changes`, in the current precision."""
-    defaults = resolve.hyperparameters.scalars(config.Config())
+    defaults = resolve.method.scalars(config.Config())
     assert (HYPER | changes).keys() <= defaults.keys()
     return {name: jnp.asarray(value, float) for name, value in (defaults | HYPER | changes).items()}
 

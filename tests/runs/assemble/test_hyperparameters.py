@@ -10,7 +10,7 @@ from support import worlds
 import fedvg_jax
 from fedvg_jax import algorithms, config, resolve, weightings
 from fedvg_jax.core.types import Hyperparameter, UsageError
-from fedvg_jax.resolve.hyperparameters import checked, make_hyper
+from fedvg_jax.resolve.method import checked, make_hyper
 
 
 def test_declared_defaults_equal_the_config_s():
@@ -22,7 +22,7 @@ def test_declared_defaults_equal_the_config_s():
         for name in config.WEIGHTINGS
     ]
     for bundle, settings in (*algorithms, *rules):
-        hyper = resolve.hyperparameters.scalars(settings)
+        hyper = resolve.method.scalars(settings)
         for parameter in bundle.hyperparameters:
             assert (
                 hyper[parameter.name] == np.float32(checked(parameter, parameter.value))

@@ -46,7 +46,7 @@ def program_text(settings: Config) -> str:
     """The jaxpr of a chunk of rounds, with the program made from just these settings."""
     sim = default_simulation()
     made = resolved.program(settings)
-    hyper = resolve.hyperparameters.scalars(settings)
+    hyper = resolve.method.scalars(settings)
     start = {"stats_too": as_reference(settings, "server-stats"), "variables": sim.state.variables}
     arguments = made.task, made.algorithm, settings.clients, hyper
     state = jax.eval_shape(lambda: federated_round.init_state(*arguments, **start))

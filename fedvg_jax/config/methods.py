@@ -207,23 +207,17 @@ def _field(parameter: Hyperparameter | Option, *used: Condition) -> tuple[str, t
 def _groups() -> Iterator[tuple[str, type, Any]]:
     """Yields a field for each group of settings. One or several algorithms and weightings declare a group."""
     fields: dict[str, list] = {}
+    owners: dict[str, str] = {}
     for parameter, used in DECLARED:
-        fields.setdefault(parameter.name.partition(".")[0], []).append(_field(parameter, used))
+        name = parameter.name.partition(".")[0]
+        fields.setdefault(name, []).append(_field(parameter, used))
+        owners.setdefault(name, used.by)
     for name, settings in fields.items():
         made = dataclasses.make_dataclass(name, settings, frozen=True, namespace=_NAMESPACE)
         globals()[name] = made  # where pickle finds it
-        yield name, made, group(made, _title(name))
-
-
-def _title(group: str) -> str:
-    """Returns the heading of a group in help."""
-    if group in WEIGHTINGS or group in ALGORITHMS:
-        return label(group)
-    return ", ".join(
-        entry.label
-        for entry in ALGORITHMS.values()
-        if any(parameter.name.startswith(f"{group}.") for parameter in entry.hyperparameters)
-    )
+        is_named = name in WEIGHTINGS or name in ALGORITHMS
+        titled = [name] if is_named else owners[name].split(" or ")
+        yield name, made, group(made, ", ".join(map(label, titled)))
 
 
 DECLARED = _declared()

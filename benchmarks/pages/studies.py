@@ -33,16 +33,12 @@ class Row(NamedTuple):
     """With p after Holm's correction; None for the baseline."""
 
 
-BASELINES = ("fedvg", "fedavg", "uniform")
-"""Methods that others are compared with."""
-
-
 def controls(name: str, baseline: str = "fedvg", choice: str = "final", setting: str = "") -> str:
     """Returns the accuracy under several weightings, and differences: FedVG minus each, or each minus another baseline.
 
     Args:
         name: folder of results.
-        baseline: one of `BASELINES`; where the folder holds tables of a report, the baseline of that report.
+        baseline: a method, such as `fedavg`; where the folder holds tables of a report, the baseline of that report.
         choice: evaluation that stands for a run, where the folder has a line for every run.
         setting: the only one to show.
 

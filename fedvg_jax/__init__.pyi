@@ -41,7 +41,6 @@ from fedvg_jax.engine import (
     selection as selection,
     virtual_time as virtual_time,
 )
-from fedvg_jax.engine.clock import Clock as Clock
 from fedvg_jax.engine.descriptions import describe_clients as describe_clients
 from fedvg_jax.engine.differentiable import (
     hypergradient as hypergradient,
@@ -53,6 +52,7 @@ from fedvg_jax.engine.differentiable import (
 from fedvg_jax.engine.federated_round import init_state as init_state, make_round as make_round
 from fedvg_jax.engine.local_training import sgd as sgd
 from fedvg_jax.engine.task_checks import check_task as check_task
+from fedvg_jax.engine.virtual_time import Clock as Clock
 from fedvg_jax.models.adapt import linen_task as linen_task, nnx_task as nnx_task
 from fedvg_jax.models.adapters import lora as lora
 from fedvg_jax.resolve.experiment import simulation as simulation

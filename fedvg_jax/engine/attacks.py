@@ -9,7 +9,6 @@ diverge. Corrupt rows (labels, pixels) are in `data`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +28,6 @@ Attack = Callable[[Array, Array, Tree, Tree], Tree]
 """(scale, key, theta_g, delta_k) -> what one corrupt client returns"""
 
 _CORRUPT = 100  # domain of the random stream, distinct from the schedule's domains
-
-
-def none(
-    hyper: Hyper, key: Array, ids: Array, variables: Variables, clients: Variables
-) -> Variables:
-    """Returns the models unchanged."""
-    return clients
 
 
 def disturbance(attack: Attack, corrupt: np.ndarray, num_clients: int) -> Disturb:
@@ -96,14 +88,12 @@ def noise(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
     return tree.add(params, tree.scale(std, optax.tree.random_like(key, params)))
 
 
-def _attack(attack: Attack) -> Choice:
-    return Choice(lambda: partial(disturbance, attack), Argument(1.0, Range(0), "attack_scale"))
-
+_SCALE = Argument(1.0, Range(0), "attack_scale")
 
 BY_NAME = {
-    "none": Choice(lambda: lambda corrupt, num_clients: none),
-    "sign_flip": _attack(sign_flip),
-    "scaling": _attack(scaling),
-    "noise": _attack(noise),
+    "none": None,
+    "sign_flip": Choice(lambda: sign_flip, _SCALE),
+    "scaling": Choice(lambda: scaling, _SCALE),
+    "noise": Choice(lambda: noise, _SCALE),
 }
-"""The attacks that the setting `attack` names, each a function (ids of the corrupt clients, N) -> disturb."""
+"""The attacks that the setting `attack` names."""

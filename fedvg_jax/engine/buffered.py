@@ -18,14 +18,9 @@ slots are reused.
 
 from __future__ import annotations
 
-import collections
-import heapq
-import math
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable
 
 import jax
-import numpy as np
 from jax import Array
 
 from fedvg_jax.core import tree
@@ -35,64 +30,6 @@ DISCOUNT = "buffered.discount"
 """The hyperparameter a."""
 
 
-# --- slots, on the host -----------------------------------------------------------------------------------------------
-class Slots(NamedTuple):
-    """Places for the versions of the model that some client still trains from."""
-
-    received: np.ndarray
-    """int32 [R, B], the slot of the model that each client of an update received"""
-    stored: np.ndarray
-    """int32 [R], the slot that the model after each update takes; `count` if no client receives it"""
-    count: int
-    """slots that are needed; at most one more than the clients in training at any time"""
-
-
-def assign_slots(
-    staleness: np.ndarray,
-    pending: Sequence[int] | np.ndarray = (),
-    max_staleness: float = math.inf,
-) -> Slots:
-    """Returns slots for the versions that clients train from; a version takes the lowest free one.
-
-    The slots of the first updates do not depend on the number of updates.
-
-    Args:
-        staleness: int [R, B], updates since each client received its model.
-        pending: int [n], versions that clients still in training after the last update received.
-        max_staleness: updates for which a version is kept at most; a later client gets the slot 0.
-
-    One client trains from the initial model during the first update, so two models are kept:
-
-    >>> slots = assign_slots(np.array([[0, 0], [0, 1], [0, 0]]))
-    >>> slots.received.tolist(), slots.stored.tolist(), slots.count
-    ([[0, 0], [1, 0], [0, 0]], [1, 0, 0], 2)
-    """
-    num_updates = len(staleness)
-    versions = (np.arange(num_updates)[:, None] - staleness).tolist()
-    last_use = dict.fromkeys([*np.asarray(pending).tolist(), num_updates], num_updates)
-    for update in reversed(range(num_updates)):
-        for version in versions[update]:
-            last_use.setdefault(version, update)
-    slot_of: dict[int, int] = {}
-    free: list[int] = []
-    ending = collections.defaultdict(list)  # update -> versions that no later one needs
-    stored = np.zeros(num_updates + 1, np.int32)
-    received = np.zeros(staleness.shape, np.int32)
-    count = 0
-    for version in range(num_updates + 1):
-        stored[version] = -1
-        if version in last_use:
-            slot_of[version] = stored[version] = heapq.heappop(free) if free else count
-            ending[min(last_use[version], version + max_staleness)].append(version)
-            count = max(count, slot_of[version] + 1)
-        if version < num_updates:
-            received[version] = [slot_of.get(needed, 0) for needed in versions[version]]
-        for over in ending[version]:
-            heapq.heappush(free, slot_of.pop(over))
-    return Slots(received, np.where(stored < 0, count, stored)[1:].astype(np.int32), count)
-
-
-# --- a round ----------------------------------------------------------------------------------------------------------
 def received_model(state: SimState, schedule: Schedule, k: Array) -> Variables:
     """Returns the model that client k of the cohort received: theta_{v_k}, or theta_g in a synchronous round."""
     if schedule.received is None:

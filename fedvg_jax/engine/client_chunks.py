@@ -17,41 +17,41 @@ weights of the round. A client chunk takes the same steps as a whole cohort, see
 
 from __future__ import annotations
 
-import functools
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Metrics, Schedule, SimState, Term, Tree, UsageError, Variables
-from fedvg_jax.engine import buffered, lane_plan, robust, round_steps as steps
-from fedvg_jax.engine.round_steps import Averages, ClientTable, RoundInputs, RoundParts
-from fedvg_jax.weightings import aggregation
+from fedvg_jax.core.types import (
+    Metrics,
+    Schedule,
+    SimState,
+    Term,
+    Tree,
+    UsageError,
+    Variables,
+    Weigh,
+)
+from fedvg_jax.engine import lane_plan, robust, round_steps as steps
+from fedvg_jax.engine.round_steps import Averages, RoundInputs, RoundParts
 
+NUMBERS = ("clients", "state_rows")
+"""Fields of a schedule that number clients."""
 
-class RunningCohort(NamedTuple):
-    """Means, sums and states of the clients processed so far; each tuple has one entry per term of the weights."""
-
-    table: ClientTable
-    weights: tuple[Variables, ...]
-    """Leaves [K], 0 for clients that are not processed yet."""
-    models: tuple[Variables, ...]
-    """Weighted means of the clients' models."""
-    messages: tuple[Tree, ...]
-    """Weighted means of the messages to be averaged."""
-    message_sums: Tree
-    """Sums of the messages to be summed."""
-    extremes: Tree
-    """See `Metrics.extremes`."""
-    client_states: Tree
-    """States of all clients, leaves [M, ...]."""
-
-
-def is_one_chunk(schedule: Schedule) -> bool:
-    """Returns whether the whole cohort is one client chunk."""
-    return schedule.plan.length.ndim == 1
+BY_CLIENT = (
+    *NUMBERS,
+    "num_samples",
+    "num_steps",
+    "start",
+    "probe_steps",
+    "participating",
+    "received",
+    "staleness",
+    "keys",
+)
+"""Fields of a schedule that differ between client chunks, beside its plan."""
 
 
 def run_chunks(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metrics]:
@@ -63,93 +63,48 @@ def run_chunks(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
     """
     terms = _terms(parts, inputs.state.variables)
     fields, positions = split_schedule(inputs.schedule, parts.num_clients)
+    rules = [term.weigh for term in terms]
 
     def chunk_inputs(b, client_states: Tree) -> RoundInputs:
         schedule = inputs.schedule._replace(**tree.take(fields, b))
         state = inputs.state._replace(clients=client_states)
         return inputs._replace(state=state, schedule=schedule, positions=positions[b])
 
-    def add_chunk(running: RunningCohort, b: Array) -> tuple[RunningCohort, None]:
-        return process_chunk(parts, terms, running, chunk_inputs(b, running.client_states)), None
+    def add_chunk(running: Averages, b: Array) -> tuple[Averages, None]:
+        chunk = chunk_inputs(b, running.client_states)
+        of_chunk = steps.average_clients(parts, rules, chunk, running.table)
+        return _merge(parts, running, of_chunk, chunk), None
 
-    empty = _empty_cohort(parts, terms, chunk_inputs(0, inputs.state.clients), positions.size)
+    empty = _empty(parts, rules, chunk_inputs(0, inputs.state.clients), positions.size)
     running = lax.scan(add_chunk, empty, jnp.arange(len(positions)))[0]
 
-    table, weights = jax.tree.map(
-        lambda column: column[: len(inputs.positions)], (running.table, running.weights)
-    )
+    columns = running.table, running.weights
+    table, weights = jax.tree.map(lambda column: column[: len(inputs.positions)], columns)
     returned = steps.server_view(inputs, table)
     shares = [term.share(inputs.hyper, table.measured, returned) for term in terms]
-    averages = Averages(
-        aggregation.combine_terms(shares, weights),
-        aggregation.combine_terms(shares, running.models),
-        aggregation.combine_terms(parts.algorithm_part(shares), running.messages),
-        running.message_sums,
-        running.extremes,
-    )
-    state = inputs.state._replace(clients=running.client_states)
-    return steps.server_step(parts, inputs._replace(state=state), table, averages)
+    averages = running._replace(table=table, weights=weights)
+    return steps.server_step(parts, inputs, averages, shares)
 
 
-def process_chunk(
-    parts: RoundParts, terms: tuple[Term, ...], running: RunningCohort, chunk: RoundInputs
-) -> RunningCohort:
-    """Returns the running cohort that includes the clients of one client chunk.
+def _empty(
+    parts: RoundParts, rules: Sequence[Weigh], chunk: RoundInputs, num_rows: int
+) -> Averages:
+    """Returns the averages before the first client chunk.
 
     Args:
         parts: the static parts of the round.
-        terms: the terms of the weights.
-        running: the clients processed earlier.
-        chunk: the arrays of the client chunk, with the client states after the earlier ones.
-    """
-    rows, arrived, clients, kept = steps.train_and_score(parts, chunk)
-    table = tree.put(running.table, chunk.positions, rows)
-    table, weights, extremes = steps.weigh_clients(
-        parts, [term.weigh for term in terms], chunk, table
-    )
-    discount = functools.partial(buffered.discounted, chunk.hyper, chunk.state, chunk.schedule)
-    arrived, clients = discount(arrived), discount(clients)
-    participating, chunk_weights = tree.take((table.participating, weights), chunk.positions)
-
-    models = tuple(steps.apply_rule(parts, chunk, arrived, w) for w in chunk_weights)
-
-    client_states, summed, averaged = steps.report_clients(
-        parts, chunk, clients, kept, participating
-    )
-    messages = tuple(steps.average_messages(parts, w, averaged) for w in chunk_weights)
-    client_states = steps.write_client_states(chunk, client_states).clients
-    of_chunk = RunningCohort(
-        table, weights, models, messages, tree.total(summed), extremes, client_states
-    )
-    return _merge(parts, running, of_chunk, chunk)
-
-
-def _empty_cohort(
-    parts: RoundParts, terms: tuple[Term, ...], chunk: RoundInputs, num_rows: int
-) -> RunningCohort:
-    """Returns the running cohort before the first client chunk.
-
-    Args:
-        parts: the static parts of the round.
-        terms: the terms of the weights.
+        rules: of the weights.
         chunk: the arrays of any client chunk.
         num_rows: rows of the table, a multiple of H.
     """
-
-    def results() -> tuple[Tree, Tree]:
-        rows, _, clients, kept = steps.train_and_score(parts, chunk)
-        rows, weights, extremes = steps.weigh_clients(
-            parts, [term.weigh for term in terms], chunk, rows
-        )
-        _, summed, averaged = steps.report_clients(parts, chunk, clients, kept, rows.participating)
-        messages = tuple(steps.average_messages(parts, w, averaged) for w in weights)
-        return (rows, weights), (messages, tree.total(summed), extremes)
-
-    columns, others = jax.eval_shape(results)
-    table, weights = jax.tree.map(lambda s: jnp.zeros((num_rows, *s.shape[1:]), s.dtype), columns)
-    messages, sums, extremes = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), others)
-    models = len(terms) * (steps.origin(parts, chunk.state.variables),)
-    return RunningCohort(table, weights, models, messages, sums, extremes, chunk.state.clients)
+    shapes = jax.eval_shape(lambda: steps.average_clients(parts, rules, chunk))
+    table, weights = jax.tree.map(
+        lambda s: jnp.zeros((num_rows, *s.shape[1:]), s.dtype), (shapes.table, shapes.weights)
+    )
+    others = shapes.messages, shapes.message_sums, shapes.extremes
+    messages, sums, extremes = tree.zeros_like(others)
+    models = len(rules) * (steps.origin(parts, chunk.state.variables),)
+    return Averages(weights, models, messages, sums, table, extremes, chunk.state.clients)
 
 
 def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree], Array]:
@@ -164,26 +119,14 @@ def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree
     num_chunks, size = len(schedule.plan.length), lane_plan.client_chunk_size(schedule.plan)
     num_dummies = num_chunks * size - len(schedule.clients)
 
-    def chunks(field: Array, value: int | bool) -> Array:
+    def chunks(field: Array, value: int) -> Array:
         widths = [(0, num_dummies), *[(0, 0)] * (field.ndim - 1)]
         padded = jnp.pad(field, widths, constant_values=value)
         return padded.reshape(num_chunks, size, *field.shape[1:])
 
-    dummy = {
-        "clients": num_clients,
-        "num_samples": 0,
-        "num_steps": 0,
-        "start": 0,
-        "probe_steps": 0,
-        "participating": False,
-        "state_rows": num_clients,
-        "received": 0,
-        "staleness": 0,
-        "keys": 0,
-    }
     fields: dict[str, Tree] = {
-        name: chunks(getattr(schedule, name), value)
-        for name, value in dummy.items()
+        name: chunks(getattr(schedule, name), num_clients if name in NUMBERS else 0)
+        for name in BY_CLIENT
         if getattr(schedule, name) is not None
     }
     positions = jnp.arange(num_chunks * size, dtype=jnp.int32).reshape(num_chunks, size)
@@ -191,8 +134,8 @@ def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree
 
 
 def _merge(
-    parts: RoundParts, earlier: RunningCohort, of_chunk: RunningCohort, chunk: RoundInputs
-) -> RunningCohort:
+    parts: RoundParts, earlier: Averages, of_chunk: Averages, chunk: RoundInputs
+) -> Averages:
     """Merges a client chunk's means and sums into the running ones.
 
     Args:
@@ -205,11 +148,11 @@ def _merge(
     theta, weights = steps.origin(parts, chunk.state.variables), of_chunk.weights
     factors = jax.tree.map(lambda w: jnp.where(is_earlier, w, 0).sum(), weights)
     models = tuple(
-        _scale_tensors(r, tree.sub(m, theta)) for r, m in zip(factors, earlier.models, strict=True)
+        _scale_tensors(r, tree.sub(m, theta)) for r, m in zip(factors, earlier.model, strict=True)
     )
     messages = zip(parts.algorithm_part(factors), earlier.messages, strict=True)
     return of_chunk._replace(
-        models=tree.add(of_chunk.models, models),
+        model=tree.add(of_chunk.model, models),
         messages=tree.add(of_chunk.messages, tuple(_scale_tensors(r, m) for r, m in messages)),
         message_sums=tree.add(earlier.message_sums, of_chunk.message_sums),
     )

@@ -57,43 +57,18 @@ def checked(bundle: T, name: str) -> T:
     return bundle._replace(**fields)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _wrapped(function: Callable, contract: Contract, name: str) -> Callable:
+def _wrapped(function: Callable, contract: Contract | None, name: str) -> Callable:
     @functools.wraps(function, updated=())
     def call(*arguments: Any, **keywords: Any) -> Any:
         hyper = arguments[0] if arguments and isinstance(arguments[0], dict) else None
         with checks.calling(name, hyper):
             returned = function(*arguments, **keywords)
-            expected = contract(returned, *arguments)
-        is_several = isinstance(expected, tuple) and isinstance(returned, list)
-        got = tuple(returned) if is_several else returned
-        checks.expect(got, expected, name, any_float=True)
+            expected = contract(returned, *arguments) if contract else returned
+        checks.expect(returned, expected, name, any_float=True)
         return returned
 
     call.__dict__[CHECKED] = True  # so that a bundle is wrapped once
     return call
-
-
-def _anything(returned: Tree, *arguments: Any) -> Tree:
-    return returned
-
-
-def _like(index: int) -> Contract:
-    """Returns the contract of a result like the argument at an index."""
-    return lambda returned, *arguments: arguments[index]
-
-
-def _results(*parts: int | jax.ShapeDtypeStruct | None) -> Contract:
-    """Returns the contract of several results: each like the argument at an index, of a shape, or anything (None)."""
-
-    def contract(returned: Tree, *arguments: Any) -> Tree:
-        def like(number: int, part: int | jax.ShapeDtypeStruct | None) -> Tree:
-            if part is None:
-                return returned[number]
-            return arguments[part] if isinstance(part, int) else part
-
-        return tuple(like(number, part) for number, part in enumerate(parts))
-
-    return contract
 
 
 def _report(returned: Tree, hyper: Any, theta: Tree, anchor: Any, *rest: Any) -> Tree:
@@ -133,28 +108,40 @@ def _score(returned: Tree, measured: Tree) -> Tree:
     return jax.ShapeDtypeStruct(score.shape[:1], score.dtype)
 
 
-CONTRACTS: dict[type, dict[str, Contract]] = {
-    Task: {"loss": _results(tree.floats(), 1)},
+def _pair(returned: Tree, *arguments: Any) -> Tree:
+    return returned[0], returned[1]
+
+
+CONTRACTS: dict[type, dict[str, Contract | None]] = {
+    Task: {"loss": lambda returned, params, stats, *_: (tree.floats(), stats)},
     Algorithm: {
-        "init": _results(None, None),
-        "correct": _like(1),
-        "personal": _like(1),
-        "loss": _results(tree.floats(), 3),
+        "init": _pair,
+        "correct": lambda returned, hyper, grads, *_: grads,
+        "personal": lambda returned, hyper, grads, *_: grads,
+        "loss": lambda returned, hyper, task, params, stats, *_: (tree.floats(), stats),
         "report": _report,
-        "residual": _results(2, 1),
-        "probe": _anything,
-        "send": _anything,
+        "residual": lambda returned, hyper, server, theta, *_: (theta, server),
+        "probe": None,
+        "send": None,
     },
-    Send: {"init": _anything, "apply": _results(2, 3), "num_bytes": _anything},
+    Send: {
+        "init": None,
+        "apply": lambda returned, hyper, key, delta, state: (delta, state),
+        "num_bytes": None,
+    },
     Weighting: {
-        "signal": _anything,
+        "signal": None,
         "weigh": _weights,
         "score": _score,
         "detail": _of_clients,
-        "terms": _anything,
-        "state": _anything,
+        "terms": None,
+        "state": None,
     },
     Term: {"weigh": _weights, "share": _share},
-    WeightingState: {"init": _results(None, None), "recall": _results(None, 2), "update": _like(1)},
+    WeightingState: {
+        "init": _pair,
+        "recall": lambda returned, hyper, measured, state, *_: (returned[0], state),
+        "update": lambda returned, hyper, state, *_: state,
+    },
 }
-"""Type of a bundle -> field -> contract."""
+"""Type of a bundle -> field -> contract; None for any result."""

@@ -23,18 +23,15 @@ from fedvg_jax.core.tree import ROUNDS
 from fedvg_jax.core.types import Data, Hyper, Metrics, Schedule, SimState, UsageError, Variables
 from fedvg_jax.engine import (
     attacks,
-    buffered,
-    client_chunks,
     cohort_states,
     contracts,
-    descriptions,
     local_training,
     privacy,
     robust,
     round_steps as steps,
     schedule as schedules,
 )
-from fedvg_jax.engine.round_steps import Averages, RoundInputs, RoundParts
+from fedvg_jax.engine.round_steps import RoundInputs, RoundParts
 from fedvg_jax.weightings import baselines
 
 Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metrics]]
@@ -43,28 +40,8 @@ Chunk = Callable[[SimState, Array, Schedule, Data, Hyper], tuple[SimState, Metri
 
 def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metrics]:
     """Returns the state after the round of a whole cohort, and the round's metrics."""
-    theta = inputs.state.variables  # theta_g
-    # ||g_k^(l)|| of FedVG, theta_k
-    table, arrived, clients, kept = steps.train_and_score(parts, inputs)
-    # s_k
-    table, (weights,), extremes = steps.weigh_clients(
-        parts, [parts.weighting.weigh], inputs, table, clients
-    )
-
-    discount = functools.partial(buffered.discounted, inputs.hyper, inputs.state, inputs.schedule)
-    arrived, clients = discount(arrived), discount(clients)
-    if parts.aggregate is not robust.weighted_mean:  # which takes nothing of a client of weight 0
-        arrived = clients = steps.replace_dropped(theta, table.participating, clients)
-    # theta_g - sum_k s_k (theta_g - theta_k)
-    model = steps.apply_rule(parts, inputs, arrived, weights)
-
-    client_states, summed, averaged = steps.report_clients(
-        parts, inputs, clients, kept, table.participating
-    )
-    messages = steps.average_messages(parts, weights, averaged)
-    after = steps.write_client_states(inputs, client_states)
-    averages = Averages(weights, model, messages, tree.total(summed), extremes)
-    return steps.server_step(parts, inputs._replace(state=after), table, averages)  # + R
+    averages = steps.average_clients(parts, [parts.weighting.weigh], inputs)
+    return steps.server_step(parts, inputs, averages)
 
 
 def init_state(
@@ -147,7 +124,7 @@ def make_round(
     num_clients: int,
     *,
     aggregate: robust.Rule = robust.weighted_mean,
-    disturb: attacks.Disturb = attacks.none,
+    disturb: attacks.Disturb | None = None,
     refine: baselines.Refine | None = None,
     augment: types.Augment | None = None,
     stats_too: bool = False,
@@ -175,7 +152,7 @@ def make_round(
             scalar as its parameters too, because its displacement under a constant gradient is measured on one.
         num_clients: N.
         aggregate: the weighted mean, or a robust rule. A rule replaces the mean of models, not of messages.
-        disturb: replaces what corrupt clients return.
+        disturb: replaces what corrupt clients return; None for nothing.
         refine: changes the new global model at the end of the round; None for nothing.
         augment: changes minibatches before a client trains on them; probes and scores use the unchanged rows.
         stats_too: whether the algorithm acts on running statistics too, as the published code does.
@@ -225,7 +202,13 @@ def make_round(
         raise UsageError(f"weightings.given has the weights of {wanted}")
     task, algorithm = contracts.checked(task, "task"), contracts.checked(algorithm, "algorithm")
     weighting = contracts.checked(weighting, "weighting")
-    options = (
+    parts = RoundParts(
+        task,
+        algorithm,
+        weighting,
+        executor,
+        optimiser,
+        num_clients,
         aggregate,
         disturb,
         refine,
@@ -237,7 +220,6 @@ def make_round(
         private,
         scores_applied,
     )
-    parts = RoundParts(task, algorithm, weighting, executor, optimiser, num_clients, *options)
 
     def round_step(
         state: SimState, schedule: Schedule, data: Data, hyper: Hyper
@@ -247,11 +229,12 @@ def make_round(
                 f"the schedule has {len(schedule.clients)} clients a round, make_round {num_clients} in all; give"
                 " make_round and init_state the number of all clients"
             )
-        descriptions.check(algorithm, weighting, data.described)
         if weighting.state and not isinstance(state.clients, local_training.ClientState):
             raise UsageError("the weighting has a state; give init_state the same weighting=")
         inputs = _round_inputs(state, schedule, data, hyper)
-        run = run_cohort if client_chunks.is_one_chunk(schedule) else client_chunks.run_chunks
+        run = run_cohort
+        if schedule.plan.length.ndim > 1:
+            from fedvg_jax.engine.client_chunks import run_chunks as run
         sharding = cohort_states.sharding_of(executor, inputs.state)
         after, metrics = run(parts, cohort_states.take(inputs, sharding))
         return cohort_states.put(after, inputs, sharding), metrics

@@ -6,25 +6,10 @@ NumPy only. The shapes of a plan depend on K and L, never on the clients' sizes.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from fedvg_jax.core.types import Plan
-
-
-class Piece(NamedTuple):
-    """Consecutive local steps of one client on one lane of a device."""
-
-    lane: int
-    client: int
-    """Position in the cohort."""
-    begin: int
-    """Time on the lane, in steps, at which the piece begins."""
-    first_step: int
-    """The client's first local step in this piece."""
-    num_steps: int
 
 
 def plan_chunks(
@@ -74,12 +59,8 @@ def plan_lanes(num_steps: np.ndarray, num_lanes: int, lanes_together: int = 1) -
     (3, [[0, 1], [0, 2], [1, 2]])
     """
     by_device = enumerate(_clients_by_device(num_steps, num_lanes // lanes_together))
-    pieces = [
-        p
-        for d, clients in by_device
-        for p in _pieces_of_device(num_steps, clients, lanes_together, d)
-    ]
-    return _plan_of_pieces(pieces, len(num_steps), num_lanes)
+    pieces = [_pieces(num_steps, np.array(k, int), lanes_together, d) for d, k in by_device]
+    return _plan_of_pieces(np.concatenate(pieces, axis=1), len(num_steps), num_lanes)
 
 
 def client_chunk_size(plan: Plan) -> int:
@@ -98,26 +79,30 @@ def _clients_by_device(num_steps: np.ndarray, num_devices: int) -> list[list[int
     return clients
 
 
-def _pieces_of_device(
-    num_steps: np.ndarray, clients: Sequence[int], num_lanes: int, device: int
-) -> Iterator[Piece]:
-    """Yields the pieces of a device's clients, laid end to end over its lanes."""
-    counts = [int(num_steps[k]) for k in clients]
-    end = max(max(counts, default=0), -(-sum(counts) // num_lanes))
-    lane, time = num_lanes * device, 0
-    for k, count in zip(clients, counts, strict=True):
-        on_lane = min(count, end - time)
-        on_next = count - on_lane
-        if on_next:
-            yield Piece(lane + 1, k, 0, 0, on_next)
-        if on_lane:
-            yield Piece(lane, k, time, on_next, on_lane)
-        lane, time = (lane + 1, on_next) if time + on_lane == end else (lane, time + on_lane)
+def _pieces(num_steps: np.ndarray, clients: np.ndarray, num_lanes: int, device: int) -> np.ndarray:
+    """Returns the pieces of a device's clients, laid end to end over its lanes.
+
+    A piece is consecutive local steps of one client on one lane.
+
+    Returns:
+        int [5, pieces]: the lane, the client's position in the cohort, the time on the lane at which the piece begins,
+        the client's first local step in it, and the number of its steps.
+    """
+    counts = num_steps[clients]
+    end = max(counts.max(initial=1), -(-counts.sum() // num_lanes))
+    lane, begin = np.divmod(np.cumsum(counts) - counts, end)
+    lane += num_lanes * device
+    on_lane = np.minimum(counts, end - begin)
+    on_next, zeros = counts - on_lane, np.zeros_like(counts)
+    whole_or_end = lane, clients, begin, on_next, on_lane
+    cut_off = lane + 1, clients, zeros, zeros, on_next
+    pieces = np.concatenate([whole_or_end, cut_off], axis=1)
+    return pieces[:, pieces[4] > 0]
 
 
-def _plan_of_pieces(pieces: Sequence[Piece], num_clients: int, num_lanes: int) -> Plan:
+def _plan_of_pieces(pieces: np.ndarray, num_clients: int, num_lanes: int) -> Plan:
     """Returns the plan in which every piece is split into the segments that it spans."""
-    lane, k, begin, first, count = np.array(pieces, np.int64).reshape(-1, 5).T
+    lane, k, begin, first, count = pieces
     cuts = np.unique([0, *(begin + count)])
     # every lane except each device's last may cut one client
     num_segments, max_segments = len(cuts) - 1, num_clients + num_lanes
@@ -125,7 +110,7 @@ def _plan_of_pieces(pieces: Sequence[Piece], num_clients: int, num_lanes: int) -
     length[:num_segments] = np.diff(cuts)
     client, step = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     reset, finish = np.zeros(shape, bool), np.zeros(shape, bool)
-    first_segment, end_segment = np.searchsorted(cuts, begin), np.searchsorted(cuts, begin + count)
+    first_segment, end_segment = np.searchsorted(cuts, [begin, begin + count])
     # once for each of its segments
     piece = np.repeat(np.arange(len(k)), end_segment - first_segment)
     segment = np.concatenate([[], *map(np.arange, first_segment, end_segment)]).astype(np.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from fedvg_jax.engine import (
     schedule as schedules,
 )
 from fedvg_jax.host.hardware import choices
-from fedvg_jax.weightings import baselines, basic
+from fedvg_jax.weightings import aggregation, baselines, basic
 
 
 class RoundParts(NamedTuple):
@@ -40,7 +40,7 @@ class RoundParts(NamedTuple):
     optimiser: local_training.Optimiser
     num_clients: int
     aggregate: robust.Rule
-    disturb: attacks.Disturb
+    disturb: attacks.Disturb | None
     refine: baselines.Refine | None
     augment: types.Augment | None
     stats_too: bool
@@ -89,18 +89,63 @@ class ClientTable(NamedTuple):
 
 
 class Averages(NamedTuple):
-    """What the server gets of a cohort."""
+    """What the server gets of a cohort, or of the client chunks so far.
 
-    weights: Variables
-    """s_k, leaves [K], 0 for dropped clients."""
-    model: Variables
+    The first three are tuples with an entry for each rule of the weights, until `server_step` combines them.
+    """
+
+    weights: Any
+    """s_k, leaves [K], 0 for dropped clients and for those of later client chunks."""
+    model: Any
     """The aggregate of the clients' models."""
     messages: Tree
     """sum_k s_k m_k of the messages to be averaged."""
     message_sums: Tree
     """sum_k m_k of the messages to be summed."""
+    table: ClientTable
+    """Of the cohort."""
     extremes: Tree
     """See `Metrics.extremes`."""
+    client_states: Tree
+    """States of all clients after the round, leaves [M, ...]."""
+
+
+def average_clients(
+    parts: RoundParts,
+    rules: Sequence[Weigh],
+    inputs: RoundInputs,
+    earlier: ClientTable | None = None,
+) -> Averages:
+    """Trains, scores, weighs and averages clients.
+
+    Args:
+        parts: the static parts of the round.
+        rules: of the weights, at least one.
+        inputs: of the round.
+        earlier: the table of the cohort, with the clients of earlier client chunks; None for a whole cohort.
+    """
+    table, arrived, clients, kept = train_and_score(parts, inputs)
+    is_whole = earlier is None
+    if not is_whole:
+        table = tree.put(earlier, inputs.positions, table)
+    models = clients if is_whole else None
+    table, weights, extremes = weigh_clients(parts, rules, inputs, table, models)
+
+    discount = functools.partial(buffered.discounted, inputs.hyper, inputs.state, inputs.schedule)
+    arrived, clients = discount(arrived), discount(clients)
+    of_clients = table.participating, weights
+    if not is_whole:
+        of_clients = tree.take(of_clients, inputs.positions)
+    participating, shares = of_clients
+    if parts.aggregate is not robust.weighted_mean:  # which takes nothing of a client of weight 0
+        arrived = clients = replace_dropped(inputs.state.variables, participating, clients)
+    # theta_g - sum_k s_k (theta_g - theta_k)
+    models = tuple(apply_rule(parts, inputs, arrived, s) for s in shares)
+
+    states, summed, averaged = report_clients(parts, inputs, clients, kept, participating)
+    messages = tuple(average_messages(parts, s, averaged) for s in shares)
+    states = tree.put(inputs.state.clients, schedules.state_rows(inputs.schedule), states)
+    return Averages(weights, models, messages, tree.total(summed), table, extremes, states)
 
 
 # --- the clients ------------------------------------------------------------------------------------------------------
@@ -184,7 +229,7 @@ def send_models(
 
 def disturb_models(parts: RoundParts, inputs: RoundInputs, clients: Variables) -> Variables:
     """Returns the models [H, ...] after attacks, which change tensors that are sent."""
-    if parts.disturb is attacks.none:
+    if parts.disturb is None:
         return clients
     applied = buffered.applied(inputs.state, inputs.schedule, clients)
     models = (
@@ -421,30 +466,29 @@ def average_messages(parts: RoundParts, weights: Variables, messages: Tree) -> T
     return tree.weighted_sum(shares, messages, zeros, parts.executor.clients)
 
 
-def write_client_states(inputs: RoundInputs, client_states: Tree) -> SimState:
-    """Returns the state with the client states, leaves [H, ...], in their rows."""
-    state, rows = inputs.state, schedules.state_rows(inputs.schedule)
-    return state._replace(clients=tree.put(state.clients, rows, client_states))
-
-
 def _indices(inputs: RoundInputs) -> Array:
     return jnp.arange(len(inputs.schedule.clients), dtype=jnp.int32)
 
 
 # --- the server -------------------------------------------------------------------------------------------------------
 def server_step(
-    parts: RoundParts, inputs: RoundInputs, table: ClientTable, averages: Averages
+    parts: RoundParts, inputs: RoundInputs, averages: Averages, shares: Sequence[Tree] = ()
 ) -> tuple[SimState, Metrics]:
     """Returns the state after the round, theta_g - u + R with u = sum_k s_k (theta_g - theta_k), and its metrics.
 
     Args:
         parts: the static parts of the round.
-        inputs: of the cohort; the state's client states are those after the round.
-        table: of the cohort.
-        averages: of the cohort.
+        inputs: of the cohort.
+        averages: of the cohort, by rule.
+        shares: of the rules in the weights; not read for a single rule.
     """
-    state, hyper = inputs.state, inputs.hyper
-    averages = privatise(parts, inputs, table, averages) if parts.private else averages
+    state, hyper, table = inputs.state, inputs.hyper, averages.table
+    averages = averages._replace(
+        weights=aggregation.combine_terms(shares, averages.weights),
+        model=aggregation.combine_terms(shares, averages.model),
+        messages=aggregation.combine_terms(parts.algorithm_part(shares), averages.messages),
+    )
+    averages = privatise(parts, inputs, averages) if parts.private else averages
     theta, mean = (parts.algorithm_part(model) for model in (state.variables, averages.model))
     zeros = tree.zeros_like(table.probes)
     probes = tree.where(table.participating, table.probes, zeros)
@@ -467,49 +511,43 @@ def server_step(
             parts.refine(hyper, state.round, variables, inputs.data), state.variables
         )
     variables = whole(variables, parts.local.select(state.variables))
-    state = state._replace(round=state.round + 1, variables=variables, server=server)
+    state = state._replace(
+        round=state.round + 1, variables=variables, server=server, clients=averages.client_states
+    )
     if rule := parts.weighting.state:
         after = rule.update(hyper, state.weighting, table.measured, server_view(inputs, table))
         after = tree.where(
             table.participating.any(), tree.like(after, state.weighting), state.weighting
         )
         state = state._replace(weighting=after)
-    return buffered.with_version(state, inputs.schedule), _metrics(
-        parts, inputs.schedule, table, averages
-    )
+    return buffered.with_version(state, inputs.schedule), _metrics(parts, inputs.schedule, averages)
 
 
-def privatise(
-    parts: RoundParts, inputs: RoundInputs, table: ClientTable, averages: Averages
-) -> Averages:
+def privatise(parts: RoundParts, inputs: RoundInputs, averages: Averages) -> Averages:
     """Returns the averages with the model after the noise; of fixed weights, dropped clients count as updates 0.
 
     The noise comes once for the whole cohort, and also where all clients are dropped.
     """
     assert parts.private is not None
     weights, update, theta = averages.weights, averages.model.params, inputs.state.variables.params
+    participating = averages.table.participating
     if parts.private is privacy.fixed:
         # the weights over participating clients sum to 1
-        share = table.participating.mean(dtype=tree.dtype(update))
+        share = participating.mean(dtype=tree.dtype(update))
         weights, update = tree.scale(share, (weights, update))
     update = privacy.add_noise(
-        inputs.hyper, inputs.noise_key, update, parts.private, len(table.participating)
+        inputs.hyper, inputs.noise_key, update, parts.private, len(participating)
     )
     return averages._replace(
         weights=weights, model=averages.model._replace(params=privacy.moved(theta, update))
     )
 
 
-def _metrics(
-    parts: RoundParts, schedule: Schedule, table: ClientTable, averages: Averages
-) -> Metrics:
+def _metrics(parts: RoundParts, schedule: Schedule, averages: Averages) -> Metrics:
     """Returns the round's metrics, arrays [K]."""
-    loss = mean_loss(schedule, table.loss)
+    table = averages.table
+    # 0 without a step
+    loss = table.loss / jnp.maximum(schedule.num_steps, 1).astype(table.loss.dtype)
     scores, detail = parts.weighting.score(table.measured), parts.weighting.detail(table.measured)
     weights = basic.mean_over_tensors(parts.local.sent(averages.weights.params))
     return Metrics(weights, scores, loss, table.finite, detail, averages.extremes)
-
-
-def mean_loss(schedule: Schedule, total: Array) -> Array:
-    """Returns the mean loss over each client's steps, [K]: 0 without a step, NaN if the client diverged."""
-    return total / jnp.maximum(schedule.num_steps, 1).astype(total.dtype)

@@ -1,7 +1,7 @@
 """All randomness of a round as a value: cohort, minibatches, drop-outs and keys; and schedules of several rounds.
 
 Every random stream is seeded with (domain, seed, round, client id) alone, so a round is the same in any executor, in
-any chunk and after resuming. NumPy only; shapes depend on the settings, never on the partition or the seed.
+any chunk and after resuming. NumPy arrays; shapes depend on the settings, never on the partition or the seed.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 
+import jax
 import numpy as np
 
-from fedvg_jax.core.types import Plan, Schedule, Vector
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import Schedule, Vector
 from fedvg_jax.engine import lane_plan
 
 _COHORT, _MINIBATCHES, _PROBE, _EPOCHS, _KEY, _SELECTION = range(6)  # domains of the random streams
@@ -341,11 +343,7 @@ def stack(rounds: Sequence[Schedule], max_rounds: int) -> Schedule:
         for s, o in zip(rounds, offsets, strict=True)
     ]
     moved += [moved[0]] * (max_rounds - len(moved))
-    plans = Plan(*(np.stack(leaf) for leaf in zip(*(s.plan for s in moved), strict=True)))
-    fields = {
-        name: np.stack([getattr(s, name) for s in moved]) for name in _fields_by_round(moved[0])
-    }
-    return Schedule(**fields, plan=plans, rows=rows)
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *moved)._replace(rows=rows)
 
 
 def num_minibatches(schedule: Schedule) -> int:
@@ -355,21 +353,9 @@ def num_minibatches(schedule: Schedule) -> int:
 
 def round_at(rounds: Schedule, r) -> Schedule:
     """Returns round `r` of a stacked schedule."""
-    plan = Plan(*(leaf[r] for leaf in rounds.plan))
-    return rounds._replace(
-        plan=plan, **{name: getattr(rounds, name)[r] for name in _fields_by_round(rounds)}
-    )
+    return tree.take(rounds._replace(rows=()), r)._replace(rows=rounds.rows)
 
 
 def state_rows(schedule: Schedule) -> Vector:
     """Returns int32 [K], the rows of the client states in the state."""
     return schedule.clients if schedule.state_rows is None else schedule.state_rows
-
-
-def _fields_by_round(schedule: Schedule) -> list[str]:
-    """Returns the names of the arrays that a stacked schedule has once for each round."""
-    return [
-        name
-        for name, leaf in schedule._asdict().items()
-        if name not in ("plan", "rows") and leaf is not None
-    ]

@@ -10,8 +10,8 @@ import numpy as np
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import choice, has_clock
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.engine import clock as clocks
-from fedvg_jax.engine.clock import Clock
+from fedvg_jax.engine import virtual_time
+from fedvg_jax.engine.virtual_time import Clock
 from fedvg_jax.host import files
 
 COLUMNS = ("step_seconds", "fixed_seconds", "upload", "download")
@@ -32,14 +32,14 @@ def make_clock(config: Config, custom: Clock | None) -> Clock:
     if custom is not None:
         if has_clock(config):
             raise UsageError("clock= gives the durations, and so do settings; use one of them")
-        return clocks.checked(custom, config.clients)
+        return virtual_time.checked(custom, config.clients)
     if settings.file is not None:
         return read(settings.file, config.clients)._replace(jitter=settings.jitter)
     upload, download = (rate or math.inf for rate in (settings.upload, settings.download))
     clock = Clock(settings.step, settings.fixed, upload, download, settings.jitter)
     kind, parameters = choice(config, "clock.speeds")
     parameters = parameters if isinstance(parameters, tuple) else (parameters,)
-    return clocks.scaled(clock, clocks.factors(kind, parameters, config.clients, config.seed))
+    return virtual_time.scaled(clock, virtual_time.factors(kind, parameters, config.clients, config.seed))
 
 
 def read(path: Path, num_clients: int) -> Clock:
@@ -71,4 +71,4 @@ def read(path: Path, num_clients: int) -> Clock:
     columns = {name: table[name] for name in names}
     if not np.array_equal(columns.pop("client"), np.arange(num_clients)):
         raise incomplete
-    return clocks.checked(Clock(**columns), num_clients)
+    return virtual_time.checked(Clock(**columns), num_clients)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 import jax
 
@@ -22,8 +22,10 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.data import user_data
 from fedvg_jax.engine import attacks, contracts, robust
-from fedvg_jax.engine.clock import Clock
 from fedvg_jax.runs.record import folder as run_folder
+
+if TYPE_CHECKING:
+    from fedvg_jax.engine.virtual_time import Clock
 
 T = TypeVar("T")
 

@@ -111,6 +111,8 @@ def corrupt_clients(config: Config, is_attacked: bool = False) -> np.ndarray:
     count = num_corrupt(config)
     if is_attacked:
         count = round(config.corrupt.clients * config.clients)
+    if not count:
+        return np.zeros(0, int)
     return attacks.corrupt_clients(config.seed, config.clients, count)
 
 

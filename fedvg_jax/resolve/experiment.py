@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Unpack
+from typing import TYPE_CHECKING, Unpack
 
 from fedvg_jax import algorithms
 from fedvg_jax.config import (
@@ -21,7 +21,6 @@ from fedvg_jax.config.declare import listed
 from fedvg_jax.config.options import as_reference, choice, concurrency, has_clock, num_asked
 from fedvg_jax.core.types import Algorithm, Hyper, UsageError, Weighting
 from fedvg_jax.engine import task_checks
-from fedvg_jax.engine.clock import Clock
 from fedvg_jax.models import pretrained
 from fedvg_jax.resolve import data as populations
 from fedvg_jax.resolve.custom import Custom, Given, custom_of, traced_anew
@@ -32,6 +31,9 @@ from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.assemble.simulation import Simulation, assemble
 from fedvg_jax.runs.experiment import Cohorts, Experiment
 from fedvg_jax.runs.record import stored
+
+if TYPE_CHECKING:
+    from fedvg_jax.engine.virtual_time import Clock
 
 VALUES = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind != "compiled")
 """Settings that no program depends on: of the host, of the data and the schedule, and traced hyperparameters."""

@@ -62,9 +62,7 @@ def make_method(config: Config, custom: Custom) -> Method:
     _refuse_contradictions(config, custom, algorithm, rule)
     is_attacked = custom.attack is not None or config.attack != "none"
     corrupt = corrupt_clients(config, is_attacked)
-    attack = SETTINGS["attack"].made(config)
-    if custom.attack is not None:
-        attack = functools.partial(attacks.disturbance, custom.attack)
+    attack = custom.attack or SETTINGS["attack"].made(config)
     # a custom task may have negative losses, which val_loss turns into no weights
     by_loss = "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
     return Method(
@@ -72,7 +70,7 @@ def make_method(config: Config, custom: Custom) -> Method:
         weighting=functools.partial(_weighting, config, custom.weighting, algorithm),
         optimiser=make_optimiser(config),
         aggregate=rule,
-        disturb=attack(corrupt, config.clients),
+        disturb=attacks.disturbance(attack, corrupt, config.clients) if attack else None,
         corrupt_clients=tuple(corrupt.tolist()),
         selection=make_selection(config, custom.selection),
         augment=transforms.AUGMENTATIONS[config.augment],

@@ -27,11 +27,11 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.validation import Shared
 from fedvg_jax.engine import attacks, local_training, privacy, robust
-from fedvg_jax.engine.clock import Clock
 from fedvg_jax.runs.record.folder import Config
 
 if TYPE_CHECKING:
     from fedvg_jax.data.scaling import Columns
+    from fedvg_jax.engine.virtual_time import Clock
 
 
 class Population(NamedTuple):
@@ -88,7 +88,7 @@ class Method(NamedTuple):
     """task of scoring -> the weighting"""
     optimiser: local_training.Optimiser
     aggregate: robust.Rule = robust.weighted_mean
-    disturb: attacks.Disturb = attacks.none
+    disturb: attacks.Disturb | None = None
     corrupt_clients: tuple[int, ...] = ()
     """ids of the clients with corrupt rows or updates"""
     selection: Selection | None = None

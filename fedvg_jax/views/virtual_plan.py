@@ -6,8 +6,7 @@ import jax
 import numpy as np
 
 from fedvg_jax.core import tree
-from fedvg_jax.engine.clock import Clock
-from fedvg_jax.engine.virtual_time import Timeline
+from fedvg_jax.engine.virtual_time import Clock, Timeline
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.views.output import duration
 

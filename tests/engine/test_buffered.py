@@ -14,12 +14,11 @@ from fedvg_jax import config as configs
 from fedvg_jax.algorithms import fedavg
 from fedvg_jax.core.types import Data, Task, Variables
 from fedvg_jax.engine import (
-    buffered,
-    clock,
     executors,
     federated_round,
     local_training,
     schedule as schedules,
+    virtual_time,
 )
 from fedvg_jax.engine.virtual_time import timeline
 from fedvg_jax.weightings import basic
@@ -54,9 +53,9 @@ def assert_models_equal(run, other, **tolerance):
 
 @pytest.mark.parametrize(("concurrency", "buffer"), [(20, 10), (50, 10), (7, 1)])
 def test_every_client_finds_its_version_and_slots_are_reused(concurrency, buffer):
-    durations = clock.factors("lognormal", (1.0,), 100, 0)
+    durations = virtual_time.factors("lognormal", (1.0,), 100, 0)
     made = timeline(durations, concurrency=concurrency, buffer=buffer, updates=300)
-    slots = buffered.assign_slots(made.staleness, made.pending)
+    slots = virtual_time.assign_slots(made.staleness, made.pending)
     content = np.zeros(slots.count, int)  # the version in each slot
     for update in range(300):
         expected = update - made.staleness[update]
@@ -68,13 +67,13 @@ def test_every_client_finds_its_version_and_slots_are_reused(concurrency, buffer
 
 
 def test_the_first_updates_of_a_longer_run_have_the_same_slots():
-    durations = clock.factors("lognormal", (1.0,), 30, 0)
+    durations = virtual_time.factors("lognormal", (1.0,), 30, 0)
     few, many = (
         timeline(durations, concurrency=9, buffer=2, updates=updates) for updates in (20, 60)
     )
     for limit in (np.inf, 3):
         short, long = (
-            buffered.assign_slots(made.staleness, made.pending, limit) for made in (few, many)
+            virtual_time.assign_slots(made.staleness, made.pending, limit) for made in (few, many)
         )
         assert (long.received[:20] == short.received).all() and short.count <= long.count
         is_stored = short.stored < short.count
@@ -160,7 +159,7 @@ def rounds(rule, made=None, applied=False, executor=None, chunk=None, count=3, d
     """Yields (model, weights) of every round of quadratics; with a timeline, of a buffered server."""
     executor = executor or executors.lanes(1)
     hyper = {"lr": RATE, "buffered.discount": discount, "fedvg.eps": 1e-8}
-    slots = made and buffered.assign_slots(made.staleness, made.pending)
+    slots = made and virtual_time.assign_slots(made.staleness, made.pending)
     parts = QUADRATIC, fedavg(), WEIGHTINGS[rule], executor, local_training.sgd, 4
     step = jax.jit(federated_round.make_round(*parts, scores_applied=applied))
     num_versions = slots.count if slots else 0

@@ -87,8 +87,8 @@ CASES = [
     ("a cohort of more clients than there are", round_of(num_clients=1), "make_round"),
     (
         "a round without its descriptions",
-        round_of(basic.uniform()._replace(describe=len), described=False),
-        "describe_clients",
+        round_of(fv.weightings.feddisco(), described=False),
+        "weighting.signal",
     ),
     ("half precision in client chunks", round_of(dtype=jnp.bfloat16, size=2), "--client-chunk 0"),
     (

@@ -13,10 +13,8 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError, Waited
 from fedvg_jax.data.partitions import client_rows
-from fedvg_jax.engine import clock as clocks, schedule, virtual_time
-from fedvg_jax.engine.buffered import assign_slots
-from fedvg_jax.engine.clock import Clock
-from fedvg_jax.engine.virtual_time import Timeline
+from fedvg_jax.engine import schedule, virtual_time
+from fedvg_jax.engine.virtual_time import Clock, Timeline
 from fedvg_jax.runs.experiment import Experiment
 
 Arrive = Callable[[int, np.ndarray | None], tuple[np.ndarray, np.ndarray | None, Mapping[str, Any]]]
@@ -75,7 +73,7 @@ def synchronous(
             config.seed, number, config.clients, cohorts.num_asked, config.dropout
         )
         clients = sampled if clients is None else clients
-        got = clocks.wait(seconds(clients, number), responds, cohorts.size, cohorts.deadline)
+        got = virtual_time.wait(seconds(clients, number), responds, cohorts.size, cohorts.deadline)
         waited = Waited(got.seconds, clients[got.late], len(clients), int(responds.sum()))
         is_averaged = responds[got.taken] & got.in_time
         return clients[got.taken], None, {"participating": is_averaged, "waited": waited}
@@ -107,7 +105,7 @@ def buffered(
         seed=config.seed,
     )
     is_fresh = timeline.staleness <= cohorts.max_staleness
-    slots = assign_slots(timeline.staleness, timeline.pending, cohorts.max_staleness)
+    slots = virtual_time.assign_slots(timeline.staleness, timeline.pending, cohorts.max_staleness)
     waits = np.diff(timeline.virtual_seconds, prepend=0.0)
 
     def arrive(number: int, _) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import fedvg_jax as fv
-from fedvg_jax.engine import clock, schedule
+from fedvg_jax.engine import schedule, virtual_time
 from fedvg_jax.engine.virtual_time import timeline
 
 SMALL = fv.Config(
@@ -47,7 +47,7 @@ def test_overselection_is_sorting(seconds, size, data):
     responds = np.array(
         data.draw(st.lists(st.booleans(), min_size=len(seconds), max_size=len(seconds)))
     )
-    got = clock.wait(np.array(seconds, float), responds, size)
+    got = virtual_time.wait(np.array(seconds, float), responds, size)
     present = sorted(np.flatnonzero(responds).tolist(), key=lambda k: (seconds[k], k))
     expected = present[:size]
     assert [k for k in got.taken.tolist() if responds[k]] == sorted(expected)
@@ -118,7 +118,7 @@ def test_steps_that_the_clock_counts_are_those_of_the_schedule(options):
 
 def test_halfnormal_and_lognormal_factors_have_the_median_one():
     for kind, parameters in (("halfnormal", ()), ("lognormal", (1.0,))):
-        drawn = clock.factors(kind, parameters, 20_001, 0)
+        drawn = virtual_time.factors(kind, parameters, 20_001, 0)
         assert abs(np.median(drawn) - 1) < 0.03 and drawn.std() > 0.5
 
 
@@ -160,7 +160,7 @@ def test_the_timeline_is_that_of_another_simulator():
 @pytest.mark.parametrize("kind", ["lognormal", "halfnormal"])
 def test_mean_staleness_obeys_littles_law(concurrency, buffer, kind):
     """In the steady state (M - 1) / B clients have started before and arrive after an update, for any speeds."""
-    durations = clock.factors(kind, (1.0,), 100, 0)
+    durations = virtual_time.factors(kind, (1.0,), 100, 0)
     made = timeline(durations, concurrency=concurrency, buffer=buffer, updates=4000)
     staleness = made.staleness[500:].mean(1)
     error = staleness.std() / np.sqrt(len(staleness) / (2 * concurrency / buffer))
@@ -175,7 +175,7 @@ def test_equal_durations_of_all_clients_are_synchronous_rounds():
 
 
 def test_no_client_trains_twice_at_a_time_and_time_never_runs_backwards():
-    durations = clock.factors("lognormal", (1.0,), 30, 1)
+    durations = virtual_time.factors("lognormal", (1.0,), 30, 1)
     made = timeline(durations, concurrency=8, buffer=3, updates=500, seed=2)
     assert (np.diff(made.virtual_seconds) >= 0).all()
     trainings = set(zip(made.clients.ravel().tolist(), made.training.ravel().tolist(), strict=True))

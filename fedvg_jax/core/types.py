@@ -680,10 +680,8 @@ class Executor(NamedTuple):
     lanes_together: int = 1
     """Lanes of one device; a client may move between them."""
     clients: Any = None
-    """Sharding of the trained clients over axis K; None if a device holds all of them."""
-    rows: Any = None
-    """Sharding of the rows of client states over axis M, a multiple of the devices; None if each device holds all
-    rows."""
+    """Sharding over devices of the trained clients, axis K, and of client states, axis M, a multiple of the devices;
+    None if each device holds all."""
 
 
 class SimState(NamedTuple):

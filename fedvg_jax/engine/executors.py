@@ -8,17 +8,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.tree import LOCAL_STEPS, SEGMENTS
-from fedvg_jax.core.types import Client, Executor, MakeClient, Plan, Schedule, Tree
+from fedvg_jax.core.types import Client, Executor, MakeClient, Plan, Schedule, SimState, Tree
 from fedvg_jax.host.hardware import choices
 
 __all__ = ["lanes", "sharded", "vmapped"]
@@ -95,8 +96,9 @@ def sharded(
         P(DEVICES),
         P(None, DEVICES),
     )
-    fields: dict[str, Any] = dict.fromkeys(Schedule._fields, P())
-    of_schedule = Schedule(**fields | {"plan": Plan(P(), P(), *4 * [by_lane])})
+    of_fields: dict[str, Any] = dict.fromkeys(Schedule._fields, P())
+    of_schedule = Schedule(**of_fields | {"plan": Plan(P(), P(), *4 * [by_lane])})
+    over_devices = functools.partial(jax.shard_map, mesh=mesh, out_specs=by_device, check_vma=False)
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
         count = len(schedule.clients)
@@ -107,29 +109,68 @@ def sharded(
             done = _on_lanes(make_client(shared, schedule), schedule, is_alone=False)
             return jax.tree.map(lambda x: lax.psum_scatter(x, DEVICES, tiled=True), done)
 
-        specs = {"in_specs": (P(), of_schedule), "out_specs": by_device}
-        run = jax.shard_map(train_on_device, mesh=mesh, **specs, check_vma=False)
+        run = over_devices(train_on_device, in_specs=(P(), of_schedule))
         done = jax.tree.map(lambda x: x[:count], run(shared, padded))
         # the initial carries of clients without steps, which are on no lane
         untrained = jax.vmap(make_client(shared, schedule).init)(jnp.arange(count, dtype=jnp.int32))
         return tree.where(schedule.num_steps == 0, untrained, done)
 
     def map_entries(f, shared: Tree, xs: Tree) -> Tree:
-        def map_on_device(shared, xs):
-            return inner.map(f, shared, xs)
-
         count = len(jax.tree.leaves(xs)[0])
         num_repeats = -count % num_devices  # pads the entries with the last one
         xs = jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], num_repeats, 0)]), xs)
-        specs = {"in_specs": (P(), by_device), "out_specs": by_device}
-        run = jax.shard_map(map_on_device, mesh=mesh, **specs, check_vma=False)
+        run = over_devices(functools.partial(inner.map, f), in_specs=(P(), by_device))
         return jax.tree.map(lambda y: y[:count], run(shared, xs))
 
-    divided = NamedSharding(mesh, by_device) if num_devices > 1 else None
-    shardings = {"placement": NamedSharding(mesh, P()), "clients": divided, "rows": divided}
     return Executor(
-        num_devices * num_lanes, train, map_entries, lanes_together=num_lanes, **shardings
+        num_devices * num_lanes,
+        train,
+        map_entries,
+        placement=NamedSharding(mesh, P()),
+        lanes_together=num_lanes,
+        clients=NamedSharding(mesh, by_device) if num_devices > 1 else None,
     )
+
+
+# --- client states on several devices: divided among them by client, and exchanged for the cohort of a round
+
+
+def placement(executor: Executor) -> Any:
+    """Returns the shardings of a state, a prefix of its pytree; None for one device."""
+    if executor.clients is None:
+        return executor.placement
+    whole = SimState(*len(SimState._fields) * [executor.placement])
+    return whole._replace(clients=executor.clients)
+
+
+def take_rows(states: Tree, rows: Array, sharding: NamedSharding) -> Tree:
+    """Returns rows of every leaf, [K, ...], on every device.
+
+    XLA adds up what each device has of them, and zeros for the others: devices exchange K rows, never all M.
+
+    Args:
+        states: leaves [M, ...].
+        rows: int32 [K], in 0..M - 1.
+        sharding: of axis M over devices.
+    """
+    return lax.with_sharding_constraint(tree.take(states, rows), NamedSharding(sharding.mesh, P()))
+
+
+def put_rows(states: Tree, rows: Array, entries: Tree, sharding: NamedSharding) -> Tree:
+    """Returns the states with `entries` at `rows`; writes past the end are dropped.
+
+    Each device writes the rows that it holds, without communication.
+
+    Args:
+        states: leaves [M, ...].
+        rows: int32 [K].
+        entries: leaves [K, ...], on every device.
+        sharding: of axis M over devices.
+    """
+    return lax.with_sharding_constraint(tree.put(states, rows, entries), sharding)
+
+
+# --- lanes and devices
 
 
 def _devices_of_all_processes(num_devices: int, devices: Sequence[Any]) -> list[Any]:

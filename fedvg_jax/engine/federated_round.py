@@ -23,8 +23,8 @@ from fedvg_jax.core.tree import ROUNDS
 from fedvg_jax.core.types import Data, Hyper, Metrics, Schedule, SimState, UsageError, Variables
 from fedvg_jax.engine import (
     attacks,
-    cohort_states,
     contracts,
+    executors,
     local_training,
     privacy,
     robust,
@@ -235,11 +235,29 @@ def make_round(
         run = run_cohort
         if schedule.plan.length.ndim > 1:
             from fedvg_jax.engine.client_chunks import run_chunks as run
-        sharding = cohort_states.sharding_of(executor, inputs.state)
-        after, metrics = run(parts, cohort_states.take(inputs, sharding))
-        return cohort_states.put(after, inputs, sharding), metrics
+        return _over_devices(run, parts, inputs)
 
     return round_step
+
+
+def _over_devices(
+    run: Callable, parts: RoundParts, inputs: RoundInputs
+) -> tuple[SimState, Metrics]:
+    """Returns `run(parts, inputs)`, for which devices that divide client states exchange those of the cohort.
+
+    The rows of a run are a multiple of the devices. States with other row counts, as in custom loops, are not divided.
+    """
+    state, schedule, sharding = inputs.state, inputs.schedule, parts.executor.clients
+    leaves = jax.tree.leaves(state.clients)
+    if sharding is None or not leaves or len(leaves[0]) % sharding.mesh.size:
+        return run(parts, inputs)
+    rows = schedules.state_rows(schedule)
+    of_cohort = executors.take_rows(state.clients, rows, sharding)
+    state = state._replace(clients=of_cohort)
+    schedule = schedule._replace(state_rows=inputs.positions)
+    after, metrics = run(parts, inputs._replace(state=state, schedule=schedule))
+    states = executors.put_rows(inputs.state.clients, rows, after.clients, sharding)
+    return after._replace(clients=states), metrics
 
 
 def _round_inputs(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> RoundInputs:

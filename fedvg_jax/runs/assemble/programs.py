@@ -39,7 +39,7 @@ from fedvg_jax.core.types import (
     Variables,
     Weighting,
 )
-from fedvg_jax.engine import cohort_states, evaluate, federated_round
+from fedvg_jax.engine import evaluate, executors, federated_round
 from fedvg_jax.host import files, hardware as hw
 from fedvg_jax.runs.experiment import Experiment, Method, Model
 from fedvg_jax.weightings import baselines, recorded
@@ -208,7 +208,7 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
         step = bind(data.base).step
         return federated_round.make_chunk(step)(state, num_rounds, rounds, data, hyper)
 
-    of_state = cohort_states.placement(executor)
+    of_state = executors.placement(executor)
     of_chunk = of_state and (of_state, executor.placement)
     jit = functools.partial(jax.jit, compiler_options=hw.compiler_options())
     return Program(

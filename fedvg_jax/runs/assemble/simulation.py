@@ -355,7 +355,7 @@ def _make_state(
     config = experiment.settings
     federation = client_states.Federation(config.clients, experiment.cohorts.size, config.rounds)
     state_placement = client_states.choose(
-        config.placement, federation, client_bytes, tables.MAX_ROUNDS, program.executor.rows
+        config.placement, federation, client_bytes, tables.MAX_ROUNDS, program.executor.clients
     )
     one = processes.place(init(), program.executor.placement)
     is_given = bool(config.init or experiment.model.has_initial)

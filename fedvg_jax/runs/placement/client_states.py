@@ -9,7 +9,7 @@ clients in one of two ways:
 - In a `Store` on the host, the rows of all clients sampled so far, in the order of first sampling, and on the devices
   those of a chunk's clients, which they may divide. All shapes on the devices are fixed before the first round.
 
-Rounds take rows on the devices themselves (`engine.cohort_states`). Where other processes store some of the rows, every
+Rounds take rows on the devices themselves (`engine.executors`). Where other processes store some of the rows, every
 process gets all rows of one tensor at a time.
 """
 
@@ -26,7 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Schedule, SimState, Tree
-from fedvg_jax.engine import cohort_states, local_training
+from fedvg_jax.engine import local_training
 from fedvg_jax.host import hardware as hw, processes
 from fedvg_jax.runs.record import checkpoint
 
@@ -409,5 +409,4 @@ def _rows_on_host(states: Tree, count: int) -> Tree:
 @functools.cache
 def _exchange(sharding: NamedSharding) -> Any:
     """Returns (leaves, rows) -> those rows on every device, jitted."""
-    take_rows = functools.partial(cohort_states.take_rows, sharding=sharding)
-    return jax.jit(take_rows, out_shardings=_replicated(sharding))
+    return jax.jit(tree.take, out_shardings=_replicated(sharding))

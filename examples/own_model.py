@@ -18,7 +18,7 @@ from flax import nnx
 
 import fedvg_jax as fv
 from fedvg_jax import Task, Variables, Weighting, tree
-from fedvg_jax.weightings import broadcast_weights, no_detail, shares, signals
+from fedvg_jax.weightings import broadcast_weights, shares, signals
 
 # %% [markdown]
 # Without Flax, any `apply(params, images) -> logits` is a classifier. `metrics` turns sums over batches into numbers.
@@ -139,7 +139,7 @@ def by_certainty(task: Task) -> Weighting:
             shares(1 / (entropies + hyper["fedvg.eps"]), view.participating), view
         )
 
-    return Weighting(entropy, weigh, score=lambda entropies: entropies, detail=no_detail)
+    return Weighting(entropy, weigh)
 
 
 # %% [markdown]

@@ -38,7 +38,7 @@ EPS = 1e-8
 
 def feddecorr() -> Algorithm:
     """Returns FedDecorr, which reads `feddecorr.beta`. At beta = 0 it is FedAvg."""
-    return PLAIN._replace(loss=loss, hyperparameters=(BETA,))
+    return PLAIN._replace(loss=loss, reads_features=True, hyperparameters=(BETA,))
 
 
 def loss(

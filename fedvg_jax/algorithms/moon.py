@@ -36,7 +36,9 @@ TAU = Hyperparameter(
 
 def moon() -> Algorithm:
     """Returns MOON, which reads `moon.mu` and `moon.tau`. At mu = 0, and in a run's first round, it is FedAvg."""
-    return PLAIN._replace(init=init, report=report, loss=loss, hyperparameters=(MU, TAU))
+    return PLAIN._replace(
+        init=init, report=report, loss=loss, reads_features=True, hyperparameters=(MU, TAU)
+    )
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:

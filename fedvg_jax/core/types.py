@@ -500,6 +500,8 @@ class Algorithm(NamedTuple):
     """(hyper, task, params, stats, batch, mask, key, anchor) -> (loss of a local step [], new stats)
 
     None for `task.loss`. The key belongs to the step."""
+    reads_features: bool = False
+    """whether its loss reads `Outputs.features`, which a trained tensor must then affect"""
     personal: Callable[[Hyper, Tree, Tree, Anchor], Tree] | None = None
     """(hyper, gradients, params, anchor) -> gradients of a local step of the client's personal model; None without one
 
@@ -614,9 +616,9 @@ class Weighting(NamedTuple):
     """(hyper, one client's return, data) -> pytree of scalars []"""
     weigh: Weigh
     """(hyper, signals with leaves [K], view) -> weights: like the variables, every leaf [K] >= 0 with sum 1"""
-    score: Callable[[Tree], Array]
+    score: Callable[[Tree], Array] = lambda measured: measured
     """signals with leaves [K] -> [K], the number that the history shows per client, e.g. G_k"""
-    detail: Callable[[Tree], dict[str, Array]]
+    detail: Callable[[Tree], dict[str, Array]] = lambda measured: {}
     """signals with leaves [K] -> further entries of the history: name -> real numbers or booleans [K, ...]"""
     terms: tuple[Term, ...] = ()
     """Terms with s_k = sum_t c_t s_k^t, for cohorts in client chunks; () for a rule that needs all models at once."""

@@ -104,7 +104,7 @@ def _empty(
     others = shapes.messages, shapes.message_sums, shapes.extremes
     messages, sums, extremes = tree.zeros_like(others)
     models = len(rules) * (steps.origin(parts, chunk.state.variables),)
-    return Averages(weights, models, messages, sums, table, extremes, chunk.state.clients)
+    return Averages(table, weights, models, messages, sums, extremes, chunk.state.clients)
 
 
 def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree], Array]:

@@ -200,8 +200,8 @@ def make_client(
     """
     state, data, hyper = shared
     rule = optimiser(hyper, state.round)
-    rule = _separately(rule) if algorithm.personal else rule
-    gradients = functools.partial(_gradients, task, algorithm, hyper)
+    if algorithm.personal:  # each model alone: the rule may clip by the norm of all gradients
+        rule = optax.partition({"sent": rule, "kept": rule}, ("sent", "kept"))
 
     def init(k) -> Carry:
         params, stats = start_of_client(state, schedule, k, local)
@@ -218,7 +218,8 @@ def make_client(
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
         received = tree.params_of(anchor(state, schedule, data, k, local))
         rows = batch, mask, functools.partial(minibatch_key, schedule, k, minibatch, LOSS)
-        (loss, stats), grads = gradients(Variables(carry.params, carry.stats), rows, received)
+        model = Variables(carry.params, carry.stats)
+        (loss, stats), grads = _gradients(task, algorithm, hyper, model, rows, received)
         corrected = algorithm.correct(hyper, grads, carry.params, received)
         place = minibatch - schedule.start[k], schedule.num_steps[k]
         grads = local.mask_phase(*place, local.restored(corrected, grads))
@@ -268,16 +269,6 @@ def _task_gradients(
     batch, mask, key = rows
     randomness = {"key": key()} if checks.takes_key(task.loss) else {}
     return jax.value_and_grad(task.loss, has_aux=True)(*model, batch, mask, True, **randomness)
-
-
-def _separately(rule: optax.GradientTransformation) -> optax.GradientTransformation:
-    """Returns the rule for tuples of models, each updated alone: a rule may clip by the norm of all gradients."""
-
-    def update(updates: Tree, state: Tree, params: Tree = None) -> tuple[Tree, Tree]:
-        updates, state = zip(*map(rule.update, updates, state, params), strict=True)
-        return updates, state
-
-    return optax.GradientTransformation(lambda params: tuple(map(rule.init, params)), update)
 
 
 def training_minibatch(data: Data, schedule: Schedule, minibatch: Array) -> tuple[Tree, Array]:

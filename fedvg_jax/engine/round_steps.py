@@ -91,9 +91,10 @@ class ClientTable(NamedTuple):
 class Averages(NamedTuple):
     """What the server gets of a cohort, or of the client chunks so far.
 
-    The first three are tuples with an entry for each rule of the weights, until `server_step` combines them.
+    Weights, model and messages are tuples with an entry for each rule, until `server_step` combines them.
     """
 
+    table: ClientTable
     weights: Any
     """s_k, leaves [K], 0 for dropped clients and for those of later client chunks."""
     model: Any
@@ -102,8 +103,6 @@ class Averages(NamedTuple):
     """sum_k s_k m_k of the messages to be averaged."""
     message_sums: Tree
     """sum_k m_k of the messages to be summed."""
-    table: ClientTable
-    """Of the cohort."""
     extremes: Tree
     """See `Metrics.extremes`."""
     client_states: Tree
@@ -145,7 +144,7 @@ def average_clients(
     states, summed, averaged = report_clients(parts, inputs, clients, kept, participating)
     messages = tuple(average_messages(parts, s, averaged) for s in shares)
     states = tree.put(inputs.state.clients, schedules.state_rows(inputs.schedule), states)
-    return Averages(weights, models, messages, tree.total(summed), table, extremes, states)
+    return Averages(table, weights, models, messages, tree.total(summed), extremes, states)
 
 
 # --- the clients ------------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fedvg_jax.core import checks, tree, types
+from fedvg_jax.core import checks, tree
 from fedvg_jax.core.checks import dependencies
-from fedvg_jax.core.types import Algorithm, Hyper, Task, Tree, UsageError, Variables
+from fedvg_jax.core.types import Task, Tree, UsageError, Variables
 from fedvg_jax.host import hardware as hw
 
 _ROWS = 7
@@ -149,58 +149,24 @@ def check_forward(task: Task, pool: Tree) -> None:
         )
 
 
-def check_features(
-    algorithm: Algorithm,
-    task: Task,
-    pool: Tree,
-    hyper: Hyper,
-    name: str = "the algorithm",
-    described: Tree = (),
-) -> None:
-    """Raises UsageError where a loss reads features that no trained tensor affects.
+def check_features(task: Task, pool: Tree, name: str) -> None:
+    """Raises UsageError where no trained tensor affects the features, for an algorithm that reads them.
 
     Args:
-        algorithm: its loss may read features.
         task: the model.
         pool: the examples, leaves [T, ...].
-        hyper: the hyperparameters of the run.
-        name: of the algorithm, in errors.
-        described: what a client describes, arrays or shapes.
+        name: of the algorithm, in the error.
     """
     forward = task.forward
-    if algorithm.loss is None or forward is None:
-        return
-    model, batch = jax.eval_shape(task.init, jax.random.key(0)), shapes_of_batch(pool)[0]
-    mask = jnp.ones(_ROWS, bool)
-
-    def results(model: Variables, batch: Tree) -> dict[str, Tree]:
-        outputs, stats = forward(*model, batch, mask, True)
-        return {"features": outputs.features, "all": (outputs, stats)}
-
-    read, shapes = dependencies(results, model, batch)
-    features = read["features"][0]
-    if shapes["features"] is None or any(jax.tree.leaves(features.params)):
+    if forward is None:
         return
 
-    def loss_of(
-        features: jax.Array,
-        outputs: Tree,
-        model: Variables,
-        batch: Tree,
-        hyper: Hyper,
-        described: Tree,
-    ) -> dict[str, Tree]:
-        replayed = task._replace(
-            forward=lambda *_, **__: (outputs[0]._replace(features=features), outputs[1])
-        )
-        anchor = types.Anchor(model.params, *algorithm.init(hyper, model.params), described)
-        assert algorithm.loss is not None, "others return above"
-        key = jax.random.key(0)
-        return {"loss": algorithm.loss(hyper, replayed, *model, batch, mask, key, anchor)[0]}
+    def features(model: Variables, batch: Tree, mask: jax.Array) -> dict[str, Tree]:
+        return {"features": forward(*model, batch, mask, True)[0].features}
 
-    arguments = model, batch, tree.arrays(dict(hyper)), described
-    read, _ = dependencies(loss_of, shapes["features"], shapes["all"], *arguments)
-    if read["loss"][0]:
+    model = jax.eval_shape(task.init, jax.random.key(0))
+    read, shapes = dependencies(features, model, *shapes_of_batch(pool))
+    if shapes["features"] is not None and not any(jax.tree.leaves(read["features"][0].params)):
         raise UsageError(
             f"{name} would equal FedAvg: no trained tensor affects the input of this model's last layer; use a model"
             " with a hidden layer, such as mlp, and call the head as the last layer"

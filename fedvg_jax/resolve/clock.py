@@ -39,7 +39,9 @@ def make_clock(config: Config, custom: Clock | None) -> Clock:
     clock = Clock(settings.step, settings.fixed, upload, download, settings.jitter)
     kind, parameters = choice(config, "clock.speeds")
     parameters = parameters if isinstance(parameters, tuple) else (parameters,)
-    return virtual_time.scaled(clock, virtual_time.factors(kind, parameters, config.clients, config.seed))
+    return virtual_time.scaled(
+        clock, virtual_time.factors(kind, parameters, config.clients, config.seed)
+    )
 
 
 def read(path: Path, num_clients: int) -> Clock:

@@ -43,7 +43,7 @@ from fedvg_jax.resolve.custom import Custom, new_functions
 from fedvg_jax.resolve.data import corrupt_clients
 from fedvg_jax.runs.experiment import Method
 from fedvg_jax.weightings import baselines, basic, recorded
-from fedvg_jax.weightings.fedvg import layers_of
+from fedvg_jax.weightings.fedvg import norm_parts
 
 
 def make_method(config: Config, custom: Custom) -> Method:
@@ -233,7 +233,7 @@ def _fedvg_options(config: Config, gradient: Signal | None) -> dict[str, Any]:
 
 
 def _layer_options(config: Config) -> dict[str, Any]:
-    """Returns the arguments of `layers_of` beside the task. Norm `delta` is the paper's name for the signal's L1."""
+    """Returns the arguments of `norm_parts` beside the task. Norm `delta` is the paper's name for the signal's L1."""
     options = config.fedvg
     return {
         "norm": "l1" if options.norm == "delta" else options.norm,
@@ -251,7 +251,7 @@ def layer_names(config: Config, task: Task) -> list[str]:
         for name in weighting_names(config.weighting)
     ):
         return []
-    return [layer.name for layer in layers_of(task, **_layer_options(config))]
+    return [layer.name for layer in norm_parts(task, **_layer_options(config)).layers or ()]
 
 
 def _native_name(algorithm: Algorithm) -> str:

@@ -27,7 +27,6 @@ from fedvg_jax.weightings.basic import (
     by_scalar as by_scalar,
     given as given,
     mix as mix,
-    no_detail as no_detail,
     samples as samples,
     shares as shares,
     uniform as uniform,

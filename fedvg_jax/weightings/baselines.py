@@ -31,7 +31,6 @@ from fedvg_jax.weightings.aggregation import aggregate
 from fedvg_jax.weightings.basic import (
     broadcast_weights,
     by_scalar,
-    no_detail,
     reciprocal,
     refuse_negative,
     shares,
@@ -88,10 +87,8 @@ def val_loss(task: Task) -> Weighting:
     return Weighting(
         signals.validation_loss(task),
         weigh,
-        lambda loss: loss,
-        no_detail,
-        aggregation.single_term(weigh),
-        (EPS,),
+        terms=aggregation.single_term(weigh),
+        hyperparameters=(EPS,),
     )
 
 
@@ -133,7 +130,7 @@ def fltrust(task: Task) -> Weighting:
         )
         return broadcast_weights(shares(trust, view.participating), view)
 
-    return Weighting(signals.drift, weigh, score=lambda lengths: lengths, detail=no_detail)
+    return Weighting(signals.drift, weigh)
 
 
 def server_model(task: Task, hyper: Hyper, variables: Variables, data: Data) -> Variables:
@@ -193,9 +190,7 @@ def fitted(task: Task, num_steps: int = 10) -> Weighting:
             weights(lax.fori_loop(0, num_steps, step, jnp.zeros_like(ones))), view
         )
 
-    return Weighting(
-        signals.nothing, weigh, score=lambda ones: ones, detail=no_detail, hyperparameters=(RATE,)
-    )
+    return Weighting(signals.nothing, weigh, hyperparameters=(RATE,))
 
 
 def _models(view: ServerView) -> Variables:

@@ -66,13 +66,7 @@ def by_scalar(signal: types.Signal) -> Weighting:
     >>> rule.weigh({}, jnp.array([1.0, 3.0]), ServerView(model, model, jnp.arange(2), None)).params["w"].tolist()
     [0.25, 0.75]
     """
-    return Weighting(
-        signal,
-        weigh_by_scalar,
-        score=lambda raw: raw,
-        detail=no_detail,
-        terms=aggregation.single_term(weigh_by_scalar),
-    )
+    return Weighting(signal, weigh_by_scalar, terms=aggregation.single_term(weigh_by_scalar))
 
 
 def weigh_by_scalar(hyper: Hyper, raw: Array, view: ServerView) -> Variables:
@@ -186,11 +180,6 @@ def renormalise_over_participating(participating: Array, weights: Variables) -> 
 def mean_over_tensors(per_tensor: Tree) -> Array:
     """Returns the mean over the leaves of a pytree, each [K]."""
     return jnp.stack(jax.tree.leaves(per_tensor)).mean(0)
-
-
-def no_detail(measured: Tree) -> dict[str, Array]:
-    """Adds nothing to the history."""
-    return {}
 
 
 SAMPLES = types.NamedWeighting(samples, reads_rows=False)

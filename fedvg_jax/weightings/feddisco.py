@@ -11,13 +11,11 @@ Source: Ye et al., "FedDisco: Federated Learning with Discrepancy-Aware Collabor
 
 from __future__ import annotations
 
-from typing import Literal
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.core import tree, types
+from fedvg_jax.core import tree
 from fedvg_jax.core.types import (
     ClientReturn,
     ClientRows,
@@ -31,36 +29,28 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.weightings import signals
-from fedvg_jax.weightings.basic import broadcast_weights, no_detail, shares
+from fedvg_jax.weightings.basic import broadcast_weights, shares
 
 A = Hyperparameter("feddisco.a", 0.5, 0, doc="Weight a of the distance of label distributions.")
 B = Hyperparameter("feddisco.b", 0.1, doc="Number b added to every client's value.")
 
 
-def feddisco(target: Literal["uniform", "clients"] = "uniform") -> Weighting:
+def feddisco() -> Weighting:
     """Returns FedDisco's weights, which read `feddisco.a` and `feddisco.b`. At a = b = 0 they are n_k / sum_j n_j.
 
     The score is the distance d_k.
-
-    Args:
-        target: the global distribution D: uniform, or the distribution of all clients' training rows together.
     """
-    is_uniform = types.named({"uniform": True, "clients": False}, target, "target")
 
     def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Array, Array]:
         dtype = tree.wide_dtype(client.variables.params)
         own = distribution(client.described.astype(dtype))
-        everyone = jnp.full_like(own, 1 / len(own))
-        if not is_uniform:
-            everyone = distribution(data.described.weighting.sum(0).astype(dtype))
-        distance = jnp.sqrt(((own - everyone) ** 2).sum())
+        distance = jnp.sqrt(((own - 1 / len(own)) ** 2).sum())
         return signals.num_samples(hyper, client, data), distance
 
     return Weighting(
         signal,
         weigh,
         score=lambda measured: measured[1],
-        detail=no_detail,
         hyperparameters=(A, B),
         describe=ClientRows.label_counts,
     )

@@ -388,19 +388,14 @@ def norm_parts(
         signals.normed(measure, types.named(norms.BY_NAME, norm, "norm")),
         grouping,
         task.block_of,
-        layers_of(task, norm, granularity, layer, include, exclude),
+        _layers(task, norm, grouping, layer, include, exclude),
         norms.JOINED[norm],
         FLOOR ** (2 if signal == "fisher" else 1),  # a squared gradient
     )
 
 
-def layers_of(
-    task: Task,
-    norm: str = "l1",
-    granularity: str = "modelwise",
-    layer: str = "tensor",
-    include: str = "",
-    exclude: str = "",
+def _layers(
+    task: Task, norm: str, grouping: Grouping, layer: str, include: str, exclude: str
 ) -> tuple[groups.Layer, ...]:
     """Returns the layers that G_k averages over, in the order of `layer_shares`; arguments as in `norm_parts`."""
     # a key's shape, without drawing it
@@ -419,7 +414,7 @@ def layers_of(
         )
     # vectors have no spectral norm
     counted = {path for path in included if sizes[path].ndim > 1 or norm != "spectral"}
-    _check_groups(counted, included, _grouping(norm, granularity, layer)(shapes, task.block_of))
+    _check_groups(counted, included, grouping(shapes, task.block_of))
     return groups.layers(shapes.params, counted.__contains__, types.named(LAYERS, layer, "layer"))
 
 

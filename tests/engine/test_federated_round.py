@@ -116,7 +116,7 @@ def test_a_client_with_a_nonfinite_score_or_weight_diverges(x64):
         factors = jnp.where(jnp.arange(5) == position, hyper["factor"], 1)
         return jax.tree.map(lambda w: jnp.where(view.participating, factors * w, 0), weights)
 
-    rule = Weighting(signal, weigh, score=lambda raw: raw, detail=basic.no_detail)
+    rule = Weighting(signal, weigh)
     step, state = worlds.make_round(WORLD, algorithm, rule), worlds.state(WORLD, algorithm, TASK)
     dropped = without(schedule, [position])
     for signal_of_most, factor in ((np.inf, 1.0), (most, np.nan)):

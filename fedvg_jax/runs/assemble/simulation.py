@@ -28,7 +28,7 @@ from fedvg_jax.core.types import (
 )
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
-from fedvg_jax.engine import descriptions, evaluate, federated_round, schedule, task_checks
+from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.host import processes
 from fedvg_jax.runs.assemble import programs, tables
 from fedvg_jax.runs.experiment import Config, Experiment
@@ -186,7 +186,7 @@ def assemble(experiment: Experiment, cached: programs.Cache | None = None) -> Si
     task, weighting, _ = program.bind(base)
     program = program._replace(task=task, weighting=weighting)
     rows, host = _make_rows(experiment, program, base)
-    _check_features(experiment, program, host.resident if host else rows, hyper)
+    _check_features(experiment, program, host.resident if host else rows)
     state, state_placement = _make_state(experiment, program, hyper, variables)
     chosen = experiment.method.selection
     if chosen and chosen.num_candidates and host:
@@ -281,14 +281,17 @@ def _make_rows(
     num_bytes = population.shared.x.nbytes + population.shared.y.nbytes
     is_on_host = tables.stays_on_host(config.placement, num_bytes)
     rows = tables.make_data(experiment, program.model, is_on_host)
-    described = descriptions.describe_clients(
-        program.algorithm,
-        program.weighting,
-        population.pool,
-        population.partition.train,
-        len(population.arrays.class_names),
-    )
-    rows = rows._replace(described=described)
+    if program.algorithm.describe or program.weighting.describe:
+        from fedvg_jax.engine import descriptions
+
+        described = descriptions.describe_clients(
+            program.algorithm,
+            program.weighting,
+            population.pool,
+            population.partition.train,
+            len(population.arrays.class_names),
+        )
+        rows = rows._replace(described=described)
     if not is_on_host:
         return processes.place(rows, program.executor.placement)._replace(base=base), None
     from fedvg_jax.runs.placement import pool_rows
@@ -298,19 +301,20 @@ def _make_rows(
     return rows._replace(base=base), host
 
 
-def _check_features(
-    experiment: Experiment, program: programs.Program, rows: Data, hyper: Hyper
-) -> None:
+def _check_features(experiment: Experiment, program: programs.Program, rows: Data) -> None:
     """Raises UsageError where a loss reads features that the model does not train, or another loss than the task's."""
     algorithm, task = program.algorithm, program.task
-    if experiment.model.is_custom and algorithm.loss is not None:
+    if algorithm.loss is None:
+        return
+    from fedvg_jax.engine import task_checks
+
+    if experiment.model.is_custom:
         task_checks.check_forward(task, rows.pool)
-    is_custom = "algorithm" in experiment.custom
-    name = "the algorithm" if is_custom else f"algorithm {experiment.settings.algorithm}"
-    described = tree.entry_shapes(rows.described.algorithm)
-    arguments = algorithm, task, rows.pool, hyper, name, described
-    key = "features", *programs.key_of_shapes((rows.pool, hyper))
-    program.cached(key, lambda: task_checks.check_features(*arguments))
+    if algorithm.reads_features:
+        is_custom = "algorithm" in experiment.custom
+        name = "the algorithm" if is_custom else f"algorithm {experiment.settings.algorithm}"
+        key = "features", *programs.key_of_shapes(rows.pool)
+        program.cached(key, lambda: task_checks.check_features(task, rows.pool, name))
 
 
 def _account(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError
 
 
@@ -20,16 +19,14 @@ def load(package: str, extra: str, consumer: str) -> Any:
     Raises:
         UsageError: it, or a package that it imports, is not installed.
 
-    >>> load("no_such_package", "hf", "hf:FOLDER")
+    >>> load("no_such", "hf", "hf:FOLDER")
     Traceback (most recent call last):
         ...
-    fedvg_jax.UsageError: hf:FOLDER needs no_such_package; pip install 'fedvg_jax[hf]'
+    fedvg_jax.UsageError: hf:FOLDER needs no_such (No module named 'no_such'); pip install 'fedvg_jax[hf]'
     """
     try:
         return importlib.import_module(package)
     except ImportError as error:
-        is_dropped = error.name in (package, package.partition(".")[0])
-        reason = "" if is_dropped else f", which cannot be imported ({files.reason(error)})"
         raise UsageError(
-            f"{consumer} needs {package}{reason}; pip install 'fedvg_jax[{extra}]'"
+            f"{consumer} needs {package} ({error}); pip install 'fedvg_jax[{extra}]'"
         ) from None

@@ -12,14 +12,13 @@ what was written before, and W&B leaves out the steps that its run has.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -91,30 +90,28 @@ def run_simulation(
     names = listed(sim.config.track) if processes.is_first() else ()
     writers: dict[str, Writer] = {}
 
-    @contextlib.contextmanager
-    def left_if_it_fails(name: str) -> Iterator[None]:
+    def call(name: str, function: Callable, *arguments: Any) -> None:
+        """Calls a function of a tracker, which is left if it fails."""
         try:
-            yield
+            function(*arguments)
         except Exception as error:  # of whatever kind a tracker raises: the run must not end
             writers.pop(name, None)
             log(f"tracker {name} failed, and the run continues without it: {files.reason(error)}")
 
-    def start() -> None:
-        run = _describe(sim)
-        for name in names:
-            with left_if_it_fails(name):
-                writers[name] = WRITERS[name](run)
-                log(f"tracked by {name}: {writers[name].place}")
+    def start(name: str, run: TrackedRun) -> None:
+        writers[name] = WRITERS[name](run)
+        log(f"tracked by {name}: {writers[name].place}")
 
     def write(number: int, values: dict[str, float]) -> None:
         for name, writer in list(writers.items()):
-            with left_if_it_fails(name):
-                writer.log(number, values)
+            call(name, writer.log, number, values)
 
     def report(records: list[Record]) -> None:
         on_records(records)
         if names and records[0]["round"] == 1:
-            start()
+            run = _describe(sim)
+            for name in names:
+                call(name, start, name, run)
         for record in records:
             write(record["round"], scalars(record))
 
@@ -127,8 +124,7 @@ def run_simulation(
         return history
     finally:
         for name, writer in list(writers.items()):
-            with left_if_it_fails(name):
-                writer.close(is_complete)
+            call(name, writer.close, is_complete)
 
 
 def scalars(record: Record) -> dict[str, float]:

@@ -19,6 +19,7 @@ from fedvg_jax.core.types import (
     UsageError,
     Variables,
     Weighting,
+    named,
 )
 from fedvg_jax.data import user_data
 from fedvg_jax.engine import attacks, contracts, robust
@@ -91,7 +92,9 @@ def custom_of(
     transformer: Any = None,
     **objects: Any,
 ) -> Custom:
-    """Returns what a call passes, see `Given`."""
+    """Returns what a call passes, see `Given`; raises UsageError for an argument of another name."""
+    for name in objects:
+        named(Given.__annotations__, name, "argument")
     return Custom(user_data.of_call(data, label, group, transformer), **objects)
 
 

@@ -205,6 +205,7 @@ CASES = [
         run({"export": Path("none") / "m.safetensors"}),
         "export none/m.safetensors",
     ),
+    ("an argument of another name", run(wieghting=1), "wieghting"),
     ("axes as a list", sweep(axes=["seed"]), "axes"),
     ("values of two settings as a number", sweep(axes={("lr", "seed"): 3}), "lr, seed"),
     ("an empty folder", sweep(out=""), "out"),

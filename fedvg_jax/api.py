@@ -360,22 +360,24 @@ def evaluate(
     >>> evaluate(task, Variables({"w": jax.numpy.float32(2)}, {}), np.array([1, 2, 3], np.float32))
     {'loss': 4.0}
     """
-    task, scaled_by = (model.model if isinstance(model, Simulation) else model), None
     if isinstance(model, Simulation):
-        variables, scaled_by = model.whole(variables), model.experiment.population.scaled_by
+        sim, task, variables = model, model.model, model.whole(variables)
+        measure = model.cached("evaluate", lambda: jax.jit(make_evaluate(task)))
         data = model.data if data is None else data
+    else:
+        sim, task, measure = None, model, jax.jit(make_evaluate(new_functions(model)))
     if data is None:
         raise UsageError("evaluate needs data: a batch, or the Data of a simulation")
     if isinstance(data, Data):
-        tables, measure = chunks.evaluation_tables(data), _evaluator(model)
-        if isinstance(model, Simulation) and model.host_rows and data is model.data:
-            measure = model.host_rows.evaluating(model.evaluate)
+        if sim and sim.host_rows and data is sim.data:
+            measure = sim.host_rows.evaluating(sim.evaluate)
         metrics = {}
-        for part, rows in tables.items():
+        for part, rows in chunks.evaluation_tables(data).items():
             named = _metrics(task, measure(variables, data.pool, rows))
             metrics |= {f"{part}_{name}": value for name, value in named.items()}
         return metrics
     kind = type(data).__name__
+    scaled_by = sim.experiment.population.scaled_by if sim else None
     if scaled_by:
         data = scaled_by.batch(data)
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
@@ -390,7 +392,7 @@ def evaluate(
     with checks.calling(
         f"evaluate takes one batch as the task does, such as (x, y), got a {kind}: task.measure"
     ):
-        return _metrics(task, _evaluator(model)(variables, data, rows))
+        return _metrics(task, measure(variables, data, rows))
 
 
 def _padded(leaf: Any, num_rows: int) -> np.ndarray:
@@ -401,10 +403,3 @@ def _padded(leaf: Any, num_rows: int) -> np.ndarray:
 
 def _metrics(task: Task, sums: Tree) -> dict[str, float]:
     return {name: float(value) for name, value in task.metrics(jax.device_get(sums)).items()}
-
-
-def _evaluator(model: Task | Simulation) -> Callable[[Variables, Tree, Any], Tree]:
-    """Returns (variables, pool, rows) -> sums of the task's `measure`; each simulation keeps one."""
-    if isinstance(model, Simulation):
-        return model.cached("evaluate", lambda: jax.jit(make_evaluate(model.model)))
-    return jax.jit(make_evaluate(new_functions(model)))

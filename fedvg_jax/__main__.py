@@ -25,10 +25,7 @@ def main(argv: Sequence[str]) -> int:
     """
     name, *rest = argv or ["--help"]
     if name in ("-h", "--help"):
-        width = max(map(len, COMMANDS))
-        listed = "\n".join(
-            f"  {command:{width}}  {purpose}" for command, purpose in COMMANDS.items()
-        )
+        listed = "\n".join(f"  {command:8} {purpose}" for command, purpose in COMMANDS.items())
         print(
             f"usage: fedvg COMMAND [OPTIONS]\n\nCommands:\n{listed}\n\nOptions of a command: fedvg COMMAND --help"
         )

@@ -323,8 +323,9 @@ def make_schedule(
 
 def _checked_rows(rows: Any) -> np.ndarray:
     """Returns one client's rows, int32 [n_k]."""
-    array = np.asarray(rows, None if np.size(rows) else np.int32)
-    if array.ndim != 1 or array.dtype.kind not in "iu" or ((array < 0) | (array >= 2**31)).any():
+    array = np.asarray(rows)
+    is_wrong = array.dtype.kind not in "iu" or (array < 0).any()
+    if array.ndim != 1 or (array.size and is_wrong):
         raise UsageError(
             f"client_rows must be a list of the rows of each client, integers >= 0; got {rows!r:.99}"
         )

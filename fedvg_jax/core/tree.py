@@ -320,23 +320,20 @@ def packing_of(shapes: Tree) -> Packing:
     [[4.0]]
     """
     leaves, structure = jax.tree.flatten(shapes)
-    members: dict[str, list[int]] = {}
-    for position, leaf in enumerate(leaves):
-        members.setdefault(str(leaf.dtype), []).append(position)
+    dtypes = [str(leaf.dtype) for leaf in leaves]
 
     def pack(tree: Tree) -> dict[str, Array]:
-        arrays = jax.tree.leaves(tree)
-        return {
-            name: jnp.concatenate([arrays[i].reshape(-1) for i in of_dtype])
-            for name, of_dtype in members.items()
-        }
+        parts: dict[str, list[Array]] = {dtype: [] for dtype in dtypes}
+        for dtype, array in zip(dtypes, jax.tree.leaves(tree), strict=True):
+            parts[dtype].append(array.reshape(-1))
+        return {dtype: jnp.concatenate(arrays) for dtype, arrays in parts.items()}
 
     def unpack(packed: dict[str, Array]) -> Tree:
-        arrays: list[Any] = [None] * len(leaves)
-        for name, of_dtype in members.items():
-            sizes = [leaves[i].size for i in of_dtype]
-            for i, part in zip(of_dtype, lax.split(packed[name], sizes), strict=True):
-                arrays[i] = part.reshape(leaves[i].shape)
+        arrays, taken = [], dict.fromkeys(dtypes, 0)
+        for dtype, leaf in zip(dtypes, leaves, strict=True):
+            begin, end = taken[dtype], taken[dtype] + leaf.size
+            arrays.append(lax.slice_in_dim(packed[dtype], begin, end).reshape(leaf.shape))
+            taken[dtype] = end
         return jax.tree.unflatten(structure, arrays)
 
     return Packing(pack, unpack)

@@ -12,7 +12,6 @@ what was written before, and W&B leaves out the steps that its run has.
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import math
 import os
@@ -26,7 +25,7 @@ from fedvg_jax.config import Config
 from fedvg_jax.config.checks import used, with_passed
 from fedvg_jax.config.declare import listed
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.host import files, processes
+from fedvg_jax.host import extras, files, processes
 from fedvg_jax.runs import loop
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.record import folder as run_folder
@@ -66,8 +65,7 @@ def require(config: Config, has_folder: bool) -> None:
         has_folder: whether the run will have a folder.
     """
     for name in listed(config.track):
-        if importlib.util.find_spec(name) is None:
-            raise UsageError(f"track {name} needs {name}; pip install 'fedvg_jax[{name}]'")
+        extras.load(name, name, f"track {name}")
         if name == "tensorboard" and not has_folder:
             raise UsageError("track tensorboard writes into the run folder; name one by out")
 

@@ -20,6 +20,7 @@ from flwr.serverapp.strategy import FedAvg  # pyright: ignore[reportMissingImpor
 
 from fedvg_jax.core import checks
 from fedvg_jax.integrations import named_arrays
+from fedvg_jax.integrations.named_arrays import Arrays
 
 __all__ = ["FedVG"]
 
@@ -69,7 +70,7 @@ class FedVG(FedAvg):
             block_of=block_of,
         )
         self._with_samples = with_samples
-        self._model: dict[str, np.ndarray] = {}
+        self._model: Arrays = {}
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -87,21 +88,22 @@ class FedVG(FedAvg):
             UsageError: a reply or a gradient has other arrays than the model.
         """
         valid, _ = self._check_and_log_replies(replies, is_train=True)
-        clients = [_to_numpy(next(iter(r.content.array_records.values()))) for r in valid]
-        for reply, client in zip(valid, clients, strict=True):
-            node = f"reply of node {reply.metadata.src_node_id}"
-            checks.expect(client, self._model, node, any_float=True)
+        clients = [_to_numpy(_first(reply.content.array_records)) for reply in valid]
+        nodes = [reply.metadata.src_node_id for reply in valid]
+        for node, client in zip(nodes, clients, strict=True):
+            checks.expect(client, self._model, f"reply of node {node}", any_float=True)
         gradients = list(map(self._measure, clients))
         if not any(map(_is_finite, gradients)):
             return None, None
         weights = self._weigh(gradients, self._model)
-        key, metrics = self.weighted_by_key, [_metrics(reply.content) for reply in valid]
+        key = self.weighted_by_key
+        metrics = [_first(reply.content.metric_records) for reply in valid]
         mean_weight = np.mean([weights[name] for name in gradients[0]], 0)
         if self._with_samples:
             sizes = np.array([metric[key] for metric in metrics]) * (mean_weight > 0)
-            weights = {name: (w + sizes / sizes.sum()) / 2 for name, w in weights.items()}
-            mean_weight = (mean_weight + sizes / sizes.sum()) / 2
-        nodes = [reply.metadata.src_node_id for reply in valid]
+            shares = sizes / sizes.sum()
+            weights = {name: (w + shares) / 2 for name, w in weights.items()}
+            mean_weight = (mean_weight + shares) / 2
         self.rounds.append(dict(zip(nodes, mean_weight.tolist(), strict=True)))
         mean = named_arrays.average(self._model, clients, weights)
         record = ArrayRecord({name: Array(array) for name, array in mean.items()})
@@ -114,7 +116,7 @@ class FedVG(FedAvg):
         contents = [valid[k].content for k in np.flatnonzero(mean_weight)]
         return ArrayRecord(dict(arrays or {}) | counters), self.train_metrics_aggr_fn(contents, key)
 
-    def _measure(self, client: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _measure(self, client: Arrays) -> Arrays:
         """Returns the gradient of a client's model, of NaN where the model is not finite."""
         floats = {name: a.copy() for name, a in client.items() if named_arrays.is_floating(a)}
         is_finite = _is_finite(floats)
@@ -122,13 +124,13 @@ class FedVG(FedAvg):
         return gradient if is_finite else {n: np.full_like(a, np.nan) for n, a in gradient.items()}
 
 
-def _to_numpy(record: ArrayRecord) -> dict[str, np.ndarray]:
+def _first(records: Any) -> Any:
+    return next(iter(records.values()))
+
+
+def _to_numpy(record: ArrayRecord) -> Arrays:
     return {name: array.numpy() for name, array in record.items()}
 
 
-def _metrics(content: RecordDict) -> MetricRecord:
-    return next(iter(content.metric_records.values()))
-
-
-def _is_finite(arrays: dict[str, np.ndarray]) -> bool:
+def _is_finite(arrays: Arrays) -> bool:
     return all(np.isfinite(array).all() for array in arrays.values())

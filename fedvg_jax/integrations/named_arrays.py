@@ -17,10 +17,10 @@ from fedvg_jax.core import checks, norms, types
 from fedvg_jax.core.types import UsageError, Variables
 from fedvg_jax.weightings.fedvg import inverse, weights_of_norms
 
-Arrays = Mapping[str, np.ndarray]
+Arrays = dict[str, np.ndarray]
 """A model: name -> array."""
 
-Gradient = Callable[[dict[str, np.ndarray]], Mapping[str, Any]]
+Gradient = Callable[[Arrays], Mapping[str, Any]]
 """the floating arrays of a model -> gradient of its loss on D_val, by name of the trained tensors"""
 
 NORMS = {"l1": norms.l1, "l2": norms.l2}
@@ -41,7 +41,7 @@ def inverse_norm_weights(
     norm: str = "l1",
     eps: float = 1e-8,
     block_of: Callable[[str], str] | None = None,
-) -> dict[str, np.ndarray]:
+) -> Arrays:
     """Returns FedVG's weights, name of a floating array -> [K]: clients with a small gradient weigh more.
 
         G_k = mean over the group's tensors of their norms,    s_k = (1 / (G_k + eps)) / sum_j (1 / (G_j + eps))
@@ -82,7 +82,7 @@ def inverse_norm_weights(
     return {name: np.asarray(w) for part in weights for name, w in part.items()}
 
 
-def average(model: Arrays, clients: Sequence[Arrays], weights: Arrays) -> dict[str, np.ndarray]:
+def average(model: Arrays, clients: Sequence[Arrays], weights: Arrays) -> Arrays:
     """Returns theta_g - sum_k s_k (theta_g - theta_k) of every array, computed in float64, in the dtypes of `model`.
 
     Args:
@@ -94,21 +94,21 @@ def average(model: Arrays, clients: Sequence[Arrays], weights: Arrays) -> dict[s
         UsageError: names, shapes or numbers of clients differ, or weights are negative or do not sum to 1.
     """
     floats = {name: np.zeros(len(clients)) for name, array in model.items() if is_floating(array)}
-    checks.expect({**weights}, floats, "weights", any_float=True)
+    checks.expect(weights, floats, "weights", any_float=True)
     for number, client in enumerate(clients):
-        checks.expect({**client}, {**model}, f"model of client {number}", any_float=True)
+        checks.expect(client, model, f"model of client {number}", any_float=True)
     for name, of_clients in weights.items():
         if not (np.min(of_clients) >= 0 and abs(np.sum(of_clients) - 1) <= TOLERANCE):
             raise UsageError(f"weights leaf '{name}' must be numbers >= 0 with sum 1")
     mean_weight = np.mean(list(weights.values()), 0)
+    of_arrays = {name: mean_weight for name in model} | weights
     averaged = {}
     for name, theta in model.items():
-        of_clients, origin = weights.get(name, mean_weight), np.asarray(theta, np.float64)
-        mean = origin
+        of_clients = of_arrays[name]
+        mean = origin = theta.astype(np.float64)
         for k in np.flatnonzero(of_clients).tolist():
-            mean = mean - float(of_clients[k]) * (origin - np.asarray(clients[k][name], np.float64))
-        mean = mean if is_floating(theta) else np.rint(mean)
-        averaged[name] = np.asarray(mean, theta.dtype)
+            mean = mean - float(of_clients[k]) * (origin - clients[k][name].astype(np.float64))
+        averaged[name] = np.asarray(mean if is_floating(theta) else np.rint(mean), theta.dtype)
     return averaged
 
 

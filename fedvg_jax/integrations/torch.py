@@ -85,7 +85,7 @@ def validation_gradient(
     """
     scratch = copy.deepcopy(model)
 
-    def gradient(arrays: named_arrays.Arrays) -> dict[str, np.ndarray]:
+    def gradient(arrays: named_arrays.Arrays) -> named_arrays.Arrays:
         tensors = {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}
         with checks.calling(f"{type(model).__name__}.load_state_dict"):
             scratch.load_state_dict({**scratch.state_dict(), **tensors})
@@ -154,10 +154,11 @@ def _in_mode(model: nn.Module, train: bool) -> nn.Module:
     return model
 
 
-def _to_numpy(tensors: StateDict) -> dict[str, np.ndarray]:
+def _to_numpy(tensors: StateDict) -> named_arrays.Arrays:
     """Returns the tensors on the host, floats in double precision; an embedding's gradient may be sparse."""
-    on_host = {name: tensor.detach().to_dense().cpu() for name, tensor in tensors.items()}
-    return {
-        name: (tensor.double() if tensor.is_floating_point() else tensor).numpy()
-        for name, tensor in on_host.items()
-    }
+
+    def on_host(tensor: Tensor) -> np.ndarray:
+        dense = tensor.detach().to_dense().cpu()
+        return (dense.double() if dense.is_floating_point() else dense).numpy()
+
+    return {name: on_host(tensor) for name, tensor in tensors.items()}

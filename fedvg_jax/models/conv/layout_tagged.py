@@ -17,6 +17,7 @@ from jax import Array
 from jax.extend import core
 
 from fedvg_jax.models.conv import planes
+from fedvg_jax.models.conv.taps import Pads, pad_images
 from fedvg_jax.models.layers import fusion_barrier
 
 ELEMENTWISE = {
@@ -109,7 +110,7 @@ def array(x: Value) -> Any:
 def convolve(
     x: Value,
     w: Array,
-    pads: Sequence[tuple[int, int]],
+    pads: Pads,
     axes: Sequence[int],
     out: Sequence[int],
     precision=None,
@@ -127,7 +128,7 @@ def convolve(
         images = x.memory.transpose([x.groups[axis][0] for axis in last])
     else:  # without the barrier, XLA transposes for every patch: LeNet-5's steps take 1.15 times as long
         images = fusion_barrier(array(x).transpose(last))
-    y = planes.convolve(jnp.pad(images, ((0, 0), *pads, (0, 0))), w, precision)
+    y = planes.convolve(pad_images(images, *pads), w, precision)
     y = y.reshape(2, 2, *y.shape[1:]) if y.ndim == 7 else y
     groups = _GROUPS[y.ndim]
     return LayoutTagged(y, [groups[out.index(axis)] for axis in range(4)])
@@ -160,7 +161,8 @@ def total(operation: Operation) -> list[Value] | None:
 
 def elementwise(operation: Operation) -> list[Value] | None:
     """Returns the results of an elementwise operation, in the layout of its first tagged operand; None without one."""
-    eqn, operands = operation.eqn, operation.operands
+    eqn = operation.eqn
+    operands = operation.operands
     first = next((x for x in operands if isinstance(x, LayoutTagged)), None)
     if first is None or not _is_elementwise(eqn):
         return None

@@ -7,17 +7,14 @@ convolution. Patches and a matmul are fast in both cases.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.models.conv import taps
+from fedvg_jax.models.conv.taps import Pads, Size
 
 
-def convolve(
-    x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]], precision=None
-) -> Array:
+def convolve(x: Array, w: Array, strides: Size, pads: Pads, precision=None) -> Array:
     """Convolves x with w by one matmul.
 
         y[n, p, q, o] = sum_ijc x[n, p s + i - pad, q s + j - pad, c] w[i, j, c, o]
@@ -43,17 +40,18 @@ def convolve(
     return y.reshape(*patches.shape[:3], -1)
 
 
-def slices_and_kernel(
-    x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]]
-) -> tuple[list[Array], Array]:
+def slices_and_kernel(x: Array, w: Array, strides: Size, pads: Pads) -> tuple[list[Array], Array]:
     """Returns the pixels [N, P, Q, C] under every live tap, and their part of the kernel.
 
     The images are padded to what the live taps read; where they never read the border, it is cropped.
     """
-    margins, spans, outputs = [], [], []
+    margins = []
+    spans = []
+    outputs = []
     for size, kernel, stride, pad in zip(x.shape[1:3], w.shape[:2], strides, pads, strict=True):
         live = [tap.index for tap in taps.live_taps(size, kernel, stride, pad)]
-        begin, end = min(live), max(live) + 1
+        begin = min(live)
+        end = max(live) + 1
         last = (taps.output_size(size, kernel, stride, pad) - 1) * stride
         margins.append((pad[0] - begin, last + end - pad[0] - size, 0))
         spans.append(slice(begin, end))

@@ -83,7 +83,8 @@ def _convolve(x: Array, w: Array, precision) -> Array:
     height, width = (n - k + 1 for n, k in zip(x.shape[1:3], w.shape[:2], strict=True))
     columns = jnp.concatenate([x[:, :, j : j + width] for j in range(w.shape[1])])
     patches = jnp.concatenate([columns[:, i : i + height] for i in range(w.shape[0])])
-    matrix, patches = w.reshape(-1, w.shape[3]), patches.reshape(len(patches), -1)
+    matrix = w.reshape(-1, w.shape[3])
+    patches = patches.reshape(len(patches), -1)
     y = lax.dot_general(matrix, patches, (((0,), (0,)), ((), ())), precision=precision)
     return y.reshape(w.shape[3], height, width, x.shape[3])
 

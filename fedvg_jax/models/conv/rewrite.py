@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,8 @@ from fedvg_jax.host import hardware as hw
 from fedvg_jax.models.conv import layout_tagged, patches, taps, winograd
 from fedvg_jax.models.conv.layout_tagged import LayoutTagged, Operation, Value
 from fedvg_jax.models.conv.planes import first_max
-
-F = TypeVar("F", bound=Callable)
+from fedvg_jax.models.conv.taps import Pads, Size
+from fedvg_jax.models.task import wrapped
 
 Rule = Callable[[Operation], list[Value] | None]
 """operation -> results, or None where the original operation is used."""
@@ -39,12 +39,10 @@ as long where its second layer, of 32, does not; one core, batches of 32."""
 
 def fast_task(task: Task, conv: str = "auto") -> Task:
     """Returns the task with the convolutions of its loss, outputs and measures replaced; see `fast_convolutions`."""
-    functions = {name: getattr(task, name) for name in ("loss", "predict", "measure", "forward")}
-    fast = {name: fast_convolutions(f, conv) for name, f in functions.items() if f}
-    return task._replace(**fast)
+    return wrapped(task, functools.partial(fast_convolutions, conv=conv))
 
 
-def fast_convolutions(function: F, conv: str = "auto") -> F:
+def fast_convolutions(function: Callable, conv: str = "auto") -> Callable:
     """Returns a function of equal results, up to rounding, with convolutions that are fast in loops and under `vmap`.
 
     These are plain and depthwise convolutions of rows and images, of any layout and strides, without dilation. Where
@@ -78,7 +76,7 @@ def fast_convolutions(function: F, conv: str = "auto") -> F:
             results = core.jaxpr_as_fun(closed)(*arrays)
         return jax.tree.unflatten(jax.tree.structure(shape), results)
 
-    return rewritten  # pyright: ignore[reportReturnType]
+    return rewritten
 
 
 def _has_rule(jaxprs: Iterable[core.Jaxpr]) -> bool:
@@ -97,7 +95,8 @@ def _evaluate(conv: str, closed: core.ClosedJaxpr, *args) -> list[Any]:
 
 def _evaluate_tagged(conv: str, closed: core.ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
     """As `_evaluate`; arguments and results may be layout_tagged."""
-    jaxpr, values = closed.jaxpr, {}
+    jaxpr = closed.jaxpr
+    values = {}
 
     def read(atom):
         return atom.val if isinstance(atom, core.Literal) else values[atom]
@@ -119,14 +118,18 @@ def _convolve(operation: Operation) -> list[Value] | None:
     """Convolves in any layout, as NHWC and HWIO; a row is an image of height 1."""
     params = operation.params
     lhs, rhs, out = params["dimension_numbers"]
-    x, w = operation.operands[0], layout_tagged.array(operation.operands[1])
+    x = operation.operands[0]
+    w = layout_tagged.array(operation.operands[1])
     size = [x.shape[axis] for axis in lhs[2:]]
     name = hw.auto_conv(math.prod(size)) if operation.conv == "auto" else operation.conv
     if name == "lax" or not _is_supported(x, w, params):
         return None
-    axes, out = _channels_last(lhs), _channels_last(out)
+    axes = _channels_last(lhs)
+    out = _channels_last(out)
     w = w.transpose(*rhs[2:], rhs[1], rhs[0])
-    strides, pads, precision = params["window_strides"], params["padding"], params["precision"]
+    strides = params["window_strides"]
+    pads = params["padding"]
+    precision = params["precision"]
     is_plain = params["feature_group_count"] == 1
     is_image = len(size) == 2
     has_unit_strides = is_image and is_plain and {*strides} == {1}
@@ -144,7 +147,7 @@ def _convolve(operation: Operation) -> list[Value] | None:
     return [y.transpose(np.argsort(out))]
 
 
-def _channels_last(axes: Sequence[int]) -> tuple[int, ...]:
+def _channels_last(axes: Size) -> Size:
     """Returns axes of images, channels and space in the order images, space and channels."""
     return axes[0], *axes[2:], axes[1]
 
@@ -155,7 +158,8 @@ def _max_pool(operation: Operation) -> list[Value] | None:
     With the original operation, the CNN's steps take 1.36 times as long on a CPU.
     """
     (x,), params = operation.operands, operation.params
-    window, strides = params["window_dimensions"], params["window_strides"]
+    window = params["window_dimensions"]
+    strides = params["window_strides"]
     padding = params["padding"]
     is_dilated = {*params["base_dilation"], *params["window_dilation"]} != {1}
     spans = zip(window, x.shape, padding, strict=True)
@@ -215,7 +219,8 @@ _RULES: dict[str, Rule] = {
 def _is_supported(x: Value, w: Array, params: dict[str, Any]) -> bool:
     """Returns whether the functions of this package compute a convolution: of rows or images, plain or depthwise."""
     lhs, rhs, _ = params["dimension_numbers"]
-    size, window = [x.shape[axis] for axis in lhs[2:]], [w.shape[axis] for axis in rhs[2:]]
+    size = [x.shape[axis] for axis in lhs[2:]]
+    window = [w.shape[axis] for axis in rhs[2:]]
     is_float = jnp.issubdtype(x.dtype, jnp.floating)
     is_in_dtype = params["preferred_element_type"] in (None, x.dtype)
     is_dilated = {*params["lhs_dilation"], *params["rhs_dilation"]} != {1}
@@ -229,12 +234,11 @@ def _is_supported(x: Value, w: Array, params: dict[str, Any]) -> bool:
     return is_float and is_in_dtype and fits and is_usual and not is_dilated
 
 
-def _fewest_products(
-    x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]], precision=None
-) -> Array:
+def _fewest_products(x: Array, w: Array, strides: Size, pads: Pads, precision=None) -> Array:
     """Convolves x with w by taps, by Winograd's minimal filtering, or by patches, whichever has the fewest products."""
     if min(w.shape[2:]) >= winograd.MIN_CHANNELS:
-        size, filtered = x.shape[1:3], winograd.is_faster(x, w, strides, pads)
+        size = x.shape[1:3]
+        filtered = winograd.is_faster(x, w, strides, pads)
         limit = winograd.num_products(size) if filtered else math.inf
         if taps.is_faster(size, w.shape[:2], strides, pads, limit):
             return taps.convolve(x, w, tuple(strides), tuple(map(tuple, pads)), precision)
@@ -249,9 +253,7 @@ def _has_images_innermost(conv: str, channels: int) -> bool:
     return conv == "planes" or (is_chosen and channels <= _MAX_SMALL)
 
 
-def _convolve_depthwise(
-    x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]], precision=None
-) -> Array:
+def _convolve_depthwise(x: Array, w: Array, strides: Size, pads: Pads, precision=None) -> Array:
     """Convolves x [N, H, W, C] with w [r, s, 1, C]; precision concerns matmuls only; here there is none.
 
     With an axis for the features of a channel, XLA's gradient of w takes 7 times as long.

@@ -50,15 +50,22 @@ def live_taps(size: int, kernel: int, stride: int, pad: tuple[int, int]) -> list
     >>> [(tap.index, tap.count, tap.margin) for tap in live_taps(2, 3, 1, (1, 1))]
     [(0, 1, (1, 0)), (1, 2, (0, 0)), (2, 1, (0, 1))]
     """
-    num_outputs, live = output_size(size, kernel, stride, pad), []
+    num_outputs = output_size(size, kernel, stride, pad)
+    live = []
     for tap in range(kernel):
         first_pixel = tap - pad[0]
         met = [o for o in range(num_outputs) if 0 <= first_pixel + o * stride < size]
         if met:
-            begin, last = first_pixel + met[0] * stride, first_pixel + met[-1] * stride
+            begin = first_pixel + met[0] * stride
+            last = first_pixel + met[-1] * stride
             margin = met[0], num_outputs - 1 - met[-1]
             live.append(Tap(tap, len(met), slice(begin, last + 1, stride), margin))
     return live
+
+
+def pad_images(x: Array, height: Sequence[int], width: Sequence[int]) -> Array:
+    """Returns x [N, H, W, C], or [C, H, W, N], with so many zeros before and behind the pixels."""
+    return jnp.pad(x, ((0, 0), height, width, (0, 0)))
 
 
 def output_size(size: int, kernel: int, stride: int, pad: tuple[int, int]) -> int:
@@ -66,25 +73,23 @@ def output_size(size: int, kernel: int, stride: int, pad: tuple[int, int]) -> in
     return (size + sum(pad) - kernel) // stride + 1
 
 
-def num_products(size: Size, kernel: Size, strides: Size, pads: Pads) -> int:
-    """Returns the pairs of an output and a tap that meets a real pixel: the products per channel in and out."""
-    rows, columns = map(live_taps, size, kernel, strides, pads)
-    return sum(tap.count for tap in rows) * sum(tap.count for tap in columns)
-
-
 def is_faster(size: Size, kernel: Size, strides: Size, pads: Pads, limit: float = math.inf) -> bool:
-    """Returns whether `convolve` beats one matmul with patches and needs at most `limit` products."""
-    sides = zip(size, kernel, strides, pads, strict=True)
-    patches = math.prod(output_size(*side) * len(live_taps(*side)) for side in sides)
-    return num_products(size, kernel, strides, pads) <= min(_MAX_PRODUCT_RATIO * patches, limit)
+    """Returns whether `convolve` beats one matmul with patches and needs at most `limit` products.
+
+    Products are counted per channel in and out: pairs of an output and a tap that meets a real pixel.
+    """
+    products = of_patches = 1
+    for side in zip(size, kernel, strides, pads, strict=True):
+        live = live_taps(*side)
+        products *= sum(tap.count for tap in live)
+        of_patches *= len(live) * output_size(*side)
+    return products <= min(_MAX_PRODUCT_RATIO * of_patches, limit)
 
 
 @functools.partial(
     jax.jit, static_argnames=("strides", "pads", "precision")
 )  # traced once for all layers of a shape
-def convolve(
-    x: Array, w: Array, strides: tuple[int, int], pads: tuple[tuple[int, int], ...], precision=None
-) -> Array:
+def convolve(x: Array, w: Array, strides: Size, pads: Pads, precision=None) -> Array:
     """Convolves x with w, one matmul per pair of live taps.
 
     Args:
@@ -103,7 +108,6 @@ def convolve(
         pixels = x[:, row.pixels, column.pixels]
         matrix = w[row.index, column.index]
         y = lax.dot(pixels.reshape(-1, len(matrix)), matrix, precision=precision)
-        margins = (0, 0), row.margin, column.margin, (0, 0)
-        return jnp.pad(y.reshape(*pixels.shape[:3], -1), margins)
+        return pad_images(y.reshape(*pixels.shape[:3], -1), row.margin, column.margin)
 
     return sum(product(row, column) for row in rows for column in columns)  # pyright: ignore[reportReturnType]  # at least one tap is live

@@ -30,6 +30,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
+from numpy.polynomial.polynomial import polyfromroots
+
+from fedvg_jax.models.conv.taps import Pads, Size, pad_images
 
 MIN_CHANNELS = 16
 """Channels in and out below which the transforms cost more than the products they save."""
@@ -52,14 +55,11 @@ takes 0.69 of the time of 2 x 2 tiles with 5 rows; the CNN's scoring takes 0.68 
 of two; 32 images."""
 
 
-def is_faster(x: Array, w: Array, strides: Sequence[int], pads: Sequence[tuple[int, int]]) -> bool:
+def is_faster(x: Array, w: Array, strides: Size, pads: Pads) -> bool:
     """Returns whether `convolve` supports this convolution and saves work; on one pixel only the middle tap is live."""
-    supported = (
-        w.shape[:2] == (3, 3)
-        and tuple(strides) == (1, 1)
-        and all(tuple(pad) == (1, 1) for pad in pads)
-    )
-    return supported and min(x.shape[1:3]) > 1 and is_eligible(x, w)
+    settings = w.shape[:2], tuple(strides), *map(tuple, pads)
+    is_supported = settings == ((3, 3), (1, 1), (1, 1), (1, 1))
+    return is_supported and min(x.shape[1:3]) > 1 and is_eligible(x, w)
 
 
 def is_eligible(x: Array, w: Array) -> bool:
@@ -67,7 +67,7 @@ def is_eligible(x: Array, w: Array) -> bool:
     return min(w.shape[2:]) >= MIN_CHANNELS and jnp.finfo(x.dtype).bits >= 32
 
 
-def num_products(size: Sequence[int], m: int = 2) -> int:
+def num_products(size: Size, m: int = 2) -> int:
     """Returns the products per channel in and out of a 3x3 kernel with m x m output tiles.
 
     >>> num_products((4, 4)), num_products((4, 4), m=4)
@@ -76,7 +76,7 @@ def num_products(size: Sequence[int], m: int = 2) -> int:
     return (m + 2) ** 2 * math.prod(-(-n // m) for n in size)
 
 
-def tile_size(size: Sequence[int]) -> int:
+def tile_size(size: Size) -> int:
     """Returns the side m of the output tiles: 4 where the last tiles are mostly full, else 2."""
     return 4 if num_products(size, 4) <= _MAX_PRODUCT_RATIO * num_products(size, 2) else 2
 
@@ -99,8 +99,9 @@ def convolve(x: Array, w: Array, precision=None) -> Array:
 def _convolve_4x4(x: Array, w: Array, precision) -> Array:
     """Returns `convolve` by 4 x 4 output tiles. The transforms have many terms: matmuls with kron(B^T, B^T) etc."""
     (n, height, width, channels), features = x.shape, w.shape[3]
-    rows, columns = -(-height // 4), -(-width // 4)
-    x = jnp.pad(x, ((0, 0), (1, 3 + 4 * rows - height), (1, 3 + 4 * columns - width), (0, 0)))
+    rows = -(-height // 4)
+    columns = -(-width // 4)
+    x = pad_images(x, (1, 3 + 4 * rows - height), (1, 3 + 4 * columns - width))
     patches = _overlapping_tiles(_overlapping_tiles(x, 2, 4, columns, 6), 2, 4, rows, 6)
     of_patch, of_kernel, of_output = _transforms_of_squares(4, 3, x.dtype)
     patches = _matmul_axis_0(of_patch, patches, -1, channels)
@@ -116,8 +117,9 @@ def _convolve_2x2(x: Array, w: Array, precision) -> Array:
     (n, height, width, channels), features = x.shape, w.shape[3]
     of_patch, of_kernel, of_output = transform_matrices(2, 3)
     # of an odd size, the last row or column is cut off at the end
-    rows, columns = -(-height // 2), -(-width // 2)
-    x = jnp.pad(x, ((0, 0), (1, 1 + height % 2), (1, 1 + width % 2), (0, 0)))
+    rows = -(-height // 2)
+    columns = -(-width // 2)
+    x = pad_images(x, (1, 1 + height % 2), (1, 1 + width % 2))
     lines = _linear_combinations(of_patch, [x[:, i : i + 2 * rows - 1 : 2] for i in range(4)])
 
     def pixels(line: Array) -> list[Array]:
@@ -162,7 +164,9 @@ def _convolve_rows(x: Array, w: Array, m: int) -> Array:
     with the n rows d that m rows of the output depend on.
     """
     (channels, height, width, images), (r, _, _, features) = x.shape, w.shape
-    size, count, width = m + r - 1, (height - r + 1) // m, width - r + 1
+    size = m + r - 1
+    count = (height - r + 1) // m
+    width = width - r + 1
     of_patch, of_kernel, of_output = (
         jnp.asarray(matrix, x.dtype) for matrix in transform_matrices(m, r)
     )
@@ -183,7 +187,9 @@ def _convolve_squares(x: Array, w: Array) -> Array:
     (channels, height, width, images), (r, _, _, features) = x.shape, w.shape
     fits_4x4 = (height - 2) % 4 == (width - 2) % 4 == 0
     m = 4 if r == 3 and fits_4x4 and min(channels, features) >= _MIN_CHANNELS_4X4 else 2
-    size, rows, columns = m + r - 1, (height - r + 1) // m, (width - r + 1) // m
+    size = m + r - 1
+    rows = (height - r + 1) // m
+    columns = (width - r + 1) // m
     patches = _overlapping_tiles(_overlapping_tiles(x, 1, m, rows, size), 3, m, columns, size)
     patches = jnp.moveaxis(patches, 0, 1)
     of_patch, of_kernel, of_output = _transforms_of_squares(m, r, x.dtype)
@@ -214,18 +220,14 @@ def transform_matrices(m: int, r: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
     [[1.0, 1.0, 1.0, 0.0], [0.0, 1.0, -1.0, 1.0]]
     """
     points = _POINTS[: m + r - 2]  # dyadic, as all products of them: exact in floats
-    others = [np.delete(points, i) for i in range(len(points))]
-    scales = [np.prod(a - rest) for a, rest in zip(points, others, strict=True)]
-    finite = [_coefficients(rest, len(points)) for rest in others]
-    of_patch = np.array([*finite, _coefficients(points, len(points))])
-    of_kernel = np.vander(points, r, increasing=True) / np.array(scales)[:, None]
+    finite = [[*polyfromroots(points[points != a]), 0] for a in points]
+    scales = (points[:, None] - points + np.eye(len(points))).prod(1)
+    of_kernel = np.vander(points, r, increasing=True) / scales[:, None]
     of_output = np.vander(points, m, increasing=True)
-    return of_patch, np.vstack([of_kernel, np.eye(r)[-1]]), np.vstack([of_output, np.eye(m)[-1]]).T
-
-
-def _coefficients(roots: np.ndarray, degree: int) -> np.ndarray:
-    """Returns the coefficients of prod (x - root) up to this degree, the lowest power first."""
-    return np.pad(np.poly(roots)[::-1], (0, degree - len(roots)))
+    of_patch = np.vstack([finite, polyfromroots(points)])
+    of_kernel = np.vstack([of_kernel, np.eye(r)[-1]])
+    of_output = np.vstack([of_output, np.eye(m)[-1]])
+    return of_patch, of_kernel, of_output.T
 
 
 def _linear_combinations(matrix: np.ndarray, arrays: Sequence[Array]) -> list[Array]:

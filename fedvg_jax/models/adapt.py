@@ -16,7 +16,7 @@ import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -26,12 +26,15 @@ from jax import Array
 
 from fedvg_jax.core import checks, groups, tree
 from fedvg_jax.core.types import Batch, Metric, Outputs, Task, Tree, UsageError, Variables
-from fedvg_jax.models.task import mean_over_rows, recorded_features
+from fedvg_jax.models.task import BlockOf, mean_over_rows, recorded_features
 
 PerExample = Callable[[Tree, Array], Array]
 """(the module's output for one example, its y) -> scalar."""
 
-Apply = Callable[[Tree, Tree, Array, Array, bool, Array | None], tuple[Tree, Tree]]
+Metrics = Mapping[str, PerExample | Metric]
+"""name -> metric"""
+
+Apply = Callable[..., tuple[Tree, Tree]]
 """(params, stats, x, mask, train, key or None) -> (outputs [B, ...], new stats)."""
 
 
@@ -40,8 +43,8 @@ def linen_task(
     loss: PerExample,
     example,
     *,
-    metrics: Mapping[str, PerExample | Metric] | None = None,
-    block_of: Callable[[str], str] | None = None,
+    metrics: Metrics | None = None,
+    block_of: BlockOf | None = None,
 ) -> Task:
     """Returns the task of minimising the mean of loss(module(x)_i, y_i) over the real rows of a batch.
 
@@ -68,13 +71,13 @@ def linen_task(
         raise UsageError(
             f"linen_task: module must be an instance of a flax.linen.Module, such as Net(); got {module!r:.99}"
         )
-    kind, row = type(module), _row(example)
+    row = _row(example)
+    call = _caller(type(module), row)
 
     def draw(key: Array) -> dict[str, Tree]:
         x = jnp.zeros(row.shape, row.dtype)
-        with _calling(kind, x, row):
-            run = functools.partial(module.init, key)
-            return {**_called(kind, run, x, jnp.ones(len(x), bool), False)}
+        run = functools.partial(module.init, key)
+        return {**call(run, x, jnp.ones(len(x), bool), False)}
 
     def init(key: Array) -> Variables:
         variables = draw(key)
@@ -84,18 +87,17 @@ def linen_task(
     others = jax.eval_shape(draw, key).keys() - {"params", "batch_stats"}
     constants = {name: draw(key)[name] for name in others}
 
-    def apply(
-        params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None
-    ) -> tuple[Tree, Tree]:
+    def apply(params, stats, x, mask, train, key):
         collections = {**constants, "params": params, "batch_stats": stats}
         drawn = jax.random.key(0) if key is None else key
         rngs = {"params": drawn, "dropout": drawn}
         run = functools.partial(module.apply, collections, mutable=["batch_stats"], rngs=rngs)
         with nn.intercept_methods(_skip_dropout) if key is None else contextlib.nullcontext():
-            outputs, new = _called(kind, run, x, mask, train)
+            outputs, new = call(run, x, mask, train)
         return outputs, new.get("batch_stats", stats)
 
-    return _task(_Network(kind, init, apply, row), loss, metrics, block_of)
+    _check_statistics(type(module), init, apply, row)
+    return _task(init, apply, loss, metrics, block_of)
 
 
 def nnx_task(
@@ -103,8 +105,8 @@ def nnx_task(
     loss: PerExample,
     example,
     *,
-    metrics: Mapping[str, PerExample | Metric] | None = None,
-    block_of: Callable[[str], str] | None = None,
+    metrics: Metrics | None = None,
+    block_of: BlockOf | None = None,
 ) -> Task:
     """Returns the same task as `linen_task`, for an NNX module.
 
@@ -131,7 +133,8 @@ def nnx_task(
     with checks.calling("nnx_task: make"):
         module = make(nnx.Rngs(0))
         graph, *states, constants = nnx.split(module, *kinds)
-    kind = type(module)
+    row = _row(example)
+    call = _caller(type(module), row)
 
     def init(key: Array) -> Variables:
         _, params, stats, *_ = nnx.split(make(nnx.Rngs(key)), *kinds)
@@ -143,9 +146,7 @@ def nnx_task(
         nnx.replace_by_pure_dict(state, values)
         return state
 
-    def apply(
-        params: Tree, stats: Tree, x: Array, mask: Array, train: bool, key: Array | None
-    ) -> tuple[Tree, Tree]:
+    def apply(params, stats, x, mask, train, key):
         keys, counts = map(nnx.to_pure_dict, states[2:])
         keys = _keys_like(keys, jax.random.key(0) if key is None else key)
         values = params, stats, keys, tree.zeros_like(counts)
@@ -153,117 +154,100 @@ def nnx_task(
         module.train() if train else module.eval()
         if key is None:
             module.set_attributes(nnx.Dropout, deterministic=True, raise_if_not_found=False)
-        outputs = _called(kind, module, x, mask, train)
+        outputs = call(module, x, mask, train)
         _, _, new, _, _, others = nnx.split(module, *kinds)
         pairs = zip(jax.tree.leaves(others), jax.tree.leaves(constants), strict=True)
         if any(after is not before for after, before in pairs):
             raise UsageError(
-                f"{kind.__name__} changes variables other than Param, BatchStat and RngState; make them one of these"
+                f"{type(module).__name__} changes variables other than Param, BatchStat and RngState; make them one of"
+                " these"
             )
         return outputs, nnx.to_pure_dict(new)
 
-    return _task(_Network(kind, init, apply, _row(example)), loss, metrics, block_of)
-
-
-class _Network(NamedTuple):
-    """A module as functions."""
-
-    kind: type
-    """Class of the module, named in messages."""
-    init: Callable[[Array], Variables]
-    apply: Apply
-    row: jax.ShapeDtypeStruct
-    """[B, ...], the task's examples."""
-
-    def outputs(
-        self,
-        params: Tree,
-        stats: Tree,
-        x: Array,
-        mask: Array,
-        train: bool = False,
-        key: Array | None = None,
-    ) -> tuple[Tree, Tree]:
-        """Returns the outputs and the new statistics."""
-        with _calling(self.kind, x, self.row):
-            return self.apply(params, stats, x, mask, train, key)
+    _check_statistics(type(module), init, apply, row)
+    return _task(init, apply, loss, metrics, block_of)
 
 
 def _task(
-    network: _Network,
+    init: Callable[[Array], Variables],
+    apply: Apply,
     loss: PerExample,
-    metrics: Mapping[str, PerExample | Metric] | None,
-    block_of: Callable[[str], str] | None,
+    metrics: Metrics | None,
+    block_of: BlockOf | None,
 ) -> Task:
-    """Returns the task of a network; further arguments as in `linen_task`."""
-    given = _by_name({} if metrics is None else metrics)
-    functions = {"loss": loss, **{name: metric.function for name, metric in given.items()}}
+    """Returns the task of a module as functions; further arguments as in `linen_task`."""
+    with checks.calling("metrics, a dict of functions of one example by name,"):
+        own = {
+            name: metric if isinstance(metric, Metric) else Metric(metric)
+            for name, metric in (metrics or {}).items()
+        }
+    if "loss" in own:
+        raise UsageError("metrics has a loss, which is the name of the task's own; use another one")
+    functions = {"loss": loss, **{name: metric.function for name, metric in own.items()}}
 
-    def forward(
-        params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool, key: Array | None = None
-    ) -> tuple[Outputs, Tree]:
+    def forward(params, stats, batch, mask, train, key=None):
         with recorded_features() as features:
-            outputs, stats = network.outputs(params, stats, batch.x, mask, train, key)
+            outputs, stats = apply(params, stats, batch.x, mask, train, key)
         losses = _per_example("loss", loss, outputs, batch.y)
         return Outputs(mean_over_rows(losses, mask), outputs, features.value), stats
 
-    def mean_loss(
-        params: Tree, stats: Tree, batch: Batch, mask: Array, train: bool, key: Array | None = None
-    ) -> tuple[Array, Tree]:
+    def mean_loss(params, stats, batch, mask, train, key=None):
         outputs, stats = forward(params, stats, batch, mask, train, key)
         return outputs.loss, stats
 
-    def predict(params: Tree, stats: Tree, batch: Batch) -> Tree:
-        return network.outputs(params, stats, batch.x, jnp.ones(len(batch.x), bool))[0]
+    def predict(params, stats, batch: Batch):
+        return apply(params, stats, batch.x, jnp.ones(len(batch.x), bool), False, None)[0]
 
-    def measure(params: Tree, stats: Tree, batch: Batch, mask: Array) -> Tree:
-        outputs, dtype, totals = predict(params, stats, batch), tree.wide_dtype(params), {}
+    def measure(params, stats, batch, mask):
+        outputs = predict(params, stats, batch)
+        dtype = tree.wide_dtype(params)
+        totals = {}
         for name, function in functions.items():
             values = _per_example(name, function, outputs, batch.y)
             totals[name] = jnp.where(mask, values.astype(dtype), 0).sum()
         return {"totals": totals, "rows": mask.sum()}
 
-    def means(sums: Tree) -> dict[str, float]:
+    def means(sums):
         return {name: float(total) / float(sums["rows"]) for name, total in sums["totals"].items()}
 
-    _check_statistics(network)
+    better = [(name, metric.better) for name, metric in own.items() if metric.better]
     return Task(
-        network.init,
+        init,
         mean_loss,
         predict,
         measure,
         means,
         block_of or groups.first_component,
         forward=forward,
-        better=tuple((name, metric.better) for name, metric in given.items() if metric.better),
+        better=tuple(better),
     )
-
-
-def _by_name(metrics: Any) -> dict[str, Metric]:
-    """Returns metrics by name; raises UsageError if they are no dict, or one is called loss."""
-    if not isinstance(metrics, Mapping) or "loss" in metrics:
-        raise UsageError(
-            f"metrics must be a dict, name -> function, with other names than loss; got {metrics!r:.99}"
-        )
-    return {name: m if isinstance(m, Metric) else Metric(m) for name, m in metrics.items()}
 
 
 def _row(example: Any) -> jax.ShapeDtypeStruct:
     """Returns shape and dtype of examples; raises UsageError without any axis, which cannot be a batch."""
-    if not np.ndim(example) or not len(example):
+    if not np.ndim(example):
         raise UsageError(
             f"example must be one array with a leading axis [B, ...], as x[:1]; got {example!r:.99}"
         )
-    dtype = jax.dtypes.canonicalize_dtype(np.asarray(example).dtype)
-    return jax.ShapeDtypeStruct(np.shape(example), dtype)
+    return jax.eval_shape(jnp.asarray, np.asarray(example))
 
 
-def _calling(
-    kind: type, x: Array, row: jax.ShapeDtypeStruct
-) -> contextlib.AbstractContextManager[None]:
-    """Reports an error of the module as a UsageError that names the shapes of x and of the task's example."""
-    shapes = f"x {list(x.shape)}, of a task made with example {list(row.shape)},"
-    return checks.calling(f"{kind.__name__} on {shapes}")
+def _caller(kind: type, row: jax.ShapeDtypeStruct) -> Callable[..., Any]:
+    """Returns (f, x, mask, train) -> f(x, ...) with those keywords that the module's `__call__` has.
+
+    It reports an error of the module as a UsageError that names the shapes of x and of the task's example.
+    """
+    names = inspect.signature(kind.__call__).parameters
+
+    def call(f: Callable, x: Array, mask: Array, train: bool) -> Any:
+        modes = {"mask": mask}
+        modes |= dict.fromkeys(("train", "training", "is_training"), train)
+        modes |= dict.fromkeys(("deterministic", "use_running_average"), not train)
+        shapes = f"x {list(x.shape)}, of a task made with example {list(row.shape)},"
+        with checks.calling(f"{kind.__name__} on {shapes}"):
+            return f(x, **{name: value for name, value in modes.items() if name in names})
+
+    return call
 
 
 def _skip_dropout(call: Callable, args: tuple, kwargs: Mapping[str, Any], context) -> Any:
@@ -275,27 +259,27 @@ def _skip_dropout(call: Callable, args: tuple, kwargs: Mapping[str, Any], contex
 def _keys_like(keys: Tree, key: Array) -> Tree:
     """Returns keys derived from `key`, one for each leaf of `keys` and of the leaf's shape."""
     leaves, structure = jax.tree.flatten(keys)
-    derived = [jax.random.fold_in(key, i) for i in range(len(leaves))]
-    shaped = [
-        jax.random.split(k, leaf.shape) if leaf.shape else k
-        for k, leaf in zip(derived, leaves, strict=True)
-    ]
-    return jax.tree.unflatten(structure, shaped)
+
+    def derived(number: int, shape: Any) -> Array:
+        of_leaf = jax.random.fold_in(key, number)
+        return jax.random.split(of_leaf, shape) if shape else of_leaf
+
+    return structure.unflatten([derived(i, leaf.shape) for i, leaf in enumerate(leaves)])
 
 
-def _check_statistics(network: _Network) -> None:
+def _check_statistics(kind: type, init: Callable, apply: Apply, row: jax.ShapeDtypeStruct) -> None:
     """Raises UsageError if batch statistics read padded rows, from what the trace of the module reads."""
 
     def train(model: Variables, x: Array, mask: Array) -> dict[str, Tree]:
-        return tree.by_path(network.outputs(*model, x, mask, True)[1])
+        return tree.by_path(apply(*model, x, mask, True, None)[1])
 
-    model = jax.eval_shape(network.init, jax.random.key(0))
-    x = jax.ShapeDtypeStruct((3, *network.row.shape[1:]), network.row.dtype)
+    model = jax.eval_shape(init, jax.random.key(0))
+    x = jax.ShapeDtypeStruct((3, *row.shape[1:]), row.dtype)
     read, _ = checks.dependencies(train, model, x, jax.ShapeDtypeStruct((3,), bool))
     if any(of_x and not of_mask for _, of_x, of_mask in read.values()):
         raise UsageError(
-            f"{network.kind.__name__} has batch statistics, which must exclude padded rows: give its __call__ an"
-            " argument mask, bool [B], and pass it on; BatchNorm takes mask=mask[:, None] for x [B, C], and"
+            f"{kind.__name__} has batch statistics, which must exclude padded rows: give its __call__ an argument mask,"
+            " bool [B], and pass it on; BatchNorm takes mask=mask[:, None] for x [B, C], and"
             " mask=mask[:, None, None, None] for images"
         )
 
@@ -311,12 +295,3 @@ def _per_example(name: str, f: PerExample, outputs: Tree, y: Array) -> Array:
         got = f"{checks.described(values)} for {len(y)} examples"
         raise UsageError(f"{what} must be one number, of a loss a float; got {got}")
     return values
-
-
-def _called(kind: type, f: Callable, x: Array, mask: Array, train: bool) -> Any:
-    """Returns f(x, ...) with those keywords that the module's `__call__` has."""
-    modes = {"mask": mask}
-    modes |= dict.fromkeys(("train", "training", "is_training"), train)
-    modes |= dict.fromkeys(("deterministic", "use_running_average"), not train)
-    names = inspect.signature(kind.__call__).parameters
-    return f(x, **{name: value for name, value in modes.items() if name in names})

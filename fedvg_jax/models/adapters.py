@@ -18,23 +18,25 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
+from flax.traverse_util import unflatten_dict
 from jax import Array
 
 from fedvg_jax.core import trained_part, tree
 from fedvg_jax.core.types import Task, UsageError, Variables, compiled
 from fedvg_jax.host import hardware
+from fedvg_jax.models.task import wrapped
 
 SCALE = 8.0
 """s. A learning rate then fits other ranks, too; peft has the same default."""
-
-NAMES = ("lora_a", "lora_b")
 
 EXCEPT_HEAD = "^(?!classifier|patch_embed)"
 """Regular expression of the layers of a named model that get an adapter by default."""
 
 WITH_HEAD = "(^|/)lora_[ab]$|^classifier/"
 """Regular expression of the tensors of a named model with adapters that are trained by default."""
+
+NO_PATH = "(?!)"
+"""Regular expression that nothing matches."""
 
 IS_ADAPTER = re.compile("(^|/)lora_[ab]$").search
 """path of a tensor -> whether it belongs to an adapter"""
@@ -65,7 +67,7 @@ def lora(
     ['layers_0/lora_a', 'layers_0/lora_b', 'layers_2/bias', 'layers_2/kernel']
     """
     adapted = with_adapters(task, rank, include)
-    trained = compiled(train, "train").search if train else lambda path: None
+    trained = compiled(train or NO_PATH, "train").search
     drawn = hardware.jit_once(adapted.init)(jax.random.key(0))
     task = adapted._replace(is_frozen=lambda path: not (IS_ADAPTER(path) or trained(path)))
     return task, filled(drawn, variables)
@@ -73,7 +75,8 @@ def lora(
 
 def with_adapters(task: Task, rank: int, include: str = "") -> Task:
     """Returns the task with adapters beside its parameters; arguments and errors as in `lora`."""
-    all_layers, pattern = _layers(task), compiled(include, "lora")
+    all_layers = _layers(task)
+    pattern = compiled(include, "lora")
     layers = {path: kernel for path, kernel in all_layers.items() if pattern.search(path)}
     if not layers:
         names = trained_part.listed(list(all_layers)) or "none"
@@ -88,16 +91,15 @@ def with_adapters(task: Task, rank: int, include: str = "") -> Task:
 
     def init(key: Array) -> Variables:
         variables = task.init(key)
-        tensors: dict[Any, Any] = flatten_dict(variables.params)
+        tensors = tree.by_path(variables.params)
         for number, (path, kernel) in enumerate(layers.items()):
-            of_layer = tuple(path.split("/")) if path else ()
             inputs, outputs = kernel.shape[-2:]
             a = jax.random.normal(jax.random.fold_in(key, number), (inputs, rank), kernel.dtype)
-            tensors[(*of_layer, "lora_a")] = a * inputs**-0.5
-            tensors[(*of_layer, "lora_b")] = jnp.zeros((rank, outputs), a.dtype)
-        return variables._replace(params=unflatten_dict(tensors))
+            tensors[_of_layer(path, "lora_a")] = a * inputs**-0.5
+            tensors[_of_layer(path, "lora_b")] = jnp.zeros((rank, outputs), a.dtype)
+        return variables._replace(params=unflatten_dict(tensors, sep="/"))
 
-    def intercepted(f: Callable) -> Callable:
+    def with_products(f: Callable) -> Callable:
         @functools.wraps(f)
         def run(*args, **kwargs):
             with nn.intercept_methods(_add_adapter):
@@ -105,36 +107,42 @@ def with_adapters(task: Task, rank: int, include: str = "") -> Task:
 
         return run
 
-    functions = {name: getattr(task, name) for name in ("loss", "predict", "measure", "forward")}
-    functions = {name: intercepted(f) for name, f in functions.items() if f is not None}
-    return task._replace(init=init, **functions)
+    return wrapped(task, with_products)._replace(init=init)
 
 
 def removed(variables: Variables) -> Variables:
     """Returns variables without their adapters."""
-    tensors: dict[Any, Any] = flatten_dict(variables.params)
-    others = {path: tensor for path, tensor in tensors.items() if path[-1] not in NAMES}
-    return variables._replace(params=unflatten_dict(others))
+    tensors = tree.by_path(variables.params)
+    others = {path: tensor for path, tensor in tensors.items() if not IS_ADAPTER(path)}
+    return variables._replace(params=unflatten_dict(others, sep="/"))
 
 
 def filled(drawn: Variables, given: Variables) -> Variables:
     """Returns `drawn` with the tensors of `given`, which may lack adapters, in place of its own, and their dtype."""
-    values, dtype = tree.by_path(given), tree.dtype(given.params)
+    values = tree.by_path(given)
+    dtype = tree.dtype(given.params)
     leaves = [values.get(path, leaf.astype(dtype)) for path, leaf in tree.by_path(drawn).items()]
     return jax.tree.structure(drawn).unflatten(leaves)
 
 
 def merged(variables: Variables) -> Variables:
     """Returns the variables of the model without adapters that computes the same, with W + A B s / r."""
-    tensors: dict[Any, Any] = flatten_dict(variables.params)
-    merged: dict[Any, Any] = flatten_dict(removed(variables).params)
-    for (*layer, name), a in tensors.items():
+    tensors = tree.by_path(variables.params)
+    for path in filter(IS_ADAPTER, tensors):
+        layer, _, name = path.rpartition("/")
         if name == "lora_a":
-            product = tree.wide(a) @ tree.wide(tensors[(*layer, "lora_b")])
-            kernel = tensors[(*layer, "kernel")]  # of half precision, it is rounded once
-            total = tree.wide(kernel) + product.reshape(kernel.shape) * (SCALE / a.shape[-1])
-            merged[(*layer, "kernel")] = total.astype(kernel.dtype)
-    return variables._replace(params=unflatten_dict(merged))
+            a = tensors[path]
+            b = tensors[_of_layer(layer, "lora_b")]
+            kernel = tensors[_of_layer(layer, "kernel")]  # of half precision, it is rounded once
+            product = (tree.wide(a) @ tree.wide(b)).reshape(kernel.shape)
+            total = tree.wide(kernel) + product * (SCALE / a.shape[-1])
+            tensors[_of_layer(layer, "kernel")] = total.astype(kernel.dtype)
+    return removed(variables._replace(params=unflatten_dict(tensors, sep="/")))
+
+
+def _of_layer(path: str, name: str) -> str:
+    """Returns the path of a tensor of a layer, which may be the module itself, of path ""."""
+    return f"{path}/{name}" if path else name
 
 
 def _layers(task: Task) -> dict[str, Any]:
@@ -142,7 +150,8 @@ def _layers(task: Task) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     def note(call, args, kwargs, context):
-        outputs, layer = call(*args, **kwargs), context.module
+        outputs = call(*args, **kwargs)
+        layer = context.module
         if _is_adaptable(layer, context.method_name):
             found["/".join(layer.path)] = layer.variables["params"]["kernel"].shape
         return outputs
@@ -151,26 +160,20 @@ def _layers(task: Task) -> dict[str, Any]:
         shapes = tree.by_path(jax.eval_shape(lambda key: task.init(key).params, jax.random.key(0)))
     layers = {}
     for path, shape in found.items():
-        prefix = f"{path}/" if path else ""
-        kernel = shapes.get(f"{prefix}kernel")
+        kernel = shapes.get(_of_layer(path, "kernel"))
         is_alone = kernel is not None and kernel.shape == shape  # not one of a lifted module
-        if is_alone and f"{prefix}lora_a" not in shapes:
+        if is_alone and _of_layer(path, "lora_a") not in shapes:
             layers[path] = kernel
     return layers
 
 
 def _is_adaptable(layer: Any, method: str) -> bool:
     """Returns whether a call is of a dense layer of Linen's, or of a convolution of one pixel without padding."""
-    if method != "__call__" or type(layer) not in (nn.Dense, nn.Conv):
-        return False
-    is_one_pixel = (
-        type(layer) is nn.Conv
-        and np.prod(layer.kernel_size) == 1
-        and layer.feature_group_count == 1
-        and layer.mask is None
-        and isinstance(layer.padding, str)
-    )
-    return type(layer) is nn.Dense or is_one_pixel
+    if method != "__call__" or type(layer) is not nn.Conv:
+        return method == "__call__" and type(layer) is nn.Dense
+    is_padded = not isinstance(layer.padding, str) and np.any(layer.padding)
+    is_plain = layer.feature_group_count == 1 and layer.mask is None
+    return np.prod(layer.kernel_size) == 1 and is_plain and not is_padded
 
 
 def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context) -> Any:
@@ -181,16 +184,17 @@ def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context
     """
     layer = context.module
     own = layer.variables.get("params", {}) if _is_adaptable(layer, context.method_name) else {}
-    if NAMES[0] not in own:
+    if "lora_a" not in own:
         return call(*args, **kwargs)
     x = args[0] if args else kwargs["inputs"]
-    tensors = (own.get(name) for name in ("kernel", "bias", *NAMES))
+    tensors = map(own.get, ("kernel", "bias", "lora_a", "lora_b"))
     x, kernel, bias, a, b = layer.promote_dtype(x, *tensors, dtype=layer.dtype)
     if isinstance(layer, nn.Conv):
         strides = np.broadcast_to(layer.strides or 1, x.ndim - 2).tolist()
         x = x[(slice(None), *(slice(None, None, stride) for stride in strides))]
         outputs = _product(x, kernel.reshape(kernel.shape[-2:]), layer.precision)
-        outputs = outputs if bias is None else outputs + jnp.expand_dims(bias, range(x.ndim - 1))
+        if bias is not None:
+            outputs += jnp.expand_dims(bias, range(x.ndim - 1))
     else:
         outputs = call(*args, **kwargs)
     return outputs + _product(_product(x, a), b) * (SCALE / b.shape[0])

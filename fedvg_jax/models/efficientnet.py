@@ -53,7 +53,8 @@ class InvertedResidual(nn.Module):
     def __call__(self, x, mask, train: bool):
         """Returns the activations after the block, [B, H, W, features]."""
         norm = NORMS[self.norm]
-        channels, y = self.expansion * x.shape[-1], x
+        channels = self.expansion * x.shape[-1]
+        y = x
         if self.expansion > 1:
             y = nn.relu6(norm(name="bn0")(_conv(y, channels, 1, 1, "expand_conv"), mask, train))
         y = _conv(y, channels, self.kernel, self.stride, "depthwise_conv", groups=channels)

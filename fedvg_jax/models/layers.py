@@ -7,7 +7,8 @@ and bias, as the published models do.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import flax.linen as nn
 import jax
@@ -23,7 +24,8 @@ _kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 def conv(x, features: int, kernel: int, name: str, padding: str = "VALID"):
     """Applies a square convolution with a bias and stride 1 to x [B, H, W, C] inside a compact module."""
-    bias_init, size = uniform(kernel * kernel * x.shape[-1]), (kernel, kernel)
+    bias_init = uniform(kernel * kernel * x.shape[-1])
+    size = (kernel, kernel)
     return nn.Conv(
         features, size, padding=padding, kernel_init=_kernel_init, bias_init=bias_init, name=name
     )(x)
@@ -33,7 +35,8 @@ def plain_conv(
     x, features: int, kernel: int, stride: int, padding, init: Callable, name: str, groups: int = 1
 ):
     """Applies a square convolution without bias to x [B, H, W, C] inside a compact module, behind a fusion barrier."""
-    size, strides = (kernel, kernel), (stride, stride)
+    size = (kernel, kernel)
+    strides = (stride, stride)
     layer = nn.Conv(
         features,
         size,
@@ -89,7 +92,8 @@ def fusion_barrier(x: Array) -> Array:
     """
     if not hw.choices().fusion_barriers:
         return x
-    first, own = x[(0,) * x.ndim], jnp.finfo(x.dtype)
+    first = x[(0,) * x.ndim]
+    own = jnp.finfo(x.dtype)
     is_number = first == first  # noqa: PLR0124  false for NaN; the compiler cannot know
     return lax.cond(
         is_number, lambda x: x, lambda x: lax.reduce_precision(x, own.nexp, own.nmant), x
@@ -132,15 +136,24 @@ class BatchNorm(nn.Module):
             train: whether to use, and move towards, the statistics of the batch.
         """
         features = x.shape[-1:]
-        scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
         running_mean = self.variable("batch_stats", "mean", jnp.zeros, features, jnp.float32)
         running_var = self.variable("batch_stats", "var", jnp.ones, features, jnp.float32)
         dtype, x = x.dtype, tree.wide(x)  # sums over a batch lose too much in 16 bits
-        scale, bias = tree.wide(scale), tree.wide(bias)
+        scale, bias = _scale_and_bias(self, features)
+
+        def normalised(x: Array, mean: Array, var: Array) -> Array:
+            gain = scale * lax.rsqrt(var + self.eps)
+            return _scaled(x, gain, bias - mean * gain)
+
+        def of_group(x: Array, mask: Array) -> Array:
+            # an empty group by its padding: statistics of no row would make it grow in every layer, up to inf
+            mean, var, _ = _statistics(x, mask | ~mask.any(keepdims=True))
+            return normalised(x, mean, var)
+
         train = train and not self.is_frozen
         if train and mask.ndim == 2:
-            return self._of_groups(x, mask, scale, bias).astype(dtype)
+            groups = x.reshape(*mask.shape, *x.shape[1:])
+            return jax.vmap(of_group)(groups, mask).reshape(x.shape).astype(dtype)
         if train:
             mean, var, count = _statistics(x, mask)
             if not self.is_initializing():
@@ -149,20 +162,9 @@ class BatchNorm(nn.Module):
                 running_mean.value += momentum * (mean - running_mean.value)
                 running_var.value += momentum * (unbiased - running_var.value)
         else:
-            mean, var = running_mean.value, running_var.value
-        gain = scale * lax.rsqrt(var + self.eps)
-        return _scaled(x, gain, bias - mean * gain).astype(dtype)
-
-    def _of_groups(self, x: Array, mask: Array, scale: Array, bias: Array) -> Array:
-        """Returns x, of G B rows, normalised with the statistics of each group of B rows."""
-
-        def normalise(x: Array, mask: Array) -> Array:
-            # an empty group by its padding: statistics of no row would make it grow in every layer, up to inf
-            mean, var, _ = _statistics(x, mask | ~mask.any(keepdims=True))
-            gain = scale * lax.rsqrt(var + self.eps)
-            return _scaled(x, gain, bias - mean * gain)
-
-        return jax.vmap(normalise)(x.reshape(*mask.shape, *x.shape[1:]), mask).reshape(x.shape)
+            mean = running_mean.value
+            var = running_var.value
+        return normalised(x, mean, var).astype(dtype)
 
 
 class GroupNorm(nn.Module):
@@ -178,10 +180,9 @@ class GroupNorm(nn.Module):
     @nn.compact
     def __call__(self, x: Array, mask: Array, train: bool) -> Array:
         """Normalises x [B, ..., C]; mask [B] bool and train are ignored."""
-        features = x.shape[-1:]
-        scale = self.param("scale", nn.initializers.ones, features, jnp.float32)
-        bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
-        dtype, x, scale, bias = x.dtype, tree.wide(x), tree.wide(scale), tree.wide(bias)
+        dtype = x.dtype
+        x = tree.wide(x)
+        scale, bias = _scale_and_bias(self, x.shape[-1:])
         groups = math.gcd(self.num_groups, x.shape[-1])
         y = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
         y = (y - y.mean((1, 3), keepdims=True)) * lax.rsqrt(y.var((1, 3), keepdims=True) + self.eps)
@@ -208,20 +209,28 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
     # which JAX has traced before
     if not jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).stats):
         return False
-    values: dict[tuple[str, ...], float] = {}
+    values: dict[Any, float] = {}
 
     def note(call, args, kwargs, context):
         layer = context.module
         if isinstance(layer, (BatchNorm, nn.BatchNorm)) and context.method_name == "__call__":
-            shape, channels = args[0].shape, getattr(layer, "axis", -1)
-            count = math.prod(shape) // (shape[0] * shape[channels])
-            count = math.inf if getattr(layer, "is_frozen", False) else count
+            shape = args[0].shape
+            channels = getattr(layer, "axis", -1)
+            is_frozen = getattr(layer, "is_frozen", False)
+            count = math.inf if is_frozen else math.prod(shape) // (shape[0] * shape[channels])
             values[layer.path] = min(count, values.get(layer.path, math.inf))
         return call(*args, **kwargs)
 
     with nn.intercept_methods(note):
         stats = jax.eval_shape(lambda key: init(key), jax.random.key(0)).stats  # noqa: PLW0108  a new function is traced anew
     return len(jax.tree.leaves(stats)) != 2 * len(values) or min(values.values()) == 1
+
+
+def _scale_and_bias(module: nn.Module, features: Sequence[int]) -> tuple[Array, ...]:
+    """Returns the parameters of a normalisation, in at least float32, inside its compact module."""
+    scale = module.param("scale", nn.initializers.ones, features, jnp.float32)
+    bias = module.param("bias", nn.initializers.zeros, features, jnp.float32)
+    return tree.wide(scale), tree.wide(bias)
 
 
 def _statistics(x: Array, mask: Array) -> tuple[Array, Array, Array]:

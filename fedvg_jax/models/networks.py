@@ -8,14 +8,12 @@ from typing import Any, NamedTuple
 
 from fedvg_jax.host import hardware
 
-Reference = str | Callable[..., Any]
-"""A function, or MODULE:NAME of one in this package, such as models.plain:CNN, which is imported when it is needed."""
+Reference = str
+"""MODULE:NAME of a function in this package, such as models.plain:CNN, which is imported when it is needed."""
 
 
 def referenced(reference: Reference) -> Callable[..., Any]:
     """Returns the function of a reference."""
-    if not isinstance(reference, str):
-        return reference
     module, _, name = reference.partition(":")
     return getattr(importlib.import_module(f"fedvg_jax.{module}"), name)
 

@@ -106,8 +106,10 @@ class GatedRecurrence(nn.Module):
         bias = self.param("candidate_bias", init, (self.hidden,), jnp.float32)
 
         def step(state: Array, gates: Array) -> tuple[Array, Array]:
-            own, past = jnp.split(gates, 3, -1), jnp.split(state @ kernel, 3, -1)
-            reset, update = nn.sigmoid(own[0] + past[0]), nn.sigmoid(own[1] + past[1])
+            own = jnp.split(gates, 3, -1)
+            past = jnp.split(state @ kernel, 3, -1)
+            reset = nn.sigmoid(own[0] + past[0])
+            update = nn.sigmoid(own[1] + past[1])
             candidate = jnp.tanh(own[2] + reset * (past[2] + bias[None]))
             state = (1 - update) * candidate + update * state
             return state, state

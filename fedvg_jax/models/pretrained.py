@@ -13,7 +13,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,12 @@ from fedvg_jax.models import adapters
 
 if TYPE_CHECKING:
     from fedvg_jax.data.scaling import Columns
+
+Tensors = dict[str, Any]
+"""name or path -> array"""
+
+Renames = list[tuple[str, str]]
+"""patterns of our paths, with what they become in files"""
 
 _LEAVES = [("/(kernel|scale)$", "/weight"), ("/(mean|var)$", r"/running_\1")]
 
@@ -94,12 +100,13 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     """
     tensors = {_current(name): tensor for name, tensor in read(path).items()}
     renames = _renames(architecture, tensors)
-    leaves = dict(zip(_paths(variables), jax.tree.leaves(variables), strict=True))
-    names = {
-        ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(f"{HEAD}/")
+    leaves = _by_path(variables)
+    read_paths = [ours for ours in leaves if head or not ours.startswith(f"{HEAD}/")]
+    names = {ours: _name(ours, renames) for ours in read_paths}
+    expected = {
+        name: _to_torch(ours, np.broadcast_to(0, leaves[ours].shape)).shape
+        for ours, name in names.items()
     }
-    blank = {ours: np.broadcast_to(0, leaves[ours].shape) for ours in names}
-    expected = {name: _to_torch(ours, blank[ours]).shape for ours, name in names.items()}
     is_head = _FILE_HEAD.match if renames else re.compile(f"{HEAD}[.]").match
     got = {
         name: tensor.shape
@@ -112,11 +119,8 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
                 f"{path}: tensor {name} has shape {got.get(name)}, and {architecture} takes {expected.get(name)};"
                 " give a file of this model"
             )
-    filled = [
-        _from_torch(ours, tensors[names[ours]], leaf) if ours in names else leaf
-        for ours, leaf in leaves.items()
-    ]
-    return jax.tree.structure(variables).unflatten(filled)
+    filled = {ours: _from_torch(ours, tensors[names[ours]], leaves[ours]) for ours in names}
+    return jax.tree.structure(variables).unflatten((leaves | filled).values())
 
 
 def save(
@@ -142,16 +146,15 @@ def save(
     metadata = {COLUMNS: json.dumps(columns.as_json())} if columns else {}
     if architecture is None:
         return write(path, jax.device_get(tree.by_path(variables)), metadata)
-    variables = adapters.merged(variables)
+    leaves = _by_path(jax.device_get(adapters.merged(variables)))
     renames = _renames(architecture, {"class_token"} if architecture == "vit_b16" else ())
-    leaves = zip(_paths(variables), jax.device_get(jax.tree.leaves(variables)), strict=True)
-    tensors = {_name(ours, renames): _to_torch(ours, leaf) for ours, leaf in leaves}
+    tensors = {_name(ours, renames): _to_torch(ours, leaf) for ours, leaf in leaves.items()}
     for name in [name for name in tensors if name.endswith("running_mean")]:
         tensors[name.replace("running_mean", "num_batches_tracked")] = np.zeros((), np.int64)
     write(path, tensors, metadata)
 
 
-def write(path: Path, tensors: dict[str, np.ndarray], metadata: Mapping[str, str] = {}) -> None:
+def write(path: Path, tensors: Tensors, metadata: Mapping[str, str] = {}) -> None:
     """Writes a safetensors file, which is on the disk when this returns; a link's target is replaced.
 
     Args:
@@ -168,7 +171,7 @@ def write(path: Path, tensors: dict[str, np.ndarray], metadata: Mapping[str, str
         files.replace(files.export_target(path), content)
 
 
-def read(path: Path) -> dict[str, np.ndarray]:
+def read(path: Path) -> Tensors:
     """Returns the tensors of a safetensors file by name.
 
     Raises:
@@ -211,7 +214,7 @@ def _current(name: str) -> str:
     return name.replace(".mlp.linear_1.", ".mlp.0.").replace(".mlp.linear_2.", ".mlp.3.")
 
 
-def _renames(architecture: str, names: Container[str]) -> list[tuple[str, str]]:
+def _renames(architecture: str, names: Container[str]) -> Renames:
     """Returns patterns of our paths with what they become in files; [] for a model without published names.
 
     Args:
@@ -223,38 +226,31 @@ def _renames(architecture: str, names: Container[str]) -> list[tuple[str, str]]:
     return next((table for family, table in tables.items() if architecture.startswith(family)), [])
 
 
-def _name(path: str, renames: list[tuple[str, str]]) -> str:
+def _name(path: str, renames: Renames) -> str:
     """Returns the tensor's name for a path, e.g. blocks.3.norm1.weight for block_3/norm1/scale."""
     for pattern, new in (*_LEAVES, *renames):
         path = re.sub(pattern, new, path)
     return path.replace("/", ".")
 
 
-def _paths(variables: Variables) -> list[str]:
-    return tree.paths(variables.params) + tree.paths(variables.stats)
+def _by_path(variables: Variables) -> Tensors:
+    """Returns parameters and statistics by path, in leaf order."""
+    return tree.by_path(variables.params) | tree.by_path(variables.stats)
 
 
 def _to_torch(path: str, leaf: np.ndarray) -> np.ndarray:
+    """Returns a kernel as OIHW of HWIO, or as [out, in] of [in, out]; other tensors keep their axes."""
     array = leaf.reshape(_spatial(path, leaf.shape))
-    return array.transpose(_axes(path, array.ndim))
+    return np.moveaxis(array, (-1, -2), (0, 1)) if path.endswith("kernel") else array
 
 
 def _from_torch(path: str, array: np.ndarray, leaf: Array) -> Array:
     """Returns a copy in the shape and dtype of `leaf`: the file may change, and the engine donates buffers."""
-    array = array.transpose(np.argsort(_axes(path, array.ndim)))
+    array = np.moveaxis(array, (0, 1), (-1, -2)) if path.endswith("kernel") else array
     return jnp.array(array.reshape(leaf.shape), leaf.dtype, copy=True)
 
 
-def _spatial(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+def _spatial(path: str, shape: Sequence[int]) -> Sequence[int]:
     """Returns [h, w, 3, o] for a patch embedding [h w 3, o], which is a convolution in torch; otherwise `shape`."""
     side = math.isqrt(shape[0] // 3) if path == "patch_embed/kernel" else 0
     return (side, side, 3, shape[1]) if side else shape
-
-
-def _axes(path: str, ndim: int) -> tuple[int, ...]:
-    """Returns the transposition of kernels, HWIO to OIHW or [in, out] to [out, in]; other tensors keep their axes."""
-    return (
-        {4: (3, 2, 0, 1), 2: (1, 0)}.get(ndim, tuple(range(ndim)))
-        if path.endswith("kernel")
-        else tuple(range(ndim))
-    )

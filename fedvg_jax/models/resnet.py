@@ -36,7 +36,8 @@ class Residual(nn.Module):
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the activations after the block, [B, H, W, channels]."""
-        norm, y = NORMS[self.norm], x
+        norm = NORMS[self.norm]
+        y = x
         for i, layer in enumerate(self.layers, 1):
             y = nn.relu(y) if i > 1 else y
             y = norm(name=f"bn{i}")(_conv(y, *layer, f"conv{i}"), mask, train)

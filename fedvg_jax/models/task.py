@@ -17,12 +17,15 @@ from jax import Array
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Batch, Outputs, Task, Tree, UsageError, Variables
 
+BlockOf = Callable[[str], str]
+"""path of a tensor -> name of its block"""
+
 
 def classification(
     module: nn.Module,
     num_classes: int,
     image_shape: Sequence[int],
-    block_of: Callable[[str], str] | None = None,
+    block_of: BlockOf | None = None,
     normalise: str = "none",
 ) -> Task:
     """Returns the task of classifying images, or rows of a table, with `module` by cross-entropy.
@@ -44,7 +47,7 @@ def classification(
 
 
 def next_character(
-    module: nn.Module, num_classes: int, length: int, block_of: Callable[[str], str] | None = None
+    module: nn.Module, num_classes: int, length: int, block_of: BlockOf | None = None
 ) -> Task:
     """Returns the task of predicting the next character at every place of a sequence by cross-entropy.
 
@@ -75,7 +78,7 @@ def _labelling(
     num_classes: int,
     row: jax.ShapeDtypeStruct,
     prepare: Callable[[Array, Any], Array],
-    block_of: Callable[[str], str] | None,
+    block_of: BlockOf | None,
 ) -> Task:
     """Returns the task of giving one of C labels to each row, or to each place of it, by cross-entropy.
 
@@ -129,7 +132,8 @@ def _labelling(
 
 def _sums(logits: Array, y: Array, mask: Array, num_classes: int) -> Tree:
     """Returns the summed loss [] of the real rows, and their confusion matrix [C * C]."""
-    true, predicted = y.astype(jnp.int32), jnp.argmax(logits, -1).astype(jnp.int32)
+    true = y.astype(jnp.int32)
+    predicted = jnp.argmax(logits, -1).astype(jnp.int32)
     is_real = tree.where(mask, jnp.ones_like(true), jnp.zeros_like(true))
     # in int32: a product of uint8 labels wraps from 256 on
     cells = jnp.zeros(num_classes**2, jnp.int32)
@@ -140,7 +144,7 @@ def _sums(logits: Array, y: Array, mask: Array, num_classes: int) -> Tree:
     }
 
 
-def loss_of(forward: Callable[..., tuple[Outputs, Tree]]) -> Callable[..., tuple[Array, Tree]]:
+def loss_of(forward: Callable) -> Callable:
     """Returns the loss of a `Task.forward`, which draws no random numbers."""
 
     def loss(params, stats, batch, mask, train):
@@ -148,6 +152,12 @@ def loss_of(forward: Callable[..., tuple[Outputs, Tree]]) -> Callable[..., tuple
         return outputs.loss, stats
 
     return loss
+
+
+def wrapped(task: Task, wrap: Callable[[Callable], Callable]) -> Task:
+    """Returns the task with `wrap` applied to each of its functions of a batch."""
+    functions = {name: getattr(task, name) for name in ("loss", "predict", "measure", "forward")}
+    return task._replace(**{name: wrap(f) for name, f in functions.items() if f})
 
 
 def mean_over_rows(losses: Array, mask: Array) -> Array:
@@ -169,8 +179,11 @@ def classification_metrics(sums: dict[str, np.ndarray]) -> dict[str, float]:
     """
     matrix = np.asarray(sums["confusion"], np.float64)
     matrix = matrix.reshape(2 * [round(matrix.size**0.5)])
-    correct, true, predicted = np.diag(matrix), matrix.sum(1), matrix.sum(0)
-    occurs, total = true > 0, true + predicted
+    correct = np.diag(matrix)
+    true = matrix.sum(1)
+    predicted = matrix.sum(0)
+    occurs = true > 0
+    total = true + predicted
     return {
         "loss": float(sums["loss"]) / true.sum(),
         "accuracy": correct.sum() / true.sum(),
@@ -187,7 +200,7 @@ def head_and_base(path: str) -> str:
 
 # --- pixels
 
-STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]] | None] = {
+STATISTICS: dict[str, Sequence[Sequence[float]] | None] = {
     "none": None,
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "half": ((0.5,), (0.5,)),
@@ -247,7 +260,8 @@ def recorded_features() -> Iterator[Features]:
     features = Features()
 
     def record(run, args, kwargs, context):
-        outputs, inputs = run(*args, **kwargs), [*args, *kwargs.values()]
+        outputs = run(*args, **kwargs)
+        inputs = [*args, *kwargs.values()]
         is_call = context.method_name in ("__call__", "attend") and inputs
         own = context.module.variables.get("params", {}) if is_call else {}
         # a module with layers inside it is none, even with parameters beside them, such as a ViT's class token

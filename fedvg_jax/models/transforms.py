@@ -115,7 +115,8 @@ def compute_in(task: Task, name: str) -> Task:
         wide = jax.tree.map(lambda x: x.astype(tree.dtype(params)), outputs)
         return wide, tree.like(new, stats)
 
-    predict, measure = in_format(task.predict), in_format(task.measure)
+    predict = in_format(task.predict)
+    measure = in_format(task.measure)
     return task._replace(loss=loss_of(forward), forward=forward, predict=predict, measure=measure)
 
 

@@ -60,7 +60,8 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x):
         """Returns the tokens after the block, [B T, D]."""
-        init, width = SCHEMES[self.scheme], x.shape[-1]
+        init = SCHEMES[self.scheme]
+        width = x.shape[-1]
         x = fusion_barrier(x)
         qkv = dense(_norm(x, "norm1"), 3 * width, "qkv", *init.qkv)
         y = attention(qkv.reshape(-1, self.tokens, 3 * width), self.heads).reshape(-1, width)
@@ -96,12 +97,8 @@ class ViT(nn.Module):
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
         init = SCHEMES[self.scheme]
-        x = dense(
-            patches(rgb(resize(x, self.image_size)), self.patch),
-            self.width,
-            "patch_embed",
-            *init.patch,
-        )
+        x = patches(rgb(resize(x, self.image_size)), self.patch)
+        x = dense(x, self.width, "patch_embed", *init.patch)
         token = self.param("cls_token", init.token, (1, 1, self.width), jnp.float32)
         x = jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, self.width)), x], 1)
         x = x + self.param("pos_embed", init.position, (1, *x.shape[1:]), jnp.float32)

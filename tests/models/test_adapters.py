@@ -90,6 +90,14 @@ def test_no_client_has_a_kernel_or_its_gradient(x64):
         assert not path.endswith("kernel") or (clients, *kernel.shape) not in shapes, path
 
 
+def test_1x1_convolutions_of_a_named_network_have_adapters():
+    task = resolve.model.named_task(fv.Config(model="efficientnet_lite0", lora=2), (32, 32, 3), 3)
+    params = jax.eval_shape(task.init, jax.random.key(0)).params
+    paths = filter(adapters.IS_ADAPTER, tree.paths(params))
+    names = {path.split("/")[-2] for path in paths}
+    assert names == {"expand_conv", "project_conv", "conv_head"}
+
+
 # --- runs
 
 

@@ -105,8 +105,7 @@ def write(argv: Sequence[str]) -> int:
     from fedvg_jax.study import report
 
     written = report.write(**vars(arguments), command=shlex.join([*PROG.split(), *argv]))
-    for line in (*written.paths, *written.findings):
-        print(line)
+    print(*written.paths, *written.finding.splitlines(), sep="\n")
     return 0
 
 

@@ -76,12 +76,12 @@ class CommandLine(NamedTuple):
     plan: tuning.Plan
     out: Path
     """folder of the sweep"""
-    is_dry: bool = False
-    jobs: str = "auto"
+    is_dry: bool
+    jobs: str
     """see `executors.num_processes`"""
-    executor: str = ""
+    executor: str
     """MODULE:FUNCTION; "" for processes of this machine"""
-    shard: str = "1/1"
+    shard: str
     """see `executors.of_shard`"""
 
 
@@ -137,7 +137,7 @@ def _compute(command: CommandLine, console: Console) -> list[Trial]:
 
         log = functools.partial(say, console)
         work = sweeps.Work(Recipe(), command.shard, slots, log, log)
-        return sweeps.compute_plan(command.plan, work)[0]
+        return [*sweeps.compute_plan(command.plan, work)[0].trials.values()]
 
 
 def _show_results(command: CommandLine, trials: Sequence[Trial], console: Console) -> int:
@@ -168,10 +168,10 @@ def _report(out: Path, console: Console) -> None:
         say(console, f"no report: reports need {packages}; pip install 'fedvg_jax[report]'")
         return
     study = collect([out], partial=True)
-    table = tables.accuracy(study, tables.options(study))
+    table = tables.accuracy(tables.comparing(study))
     written = report.write([out], out / "report")
     shown = (table.title, table.shown.to_string(index=False), *table.notes)
-    for line in (*shown, *written.findings, f"report: {written.paths[-1]}"):
+    for line in (*shown, *written.finding.splitlines(), f"report: {written.page}"):
         say(console, line)
 
 
@@ -185,14 +185,12 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
         UsageError: for an option that cannot work at some trial, or that no trial uses.
     """
     options, flags = split_flags(argv)
-    file, source = sweep_trials.SweepFile({}), options.get("config")
-    if source:
-        file = sweep_trials.read_file(source)
-    sweep = make_sweep(flags, file, str(source))
+    path = options.get("config")
+    file = sweep_trials.read_file(path) if path else sweep_trials.SweepFile()
+    sweep = make_sweep(flags, file)
     grid = dict(file.tune)
     for flag, *words in options.get("tune", ()):
         name = flag.replace("-", "_")
-        sweep_trials.check_name(name, "--tune")
         grid[name] = _typed_list(name, words)
     seeds = file.tune_seeds
     if "tune_seeds" in options:
@@ -202,30 +200,28 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     plan = tuning.make_plan(sweep, out, tuned)
     if "executor" in options and "jobs" in options:
         raise UsageError("--jobs has no effect beside --executor; leave one of the two out")
-    others = {name: options[name] for name in ("jobs", "executor", "shard") if name in options}
-    others.setdefault("shard", executors.default_shard())
-    command = CommandLine(plan, out, "dry_run" in options, **others)
-    executors.of_shard(plan.trials, command.shard)  # refuses what is no part
-    return command
+    shard = options.get("shard") or executors.default_shard()
+    executors.of_shard(plan.trials, shard)  # refuses what is no part
+    jobs, executor = options.get("jobs", "auto"), options.get("executor", "")
+    return CommandLine(plan, out, "dry_run" in options, jobs, executor, shard)
 
 
-def make_sweep(flags: dict[str, list[str]], file: sweep_trials.SweepFile, source: str) -> Sweep:
+def make_sweep(flags: dict[str, list[str]], file: sweep_trials.SweepFile) -> Sweep:
     """Returns the sweep of a file and of the flags that are settings, which override the file.
 
     Args:
         flags: words by name; see `split_flags`.
         file: its content.
-        source: its name, for messages.
     """
     columns = {name: _typed_list(name, words) for name, words in flags.items()}
     several = {name: values for name, values in columns.items() if len(values) != 1}
     settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
-    kept = [axis for axis in file.axes if not {*axis.names} <= columns.keys()]
-    of_file = {name: value for name, value in file.settings.items() if name not in columns}
+    kept = [axis for axis in file.layer.axes if not {*axis.names} <= columns.keys()]
+    of_file = {name: value for name, value in file.layer.settings.items() if name not in columns}
     layers = (
         Layer(settings={"keep": 1}, source="sweep"),
-        Layer(tuple(kept), of_file, source),
-        Layer(tuple(sweep_trials.cross(several, "command line")), settings, "command line"),
+        Layer(tuple(kept), of_file, file.layer.source),
+        Layer(sweep_trials.parse_axes(several, "command line"), settings, "command line"),
     )
     return Sweep(layers, title=file.title)
 

@@ -12,6 +12,7 @@ import pandas as pd
 from benchmarks.machine import RESULTS
 from benchmarks.pages.files import parts_of_folder, source_of_folder
 from benchmarks.pages.markdown import interval, table
+from benchmarks.studies.paper.values import mean_and_std
 from benchmarks.studies.uses import Contrast, contrast_of
 from fedvg_jax.config import method_title
 from fedvg_jax.config.methods import method_of
@@ -205,7 +206,7 @@ def rows_of_runs(path: Path, choice: str, baseline: str = "fedvg") -> list[Row]:
     differences = dict(zip(compared, contrasts, strict=True))
     rows = []
     for place, by_seed in values.items():
-        moments = statistics.mean_and_std(list(by_seed.values()))
+        moments = mean_and_std(list(by_seed.values()))
         rows.append(Row(*place, *moments, len(by_seed), differences.get(place)))
     majority = runs.groupby("setting").majority.mean().dropna()
     rows += [Row(str(setting), LARGEST_CLASS, share) for setting, share in majority.items()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -70,8 +71,8 @@ def make_study(
     is_one_sweep = len(sweeps) == 1 and len(sweeps[0].trials) == len(read)
     placed = _places(read, sweeps, is_one_sweep)
     conditions = tuple(dict.fromkeys(place.condition for place in placed))
-    frame = make_frame(read, placed)
-    _refuse_mixed(frame[frame["run"].notna()])
+    frame = make_frame(read, placed, conditions)
+    _refuse_mixed(read, placed)
     if not is_one_sweep:
         frame = _with_unpaired(frame, conditions)
     missing = frame.loc[frame["kind"] == "missing", "problem"]
@@ -81,10 +82,10 @@ def make_study(
             " runs, or report with --partial"
         )
     outcome = choose_outcome(runs, any(map(_has_personal_models, runs)), metric, target)
-    is_finished = frame["run"].notna()
     for choice in CHOICES:
-        values = [outcome.of_run(run.history, choice) for run in frame["run"][is_finished]]
-        frame.loc[is_finished, choice] = values
+        frame[choice] = [
+            outcome.of_run(run.history, choice) if run else math.nan for run in frame["run"]
+        ]
     titles = [sweep.title for sweep in sweeps if sweep.title]
     titles = titles or [Path(source).resolve().name for source in sources]
     is_global = any(run.config.local for run in runs) and "personal_" not in outcome.metric
@@ -132,15 +133,14 @@ def _has_personal_models(run: Run) -> bool:
 # --- the frame
 
 
-def make_frame(read: Sequence[Folder], placed: Sequence[Place]) -> Frame:
+def make_frame(
+    read: Sequence[Folder], placed: Sequence[Place], conditions: Sequence[Condition]
+) -> Frame:
     """Returns the frame of a study without outcomes, in the order of the seeds of each method."""
     import pandas
 
-    positions = {
-        condition: i for i, condition in enumerate(dict.fromkeys(p.condition for p in placed))
-    }
     rows = [
-        (*folder, place.method, positions[place.condition], *place.seeds)
+        (*folder, place.method, conditions.index(place.condition), *place.seeds)
         for folder, place in zip(read, placed, strict=True)
     ]
     frame = pandas.DataFrame(rows, columns=[*Folder._fields, *PLACE], dtype=object)
@@ -169,41 +169,39 @@ def _with_unpaired(frame: Frame, conditions: Sequence[Condition]) -> Frame:
     counts = frame.pivot_table("name", "method", PLACE[1:], aggfunc="count", sort=False)
     absent = counts.isna().melt(ignore_index=False).reset_index()
     absent = absent[absent.pop("value")].assign(run=None, kind="missing")
+    if absent.empty:
+        return frame
     lines = []
     for row in absent.itertuples():
-        where = ", ".join(
-            filter(None, (row.method, places.condition_text(conditions[row.condition])))
-        )
+        condition = places.condition_text(conditions[row.condition])
+        where = f"{row.method}, {condition}".removesuffix(", ")
         lines.append(f"{where}: no run with {places.seeds_text((row.seed, row.partition_seed))}")
-    return (
-        pandas.concat([frame, absent.assign(problem=lines)], ignore_index=True) if lines else frame
-    )
+    return pandas.concat([frame, absent.assign(problem=lines)], ignore_index=True)
 
 
-def _refuse_mixed(finished: Frame) -> None:
+def _refuse_mixed(read: Sequence[Folder], placed: Sequence[Place]) -> None:
     """Raises UsageError for runs of one condition with different data, different partitions of one seed, or other code.
 
     A partition from Python may depend on all seeds.
     """
-    import pandas
-
-    rows: list[tuple] = []
-    for row in finished.itertuples():
-        manifest, folder = row.run.manifest, row.run.folder
-        own_seed = row.seed if "partition" in row.run.custom else None
-        partition = str(manifest.get("partition", row.partition_seed))
-        rows.append(("data", str(row.condition), str(manifest.get("data")), folder))
-        rows.append(
-            ("partition", str((row.condition, row.partition_seed, own_seed)), partition, folder)
-        )
-        for argument, digest in manifest.get("code", {}).items():
-            what = f"{argument} {row.run.custom.get(argument, '')}".strip()
-            rows.append((what, "", digest, folder))
-    sources: Frame = pandas.DataFrame(rows, columns=["what", "where", "digest", "folder"])
-    several = sources.groupby(["what", "where"])["digest"].transform("nunique") > 1
-    mixed = sources[several].drop_duplicates(["what", "where", "digest"])
-    if len(mixed):
-        lines = [f"{row.what} {row.digest:.12} in {row.folder}" for row in mixed.itertuples()]
+    folders: dict[tuple, dict[str, Path]] = {}  # what is one in which runs -> digest -> a folder
+    for run, place in [(folder.run, place) for folder, place in zip(read, placed, strict=True)]:
+        if run is None:
+            continue
+        seed, partition_seed = place.seeds
+        own_seed = seed if "partition" in run.custom else None
+        digests: dict[tuple, Any] = {("data", place.condition): run.manifest.get("data")}
+        drawn = "partition", place.condition, partition_seed, own_seed
+        digests[drawn] = run.manifest.get("partition", partition_seed)
+        for argument, digest in run.manifest.get("code", {}).items():
+            digests[f"{argument} {run.custom.get(argument, '')}".strip(),] = digest
+        for what, digest in digests.items():
+            folders.setdefault(what, {}).setdefault(str(digest), run.folder)
+    lines = []
+    for (what, *_), mixed in folders.items():
+        if len(mixed) > 1:
+            lines += [f"{what} {digest:.12} in {folder}" for digest, folder in mixed.items()]
+    if lines:
         raise UsageError(
             f"the runs are of different data, partitions or code: {_listed(lines)}; report them apart, or give objects"
             " other names"

@@ -12,6 +12,7 @@ import dataclasses
 import importlib
 import math
 import os
+import pkgutil
 import signal
 import threading
 import time
@@ -196,7 +197,10 @@ class Here(futures.Executor):
     def submit(self, function: Callable, /, *arguments: Any, **keywords: Any) -> futures.Future:
         """Returns a finished future."""
         future: futures.Future = futures.Future()
-        future.set_result(function(*arguments, **keywords))
+        try:
+            future.set_result(function(*arguments, **keywords))
+        except Exception as error:
+            future.set_exception(error)
         return future
 
 
@@ -230,9 +234,8 @@ def opened(executor: ExecutorOrMaker | None, count: int) -> Iterator[list[Slot]]
 
 def _given_slot(executor: ExecutorOrMaker) -> Slot:
     """Returns the slot of a caller's executor."""
-    made: Any = executor
-    make = None
-    if callable(executor) and (isinstance(executor, type) or not hasattr(executor, "submit")):
+    made, make = executor, None
+    if not isinstance(executor, futures.Executor) and callable(executor):
         made, make = executor(), lambda: _given_slot(executor)
     if not callable(getattr(made, "submit", None)):
         raise UsageError(
@@ -248,9 +251,8 @@ def named(text: str) -> Callable[[], Any]:
     >>> named("concurrent.futures:ThreadPoolExecutor").__name__
     'ThreadPoolExecutor'
     """
-    module, _, name = text.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(text)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
             f"--executor {text[:100]}: {one_line(str(error))}; give MODULE:FUNCTION; the function returns an executor"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -33,13 +34,7 @@ class Group(NamedTuple):
         return self._by_seeds(choice)
 
     def _by_seeds(self, column: str) -> dict[Seeds, Any]:
-        known = self.rows.dropna(subset=[column])
-        seeds = zip(known["seed"], known["partition_seed"], strict=True)
-        return dict(zip(seeds, known[column], strict=True))
-
-    def lines(self, *kinds: str) -> list[str]:
-        """Returns the problems of some kinds: "missing", "diverged", "failed" or "stopped"."""
-        return list(self.rows.loc[self.rows["kind"].isin(kinds), "problem"])
+        return self.rows.set_index(["seed", "partition_seed"])[column].dropna().to_dict()
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -58,8 +53,19 @@ class Study:
     """Settings that all runs share, by dotted name."""
     notes: tuple[str, ...] = ()
     """Lines on what is unusual about the runs."""
+    baseline: str | None = None
+    """The method that the others are compared with; None for every pair of methods."""
+    choice: Choice = "final"
+    """The evaluation that stands for a run."""
     tuned: tuple[Mapping[str, Any], ...] = ()
     """For each group of a tuned sweep: its name, `values` in words, `metric`, `score` and `num_runs`."""
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """The pairs of methods that are compared, the later one of every pair first."""
+        if self.baseline is None:
+            return [(later, earlier) for earlier, later in itertools.combinations(self.methods, 2)]
+        return [(method, self.baseline) for method in self.methods if method != self.baseline]
 
     @functools.cached_property
     def groups(self) -> dict[tuple[str, Condition], Group]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import NoneType
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
-from fedvg_jax.config.presets import METHODS, meaning
+from fedvg_jax.config.presets import METHODS
 from fedvg_jax.core.types import Algorithm, Selection, Send, Task, UsageError, Weighting
 
 OBJECTS = ("weighting", "algorithm", "task", "selection", "aggregate", "send", "attack")
@@ -51,11 +50,19 @@ class Method(NamedTuple):
     settings: Mapping[str, Any] = {}
 
 
-Named = Mapping[str, Mapping[str, Method]]
-"""Axis -> name on it -> what that stands for; an object on the axis "weighting" is a method with this weighting."""
+class Meaning(NamedTuple):
+    """What a name on an axis stands for."""
+
+    objects: dict[str, Any]
+    """by argument of a run; "hyper" has their hyperparameters"""
+    settings: dict[str, Any]
 
 
-def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Method]]]:
+Named = Mapping[str, Mapping[str, Meaning]]
+"""Axis -> name of the caller's own on it -> what that stands for."""
+
+
+def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Meaning]]]:
     """Returns axes with names in place of values, and what these names stand for.
 
     Values of an axis of `AXES`, or of "method", that are objects stand in a dict, name -> object or setting.
@@ -65,8 +72,8 @@ def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Method]]
 
     >>> def root(task): ...
     >>> plain, named = name_values({"weighting": {"root": root, "baseline": "samples"}, "seed": "0:2"})
-    >>> plain, named["weighting"]["baseline"].weighting
-    ({'weighting': ['root', 'baseline'], 'seed': '0:2'}, 'samples')
+    >>> plain, named["weighting"]["baseline"].settings
+    ({'weighting': ['root', 'baseline'], 'seed': '0:2'}, {'weighting': 'samples'})
     """
     if not isinstance(axes, Mapping):
         raise UsageError(
@@ -82,7 +89,8 @@ def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Method]]
                 f"axes: {axis} takes a dict, name of your own -> object; got the names {list(values)}"
             )
         plain[axis] = list(values)
-        named[axis] = {name: _as_method(axis, value) for name, value in values.items()}
+        own = {name: value for name, value in values.items() if value != name}
+        named[axis] = {name: _meaning(axis, value) for name, value in own.items()}
     return plain, named
 
 
@@ -90,62 +98,30 @@ def _is_wrong(axis: str, name: Any, value: Any) -> bool:
     """Returns whether a name is none, or one that a setting takes for something else than the value."""
     if not isinstance(name, str) or not name:
         return True
-    is_same = isinstance(value, str) and value == name.lower()
-    return name.lower() in TAKEN.get(axis, ()) and not is_same
+    return name.lower() in TAKEN.get(axis, ()) and value != name.lower()
 
 
-def _as_method(axis: str, value: Any) -> Method:
+def _meaning(axis: str, value: Any) -> Meaning:
     """Returns what a value of an axis stands for."""
-    if axis != "method":
-        return Method(**{AXES[axis]: value})
-    if not isinstance(value, (str, Method)):
+    if axis == "method" and isinstance(value, str):
+        return Meaning({}, {axis: value})
+    method = value if axis == "method" else Method(**{AXES[axis]: value})
+    if not isinstance(method, Method):
         raise UsageError(f"axes: method takes names and fv.Method(...); got {value!r:.100}")
-    return Method(settings={axis: value}) if isinstance(value, str) else value
+    objects, settings = {}, dict(method.settings)
+    for setting, argument in AXES.items():
+        part = getattr(method, argument)
+        if isinstance(part, str):
+            settings[setting] = part
+        elif part is not None:
+            objects[argument] = part
+    if method.hyper:
+        objects["hyper"] = method.hyper
+    return Meaning(objects, settings)
 
 
-def _chosen(named: Named, values: Mapping[str, Any]) -> dict[str, Method]:
-    """Returns axis -> what the name on it stands for."""
-    return {axis: methods[values[axis]] for axis, methods in named.items() if axis in values}
-
-
-def objects_in(method: Method) -> dict[str, Any]:
-    """Returns the objects of a method by argument of a run, with its hyperparameters."""
-    parts = {argument: getattr(method, argument) for argument in OBJECTS}
-    objects = {n: part for n, part in parts.items() if not isinstance(part, (str, NoneType))}
-    return objects | ({"hyper": method.hyper} if method.hyper else {})
-
-
-def objects_of(named: Named, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the objects that values of axes stand for, by argument of a run."""
-    objects: dict[str, Any] = {}
-    for method in _chosen(named, values).values():
-        objects |= objects_in(method)
-    return objects
-
-
-def names_of(named: Named, values: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the names of the objects that values of axes stand for, by argument of a run."""
-    names: dict[str, str] = {}
-    for axis, method in _chosen(named, values).items():
-        names |= {name: values[axis] for name in objects_in(method) if name != "hyper"}
-    return names
-
-
-def settings_of(named: Named, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns values of axes as settings: those that names stand for, which other axes override."""
-    meant: dict[str, Any] = {}
-    for method in _chosen(named, values).values():
-        meant |= method.settings
-        for setting, argument in AXES.items():
-            part = getattr(method, argument)
-            meant |= {setting: part} if isinstance(part, str) else {}
-    return meant | {name: value for name, value in values.items() if name not in named}
-
-
-def is_custom_method(name: str) -> bool:
-    """Returns whether a method's name is a caller's, and none that `--method` takes."""
-    try:
-        meaning({"method": name})
-    except UsageError:
-        return True
-    return False
+def chosen(named: Named, values: Mapping[str, Any]) -> Iterator[tuple[str, Meaning]]:
+    """Yields the names of the caller's own among values of axes, with what they stand for."""
+    for axis, meanings in named.items():
+        if values.get(axis) in meanings:
+            yield values[axis], meanings[values[axis]]

@@ -135,11 +135,6 @@ def measured(record: Record, part: str = "test") -> dict[str, float]:
     return values
 
 
-def of_last(records: Sequence[Record]) -> dict[str, float]:
-    """Returns what the last evaluation has measured; see `measured`."""
-    return measured(evaluations(records)[-1])
-
-
 def choose_outcome(
     runs: Sequence[Run], are_personal: bool, text: str | None, target: float | None = None
 ) -> Outcome:
@@ -165,9 +160,9 @@ def choose_outcome(
         if default != "loss" and not 0 < target <= 1:
             raise UsageError(f"--target must be an accuracy in (0, 1]; got {target:g}")
         goal = default, target if default == "loss" else 100 * target
-    declared = {"min:": "lower", "max:": "higher"}.get((text or "")[:4])
-    name = text[4:] if text and declared else text or default
-    name = name.removeprefix("test_")
+    text = text or default
+    declared = {"min:": "lower", "max:": "higher"}.get(text[:4])
+    name = (text[4:] if declared else text).removeprefix("test_")
     if name in TO_TARGET:
         if goal is None:
             raise UsageError(f"--metric {name} needs a target; give --target, such as 0.8")

@@ -9,9 +9,7 @@ from fedvg_jax.config import Config, checks, flatten
 from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, method_of
 from fedvg_jax.config.options import GROUPS, effective
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
-from fedvg_jax.study import named
-from fedvg_jax.study.named import AXES
-from fedvg_jax.study.sweep_trials import HYPER, PLACES
+from fedvg_jax.study.sweep_trials import Trial
 
 Condition = tuple[tuple[str, Any], ...]
 """(setting, value) of every setting that varies besides the method and the seeds."""
@@ -48,37 +46,19 @@ class Place(NamedTuple):
     seeds: Seeds
 
 
-def settings_of(
-    config: Config, values: Mapping[str, Any] = {}, custom: Mapping[str, str] = {}
-) -> dict[str, Any]:
-    """Returns the settings that affect the results of a run, by dotted name.
-
-    Args:
-        config: its settings.
-        values: of the sweep's axes: dotted settings, the shorthands "method" and "fidelity", and "hyper." with a name.
-        custom: what Python passed in place of settings, of those in `PASSED` -> its name; "" for one without.
-    """
+def settings_of(trial: Trial) -> dict[str, Any]:
+    """Returns the settings that affect the results of a trial, by dotted name."""
+    config, custom = trial.config, trial.custom
     ignored = NO_RESULT.union(checks.unused(config), ["reference"], checks.replaced_with(custom))
     settings = {name: value for name, value in effective(config).items() if name not in ignored}
-    settings = checks.with_passed(settings | checks.used_differences(config), custom)
-    for name, value in values.items():
-        is_custom_method = name == "method" and named.is_custom_method(value)
-        if name.startswith(HYPER) or name in (*PLACES, "fidelity") or is_custom_method:
-            settings[name] = value
-        elif name in AXES and AXES[name] not in custom and value != "native":
-            settings[checks.PASSED[AXES[name]]] = (
-                value  # a name that the user chose, or the setting's value
-            )
-    return settings
+    named = checks.with_passed(settings | checks.used_differences(config), custom)
+    return {**named, **trial.names}
 
 
 def shared_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the settings that all runs use with the same value, by dotted name."""
-    shared = {}
-    for name, value in runs[0].items():
-        if all(name in run and run[name] == value for run in runs):
-            shared[name] = value
-    return shared
+    first, *others = runs
+    return {n: v for n, v in first.items() if all((n, v) in run.items() for run in others)}
 
 
 def places(runs: Sequence[Mapping[str, Any]], axes: Collection[str] = ()) -> list[Place]:
@@ -98,7 +78,7 @@ def places(runs: Sequence[Mapping[str, Any]], axes: Collection[str] = ()) -> lis
         names = [name for name in names if declared & {name, _group(name)}]
     of_method = [name for name in names if _group(name) in METHOD_GROUPS]
     of_condition: list[str] = []
-    for name in sorted(names, key=_rank):
+    for name in sorted(names, key=lambda name: (*FIRST, name).index(name)):
         if name not in of_method and _varies(name, runs, of_condition):
             of_condition.append(name)
     return [_place(run, of_condition, of_method) for run in runs]
@@ -107,11 +87,6 @@ def places(runs: Sequence[Mapping[str, Any]], axes: Collection[str] = ()) -> lis
 def _group(name: str) -> str:
     """Returns the group of a dotted setting; the setting itself where it has none."""
     return name.partition(".")[0]
-
-
-def _rank(name: str) -> int:
-    """Returns the position of a setting in a condition."""
-    return FIRST.index(name) if name in FIRST else len(FIRST)
 
 
 def _varies(

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.config.checks import PASSED
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs import endings
@@ -15,7 +14,8 @@ from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import outcomes, sweep_folder
 from fedvg_jax.study.places import settings_of
 from fedvg_jax.study.run import Run
-from fedvg_jax.study.sweep_folder import Failure, Stored, StoredTrial
+from fedvg_jax.study.sweep_folder import Failure, Stored, SweepResult
+from fedvg_jax.study.sweep_trials import Trial
 
 
 class Folder(NamedTuple):
@@ -36,39 +36,40 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Folder], list[Stored]]:
     """Returns every run below these folders, and their sweeps."""
     runs: list[Folder] = []
     sweeps: list[Stored] = []
-    for folder in folders:
+    for folder in [source for given in folders for source in _sources(given)]:
         if (folder / sweep_folder.DOCUMENT).exists():
             sweeps.append(sweep_folder.read(folder))
-            runs += [_read_trial(folder, sweeps[-1], name) for name in sweeps[-1].trials]
-        elif run_folder.is_run(folder):
-            runs.append(_read_run(folder))
+            runs += [_read_trial(folder, trial) for trial in sweeps[-1].trials.values()]
         else:
-            paths = sorted(folder.iterdir()) if folder.is_dir() else []
-            inner = [path for path in paths if _holds_runs(path)]
-            if not inner:
-                raise UsageError(f"{folder} holds no runs; name the folder of a sweep or of runs")
-            of_inner = read_all(inner)
-            runs += of_inner[0]
-            sweeps += of_inner[1]
+            runs.append(_read_run(folder))
     return runs, sweeps
 
 
-def _holds_runs(path: Path) -> bool:
+def _sources(folder: Path) -> list[Path]:
+    """Returns the folders of sweeps and runs that a folder is, or holds."""
+    if _is_source(folder):
+        return [folder]
+    inner = [path for path in sorted(folder.glob("*")) if _is_source(path)]
+    if not inner:
+        raise UsageError(f"{folder} holds no runs; name the folder of a sweep or of runs")
+    return inner
+
+
+def _is_source(path: Path) -> bool:
     return (path / sweep_folder.DOCUMENT).exists() or run_folder.is_run(path)
 
 
-def _read_trial(out: Path, sweep: Stored, name: str) -> Folder:
+def _read_trial(out: Path, trial: Trial) -> Folder:
     """Returns what the folder of a sweep's trial has to offer."""
-    folder, trial = sweep_folder.trial_folder(out, name), sweep.trials[name]
+    folder = sweep_folder.trial_folder(out, trial.name)
     try:
         return _read_run(folder, trial)
     except UsageError as error:
-        settings = settings_of(trial.config, trial.values, trial.custom)
         problem = one_line(str(error)) if folder.exists() else "no run folder yet"
-        return Folder(name, settings, problem=f"{name}: {problem}", kind="missing")
+        return _lost(trial.name, settings_of(trial), "missing", problem)
 
 
-def _read_run(folder: Path, trial: StoredTrial | None = None) -> Folder:
+def _read_run(folder: Path, trial: Trial | None = None) -> Folder:
     """Returns what a run folder has to offer.
 
     Args:
@@ -82,43 +83,46 @@ def _read_run(folder: Path, trial: StoredTrial | None = None) -> Folder:
     partition, manifest = (
         files.read_object_if_any(folder / f"{stem}.json") for stem in ("partition", "manifest")
     )
-    layers = files.read_json(folder / "layers.json") if (folder / "layers.json").exists() else ()
     assert history.config is not None
     if trial and (changed := run_folder.differences(trial.config, history.config)):
         raise UsageError(f"other settings than those of the sweep: {changed[0]}")
-    custom = passed(trial.custom if trial else {}, manifest)
-    settings = settings_of(history.config, names_of(history, trial.values if trial else {}), custom)
+    custom, names = manifest.get("custom", {}), history.summary.get("names", {})
+    trial = trial or Trial(folder.name, {}, history.config, custom, names)
+    settings = settings_of(trial._replace(config=history.config))
     failure = sweep_folder.read_failure(folder)
     if failure is None and history.summary.get("stopped_by") == "diverged":
         failure = Failure("diverged", len(endings.until_first(history.records)), "not finite")
     if failure is None and not run_folder.is_finished(folder, history.config):
         problem = f"{len(history.records)} of {history.config.rounds} rounds"
-        return Folder(folder.name, settings, problem=f"{folder.name}: {problem}", kind="missing")
-    run = Run(folder, history, partition, manifest, layers, custom)
-    return offered(folder.name, settings, failure or run)
+        return _lost(folder.name, settings, "missing", problem)
+    run = Run(folder, history, partition, manifest, trial.custom)
+    return _offered(folder.name, settings, failure or run)
 
 
-def passed(custom: Mapping[str, str], recorded: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what Python passed in place of settings, with what a manifest or a summary has recorded."""
-    others = recorded.get("custom", {}).items()
-    return {**custom, **{argument: text for argument, text in others if argument in PASSED}}
+def read_result(each: SweepResult) -> Folder:
+    """Returns what the result of a trial has to offer, from its run folder if it has one."""
+    result = each.result
+    if isinstance(result, History):
+        if result.folder:
+            return _read_run(result.folder, each.trial)
+        result = Run(Path(each.name), result, {}, each.manifest, each.trial.custom)
+    return _offered(each.name, settings_of(each.trial), result)
 
 
-def names_of(history: History, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values of a trial, with the names that its run has recorded."""
-    return {**history.summary.get("names", {}), **values}
-
-
-def offered(name: str, settings: Mapping[str, Any], result: Run | Failure) -> Folder:
+def _offered(name: str, settings: Mapping[str, Any], result: Run | Failure) -> Folder:
     """Returns a run that has ended, or why it failed."""
     if isinstance(result, Failure):
         when = f" in round {result.round}" if result.round else ""
         reason = one_line(result.reason).removeprefix(f"round {result.round}: ")
-        problem = f"{name}: {result.kind}{when}: {reason}"
-        return Folder(name, settings, problem=problem, kind=result.kind)
+        return _lost(name, settings, result.kind, f"{result.kind}{when}: {reason}")
     if not outcomes.evaluations(result.records):
-        return Folder(
-            name, settings, problem=f"{name}: no evaluation in its history", kind="missing"
-        )
-    problem = f"{name}: {result.stop}" if result.stop else ""
-    return Folder(name, settings, result, problem, "stopped" if problem else "")
+        return _lost(name, settings, "missing", "no evaluation in its history")
+    folder = Folder(name, settings, result)
+    if result.stop:
+        return folder._replace(problem=f"{name}: {result.stop}", kind="stopped")
+    return folder
+
+
+def _lost(name: str, settings: Mapping[str, Any], kind: str, problem: str) -> Folder:
+    """Returns what is known of a run without a result."""
+    return Folder(name, settings, None, f"{name}: {problem}", kind)

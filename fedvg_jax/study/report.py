@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import functools
 import importlib.util
 import os
 import shlex
@@ -15,16 +16,16 @@ from fedvg_jax.config.checks import require_name
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import History
-from fedvg_jax.study import reading, statistics, tables
+from fedvg_jax.study import statistics, sweep_folder, tables
 from fedvg_jax.study.collect import collect, make_study
 from fedvg_jax.study.figures import FIGURES, base
 from fedvg_jax.study.groups import Study
 from fedvg_jax.study.markup import Table, csv_text, html_table, hypertext, latex, plain_html
 from fedvg_jax.study.outcomes import CHOICES, Choice
-from fedvg_jax.study.places import settings_of, value_text
-from fedvg_jax.study.reading import Folder, read_all
-from fedvg_jax.study.run import Run
-from fedvg_jax.study.sweep_folder import DOCUMENT, Failure, Stored, StoredTrial, SweepResult, count
+from fedvg_jax.study.places import value_text
+from fedvg_jax.study.reading import Folder, read_result
+from fedvg_jax.study.sweep_folder import Stored, SweepResult, count
+from fedvg_jax.study.sweep_trials import Trial
 
 if TYPE_CHECKING:
     import pandas
@@ -38,14 +39,23 @@ ORIGIN = ("git.commit", "git.changed", "system", "python", "cores", "devices", "
 """What a page shows of the machine of a run, with the versions of packages."""
 
 
-class Written(NamedTuple):
-    """What was written."""
+class Compared(NamedTuple):
+    """The tables and the findings of a report.
 
-    tables: list[Table]
-    paths: list[Path]
-    """All files, in the order in which they were written."""
-    findings: list[str]
-    """A sentence for every setting, and how they are decided."""
+    Attributes:
+        tables: Name of a table of the report -> its values; "runs" has a row per run.
+        finding: The findings of the report, line by line.
+        paths: The files that were written; the page is the last.
+    """
+
+    tables: dict[str, pandas.DataFrame]
+    finding: str
+    paths: Sequence[Path] = ()
+
+    @property
+    def page(self) -> Path | None:
+        """The page that was written, or None."""
+        return self.paths[-1] if self.paths else None
 
 
 def write(
@@ -57,7 +67,7 @@ def write(
     choice: str = "final",
     metric: str | None = None,
     command: str = "",
-) -> Written:
+) -> Compared:
     """Writes the tables, the figures and the page of run folders.
 
     The same runs give the same bytes, except for the seconds in the tables of means and of runs.
@@ -73,40 +83,19 @@ def write(
     Raises:
         UsageError: the runs cannot be compared, some are missing, an option is unknown, or a package is missing.
     """
-    require_name("choice", choice, CHOICES)
-    require_packages()
+    check_options(choice)
     study = collect(dirs, partial, metric, target)
-    chosen = tables.options(study, baseline, cast("Choice", choice))
     again = shlex.join(["python", "-m", "fedvg_jax.report", *map(str, dirs)])
     folder = files.user_path(out) if out else files.user_path(dirs[0]) / "report"
-    return write_study(study, folder, chosen, command or again)
+    study = tables.comparing(study, baseline, cast("Choice", choice))
+    return _compared(study, folder, command or again)
 
 
-def write_study(
-    study: Study, folder: Path, chosen: tables.Options, command: str = "fedvg_jax.compare"
-) -> Written:
-    """Writes the tables, the figures and the page of a study; see `write`."""
-    made, sentences = tables.all_tables(study, chosen), findings(study, chosen)
-    texts = {f"{table.name}.csv": csv_text(table.numbers) for table in made}
-    texts |= {f"{table.name}.tex": latex(table) for table in made}
-    texts["runs.csv"] = csv_text(tables.runs(study))
-    paths, pictures = [], []
-    with files.writing(folder, "--out"), base.drawing():
-        (folder / "tables").mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            paths.append(folder / "tables" / name)
-            files.replace(paths[-1], text)
-        for draw in FIGURES:
-            for drawing in draw(study, chosen):
-                paths += base.save(drawing, folder / "figures")
-                pictures.append(_picture(drawing, paths[-2]))
-        files.replace(folder / PAGE, page(study, made, sentences, pictures, command))
-    return Written(made, [*paths, folder / PAGE], sentences)
-
-
-def findings(study: Study, chosen: tables.Options) -> list[str]:
-    """Returns what the comparisons say, in sentences; [] for one method."""
-    return statistics.findings(study, chosen.compared(study), chosen.choice)
+def check_options(choice: str) -> None:
+    """Raises UsageError for an unknown choice, and without the packages that a report needs."""
+    require_name("choice", choice, CHOICES)
+    if missing := missing_packages():
+        raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
 
 
 def missing_packages() -> list[str]:
@@ -114,10 +103,26 @@ def missing_packages() -> list[str]:
     return [name for name in EXTRA if importlib.util.find_spec(name) is None]
 
 
-def require_packages() -> None:
-    """Raises UsageError without the packages that a report needs."""
-    if missing := missing_packages():
-        raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
+def _compared(study: Study, folder: Path | None, command: str) -> Compared:
+    """Returns the tables and findings of a study, and writes its report to a folder, if there is one."""
+    made, sentences = tables.all_tables(study), statistics.findings(study)
+    frames = {table.name: table.numbers for table in made} | {"runs": tables.runs(study)}
+    texts = {f"{name}.csv": csv_text(frame) for name, frame in frames.items()}
+    texts |= {f"{table.name}.tex": latex(table) for table in made}
+    paths, pictures = [], []
+    if folder is None:
+        return Compared(frames, "\n".join(sentences))
+    with files.writing(folder, "--out"), base.drawing():
+        (folder / "tables").mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            paths.append(folder / "tables" / name)
+            files.replace(paths[-1], text)
+        for draw in FIGURES:
+            for drawing in draw(study):
+                paths += base.save(drawing, folder / "figures")
+                pictures.append(_picture(drawing, paths[-2]))
+        files.replace(folder / PAGE, page(study, made, sentences, pictures, command))
+    return Compared(frames, "\n".join(sentences), [*paths, folder / PAGE])
 
 
 TEMPLATE = string.Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
@@ -179,20 +184,6 @@ def provenance(study: Study) -> pandas.DataFrame:
 # --- from Python
 
 
-class Compared(NamedTuple):
-    """What `compare` returns.
-
-    Attributes:
-        tables: Name of a table of the report -> its values; "runs" has a row per run.
-        finding: The findings of the report, line by line.
-        page: The page that was written, or None.
-    """
-
-    tables: dict[str, pandas.DataFrame]
-    finding: str
-    page: Path | None = None
-
-
 def compare(
     results: Any,
     baseline: str | None = None,
@@ -220,71 +211,43 @@ def compare(
     Raises:
         UsageError: as `fedvg report`.
     """
-    require_packages()
-    require_name("choice", choice, CHOICES)
+    check_options(choice)
     is_one = isinstance(results, (str, os.PathLike, History, SweepResult))
     several: list[Any] = [results] if is_one or not isinstance(results, Iterable) else [*results]
     if several and all(isinstance(each, (str, os.PathLike)) for each in several):
         study = collect([*map(Path, several)], partial, metric, target)
     else:
-        read, sweeps, sources = _read_results(several)
-        study = make_study(read, sweeps, sources, partial, metric, target)
-    chosen = tables.options(study, baseline, choice)
-    frames = {table.name: table.numbers for table in tables.all_tables(study, chosen)}
-    frames["runs"] = tables.runs(study)
-    page = write_study(study, files.user_path(out), chosen).paths[-1] if out else None
-    return Compared(frames, "\n".join(findings(study, chosen)), page)
+        study = make_study(*_read_results(several), ["results"], partial, metric, target)
+    folder = files.user_path(out) if out else None
+    return _compared(tables.comparing(study, baseline, choice), folder, "fedvg_jax.compare")
 
 
-def _read_results(results: Sequence[Any]) -> tuple[list[Folder], list[Stored], list[Path | str]]:
-    """Returns the runs of results in memory, or of the folders that hold them, with their sweeps and sources."""
-    listed: list[SweepResult] = [
-        SweepResult("", {}, each, each.config) if isinstance(each, History) else each
-        for each in results
-    ]
-    if not all(isinstance(each, SweepResult) for each in listed):
-        raise UsageError(
-            f"compare takes results of run_sweep, histories, or folders; got {results!r:.99}"
-        )
-    folders = [each.result.folder for each in listed if isinstance(each.result, History)]
-    sources = list(dict.fromkeys(_source(folder) for folder in folders if folder))
-    read, sweeps = read_all(sources)
-    kept = [each for each in read if not each.run or each.run.folder in folders]
-    stored = {name for sweep in sweeps for name in sweep.trials}
-    in_memory = []
-    for each in listed:
-        is_stored = each.result.folder if isinstance(each.result, History) else each.name in stored
-        in_memory += [] if is_stored else [each]
-    kept += [_in_memory(each, f"result {i + 1}") for i, each in enumerate(in_memory)]
-    return kept, sweeps + _sweep_in_memory(in_memory), [*sources] or ["results"]
+def _read_results(results: Sequence[Any]) -> tuple[list[Folder], list[Stored]]:
+    """Returns the runs of results, and the sweeps that they are from."""
+    read, sweeps = [], {}
+    read_sweep = functools.cache(sweep_folder.read)
+    for number, each in enumerate(results, 1):
+        result = each
+        if isinstance(each, History):
+            name, sweep = f"result {number}", None
+            if each.folder:
+                name, out = each.folder.name, each.folder.parent.parent
+                sweep = read_sweep(out) if (out / sweep_folder.DOCUMENT).exists() else None
+            result = SweepResult(_trial_of(each, name, sweep), each, sweep)
+        if not isinstance(result, SweepResult):
+            raise UsageError(
+                f"compare takes results of run_sweep, histories, or folders; got {results!r:.99}"
+            )
+        read.append(read_result(result))
+        if result.sweep:
+            sweeps[id(result.sweep)] = result.sweep
+    return read, [*sweeps.values()]
 
 
-def _source(folder: Path) -> Path:
-    """Returns the sweep of a run folder; the folder itself where it has none."""
-    sweep = folder.parent.parent
-    return sweep if (sweep / DOCUMENT).exists() else folder
-
-
-def _sweep_in_memory(listed: Sequence[SweepResult]) -> list[Stored]:
-    """Returns the sweep that results are from, if they are all of it; otherwise they are single runs."""
-    planned = {each.sweep for each in listed}
-    if len(planned) != 1 or {each.name for each in listed} != {*listed[0].sweep}:
-        return []
-    axes = tuple(dict.fromkeys(name for each in listed for name in each.values))
-    trials = {each.name: StoredTrial(each.values, each.config) for each in listed if each.config}
-    return [Stored("results", axes, trials, {}, {})]
-
-
-def _in_memory(each: SweepResult, default: str) -> Folder:
-    """Returns a result as the files of a run folder would give it."""
-    name, result = each.name or default, each.result
-    assert each.config is not None, "every result has its settings"
-    if isinstance(result, Failure):
-        return reading.offered(name, settings_of(each.config, each.values, each.custom), result)
-    custom = reading.passed(each.custom, result.summary)
-    settings = settings_of(each.config, reading.names_of(result, each.values), custom)
-    manifest = {"code": each.digests, "data": each.digests.get("data")}
-    if "partition" in each.digests:
-        manifest["partition"] = each.digests["partition"]
-    run = Run(Path(name), result, {}, manifest, custom=custom)
-    return reading.offered(name, settings, run)
+def _trial_of(history: History, name: str, sweep: Stored | None) -> Trial:
+    """Returns the trial of a history, as its sweep or its summary has it."""
+    if sweep and name in sweep.trials:
+        return sweep.trials[name]
+    assert history.config is not None, "histories have settings"
+    custom, names = (history.summary.get(key, {}) for key in ("custom", "names"))
+    return Trial(name, {}, history.config, custom, names)

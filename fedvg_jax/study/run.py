@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.checks import with_passed
 from fedvg_jax.host.errors import one_line
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import History, Record
@@ -21,15 +20,8 @@ class Run(NamedTuple):
     partition: Mapping[str, Any] = {}
     """partition.json; empty where the folder has none."""
     manifest: Mapping[str, Any] = {}
-    layers: Sequence[str] = ()
-    """Names of the columns of `layer_shares`."""
     custom: Mapping[str, str] = {}
     """What the run got from Python in place of settings -> its name; "" for one without."""
-
-    @property
-    def weighting(self) -> str:
-        """The weighting of the config, or "custom weighting" for one from Python."""
-        return with_passed({"weighting": self.config.weighting}, self.custom)["weighting"]
 
     @property
     def config(self) -> Config:
@@ -43,26 +35,19 @@ class Run(NamedTuple):
         return self.history.records
 
     @property
-    def seconds(self) -> float | None:
-        """The seconds of all rounds; None where a record has none."""
-        times = [record["seconds"] for record in self.records]
-        return None if None in times else float(sum(times))
+    def costs(self) -> dict[str, Any]:
+        """What the rounds took: their number, seconds, bytes that clients received and sent, epsilon, virtual seconds.
 
-    @property
-    def bytes_sent(self) -> int | None:
-        """The bytes that clients received and sent in all rounds; None where no round has recorded them."""
-        return sum(history.bytes_sent(self.records).values()) or None
-
-    @property
-    def majority(self) -> float | None:
-        """The accuracy of always answering the largest class of the test rows, in percent; None without it."""
-        value = self.records[-1].get("test_majority_accuracy")
-        return None if value is None else 100 * value
-
-    @property
-    def epsilon(self) -> float | None:
-        """The epsilon of a private run; None for another one."""
-        return self.history.summary.get("epsilon")
+        `majority` is the accuracy of always answering the largest class of the test rows, in percent.
+        """
+        last, times = self.records[-1], [record["seconds"] for record in self.records]
+        majority = last.get("test_majority_accuracy")
+        values = {"majority": majority and 100 * majority, "rounds": len(times)}
+        values["seconds"] = None if None in times else float(sum(times))
+        values["bytes_sent"] = sum(history.bytes_sent(self.records).values()) or None
+        some = {"epsilon": self.history.summary.get("epsilon")}
+        some["virtual_seconds"] = last.get("virtual_seconds")
+        return values | {name: value for name, value in some.items() if value is not None}
 
     @property
     def stop(self) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedvg_jax.config import method_title
 from fedvg_jax.study.groups import Frame, Study
-from fedvg_jax.study.outcomes import CHOICES, TO_TARGET, Choice, Outcome, has_clock
+from fedvg_jax.study.outcomes import CHOICES, TO_TARGET, Outcome, has_clock
 from fedvg_jax.study.places import Seeds, condition_text, value_text
 from fedvg_jax.study.sweep_folder import count
 
@@ -37,18 +37,6 @@ class Comparison(NamedTuple):
     """
     t_p: float
     """Two-sided p of the paired t test."""
-
-
-def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
-    """Returns the mean and the sample standard deviation; nan for the deviation of one value.
-
-    >>> mean_and_std([1.0, 2.0, 3.0])
-    (2.0, 1.0)
-    """
-    if not values:
-        return math.nan, math.nan
-    std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
-    return float(np.mean(values)), std
 
 
 def compare(ours: Mapping[Seeds, float], theirs: Mapping[Seeds, float]) -> Comparison:
@@ -86,25 +74,21 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.01, float("nan"), 0.04])
     [0.02, nan, 0.04]
     """
-    p = np.asarray(p_values, float)
-    order = np.argsort(p)  # nan last
-    counts = np.arange(np.isfinite(p).sum(), np.isfinite(p).sum() - len(p), -1)
-    corrected = np.empty_like(p)
-    corrected[order] = np.maximum.accumulate(p[order] * counts).clip(max=1.0)
-    return corrected.tolist()
+    import pandas
+
+    ordered = pandas.Series(p_values, dtype=float).dropna().sort_values()
+    corrected = (ordered * np.arange(len(ordered), 0, -1)).cummax().clip(upper=1.0)
+    return corrected.reindex(range(len(p_values))).tolist()
 
 
 # --- the methods of a study
-
-Pair = tuple[str, str]
-"""(method, the method that it is compared with)"""
 
 COLUMNS = ["condition", "method", "against", "n", "difference", "t_low", "t_high", "t_p"]
 """Columns of comparisons: position of the condition, the two methods, and fields of `Comparison`."""
 
 
 @functools.lru_cache(4)
-def compare_pairs(study: Study, pairs: tuple[Pair, ...], choice: Choice) -> Frame:
+def compare_pairs(study: Study) -> Frame:
     """Returns a row for every pair of methods in every condition: one family, over which Holm corrects.
 
     Tables, findings and figures are made from it. A comparison has no p value where runs of one of the two methods
@@ -116,10 +100,11 @@ def compare_pairs(study: Study, pairs: tuple[Pair, ...], choice: Choice) -> Fram
     """
     import pandas
 
+    choice = study.choice
     lost = study.frame[study.frame[choice].isna() & (study.frame["kind"] != "missing")]
     untested = {*zip(lost["condition"], lost["method"], strict=True)}
     rows = []
-    for position, pair in itertools.product(range(len(study.conditions)), pairs):
+    for position, pair in itertools.product(range(len(study.conditions)), study.pairs):
         groups = [study.group(method, study.conditions[position]) for method in pair]
         n, mean, limits, p = compare(*(group.results(choice) for group in groups))
         is_tested = untested.isdisjoint((position, method) for method in pair)
@@ -152,12 +137,13 @@ def family(compared: Frame) -> str:
 # --- sentences
 
 
-def findings(study: Study, compared: Frame, choice: Choice) -> list[str]:
+def findings(study: Study) -> list[str]:
     """Returns what comparisons say, a line for every condition, and how the methods are compared; [] without any.
 
     A line names the methods with runs that have no result, then the pairs in which one method is ahead of the other,
     the largest differences first, and then the pairs that are undecided.
     """
+    compared = compare_pairs(study)
     if compared.empty:
         return []
     lead = study.outcome.sign * compared["difference"]
@@ -165,37 +151,36 @@ def findings(study: Study, compared: Frame, choice: Choice) -> list[str]:
     lines = []
     for position in range(len(study.conditions)):
         rows = ordered[(ordered["condition"] == position) & (ordered["n"] > 0)]
-        words: dict[str, list[str]] = {}
-        for row in rows.itertuples():
-            words.setdefault(row.outcome, []).append(_comparison(study.outcome, row))
-        undecided = words.pop("undecided", [])
-        sentences = _lost(study, position, choice)
-        sentences += [f"{text}." for text in itertools.chain(*words.values())]
-        sentences += [f"Undecided: {'; '.join(undecided)}."] if undecided else []
+        words = [_comparison(study.outcome, row) for row in rows.itertuples()]
+        is_open = rows["outcome"] == "undecided"
+        sentences = _lost(study, position)
+        sentences += [f"{text}." for text in itertools.compress(words, ~is_open)]
+        if undecided := list(itertools.compress(words, is_open)):
+            sentences.append(f"Undecided: {'; '.join(undecided)}.")
         where = condition_text(study.conditions[position])
-        line = ": ".join(filter(None, (where, " ".join(sentences))))
-        lines += [line] if sentences else []
+        if sentences:
+            lines.append(f"{where}: {' '.join(sentences)}".removeprefix(": "))
     n = " to ".join(map(str, sorted({compared["n"].min(), compared["n"].max()})))
-    what = f"Mean differences in {study.outcome.title}, {stands_for(study, choice)}"
+    what = f"Mean differences in {study.outcome.title}, {stands_for(study)}"
     return [*lines, f"{what}, paired by seed (n = {n}). {family(compared)}{_clock(study)}"]
 
 
-def _lost(study: Study, position: int, choice: Choice) -> list[str]:
+def _lost(study: Study, position: int) -> list[str]:
     """Returns a sentence on each method that has runs without a result in a condition."""
     rows = study.frame[study.frame["condition"] == position]
     sentences = []
-    for method, results in rows.groupby("method", sort=False)[choice]:
+    for method, results in rows.groupby("method", sort=False)[study.choice]:
         if lost := results.isna().sum():
             title = method_title(str(method))
             sentences.append(f"{title} has no result in {lost} of {len(results)} runs.")
     return sentences
 
 
-def stands_for(study: Study, choice: Choice) -> str:
+def stands_for(study: Study) -> str:
     """Returns what of a run is compared: an evaluation, or the target that it is to reach."""
     outcome = study.outcome
     if outcome.metric not in TO_TARGET or outcome.goal is None:
-        return CHOICES[choice]
+        return CHOICES[study.choice]
     metric, target = outcome.goal
     return f"target {metric} {target:g}{' %' if outcome.of_rounds.is_share else ''}"
 
@@ -204,21 +189,21 @@ def _clock(study: Study) -> str:
     """Returns a sentence on the clock of all runs; "" where some have none, or its settings are in the conditions."""
     if not all(map(has_clock, study.runs)) or "clock.step" not in study.settings:
         return ""
-    names = [name for name in study.settings if name.partition(".")[0] == "clock"]
-    used = [f"{name} {value_text(study.settings[name])}" for name in names if study.settings[name]]
+    of_clock = {n: v for n, v in study.settings.items() if n.startswith("clock.") and v}
+    used = [f"{name} {value_text(value)}" for name, value in of_clock.items()]
     return f" Virtual time: {', '.join(used) or 'a clock from Python'}."
 
 
 def _comparison(outcome: Outcome, row: Any) -> str:
     """Returns a comparison in words."""
     ours, against = method_title(row.method), method_title(row.against)
-    if row.outcome == "undecided":
-        size = amount(outcome, row.difference, row.t_low, row.t_high)
-        return f"{ours} against {against}, {size}"
-    verdict = "ahead of" if row.outcome == "ahead" else "behind"
-    sign = -1 if row.difference < 0 else 1
+    is_open = row.outcome == "undecided"
+    sign = -1 if row.difference < 0 and not is_open else 1
     limits = sorted((sign * row.t_low, sign * row.t_high))
     size = amount(outcome, sign * row.difference, *limits)
+    if is_open:
+        return f"{ours} against {against}, {size}"
+    verdict = "ahead of" if row.outcome == "ahead" else "behind"
     return f"{ours} is {verdict} {against} by {size}"
 
 

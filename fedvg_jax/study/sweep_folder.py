@@ -9,6 +9,7 @@ trials/NAME/.claim     locked by the process that computes the trial
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import folder as run_folder, stored as records
 from fedvg_jax.runs.record.history import History
-from fedvg_jax.study.sweep_trials import Sweep, Trial
+from fedvg_jax.study.sweep_trials import Trial
 
 DOCUMENT = "sweep.json"
 TRIALS = "trials"
@@ -46,81 +47,65 @@ class Failure(NamedTuple):
     traceback: str = ""
 
 
-class SweepResult(NamedTuple):
-    """The result of one trial of a sweep.
-
-    Attributes:
-        name: Name of the trial's folder.
-        values: The axes' values that the trial uses, by setting.
-        result: The history, or a `Failure` if the trial diverged or failed.
-        config: The settings of the trial.
-        custom: Setting -> name of the object from Python that replaces it; "" for an object without a name.
-        sweep: The names of all trials of the sweep.
-        digests: Digests of the objects from Python that the trial uses: "data", "weighting" and so on.
-    """
-
-    name: str
-    values: dict[str, Any]
-    result: History | Failure
-    config: Config | None = None
-    custom: Mapping[str, str] = {}
-    sweep: tuple[str, ...] = ()
-    digests: Mapping[str, str] = {}
-
-
 def trial_folder(out: Path, name: str) -> Path:
     """Returns the run folder of a trial."""
     return out / TRIALS / name
-
-
-class StoredTrial(NamedTuple):
-    """A trial as sweep.json stores it."""
-
-    values: dict[str, Any]
-    """of the sweep's axes that the trial uses"""
-    config: Config
-    """without the settings that change no result, such as folders"""
-    custom: Mapping[str, str] = {}
-    """argument that takes an object from Python -> its name; "" for one without"""
 
 
 class Stored(NamedTuple):
     """The content of sweep.json."""
 
     title: str
-    axes: tuple[str, ...]
+    axes: Sequence[str]
     """settings that vary"""
-    trials: dict[str, StoredTrial]
-    """by name"""
-    objects: dict[str, str]
+    trials: dict[str, Trial]
+    """by name; of the settings, those that change no result, such as folders, are not stored"""
+    objects: Mapping[str, str] = {}
     """object from Python, such as "data", "weighting NAME" or "metric NAME" -> its digest"""
-    tuning: dict[str, Any]
+    tuning: Mapping[str, Any] = {}
     """see `tuning.as_json`; {} without it"""
 
 
-def document(
-    sweep: Sweep,
-    trials: Sequence[Trial],
-    objects: Mapping[str, str] = {},
-    tuning: Mapping[str, Any] = {},
-) -> dict[str, Any]:
-    """Returns the content of sweep.json.
+@dataclasses.dataclass(frozen=True)
+class SweepResult:
+    """The result of one trial of a sweep.
 
-    Args:
-        sweep: its axes and title.
-        trials: its trials, with tuned values where settings are tuned.
-        objects: see `Stored`.
-        tuning: see `Stored`.
+    Attributes:
+        trial: What was computed.
+        result: The history, or a `Failure` if the trial diverged or failed.
+        sweep: The sweep of the trial; None for a run without one.
+        manifest: Digests of the objects from Python that the trial uses, as in manifest.json.
     """
-    listed = []
-    for trial in trials:
+
+    trial: Trial
+    result: History | Failure
+    sweep: Stored | None = dataclasses.field(default=None, repr=False)
+    manifest: Mapping[str, Any] = dataclasses.field(default_factory=dict, repr=False)
+
+    @property
+    def name(self) -> str:
+        """Name of the trial's folder."""
+        return self.trial.name
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The axes' values that the trial uses, by setting."""
+        return self.trial.values
+
+    @property
+    def config(self) -> Config:
+        """The settings of the trial."""
+        return self.trial.config
+
+
+def write(out: Path, stored: Stored) -> None:
+    """Writes sweep.json."""
+    content, trials = stored._asdict(), []
+    for trial in stored.trials.values():
         flat = configs.flatten(trial.config)
-        settings = {name: value for name, value in flat.items() if name not in checks.HOST}
-        entry = {"name": trial.name, "values": trial.values, "settings": settings}
-        listed.append(entry | {"custom": trial.custom})
-    axes = [axis.as_json() for axis in sweep.axes]
-    content = {"title": sweep.title, "axes": axes, "trials": listed, "objects": dict(objects)}
-    return checks.plain(content | ({"tuning": dict(tuning)} if tuning else {}))
+        config = {name: value for name, value in flat.items() if name not in checks.HOST}
+        trials.append(trial._asdict() | {"config": config})
+    run_folder.write_json(out / DOCUMENT, checks.plain(content | {"trials": trials}))
 
 
 def read(out: Path) -> Stored:
@@ -130,27 +115,14 @@ def read(out: Path) -> Stored:
         UsageError: it is missing or damaged.
     """
     path = out / DOCUMENT
-    return parse(files.read_object(path), path)
-
-
-def parse(content: Mapping[str, Any], path: Path) -> Stored:
-    """Returns the content of sweep.json at a path.
-
-    Raises:
-        UsageError: it is damaged.
-    """
-    base = content.get("base", {})  # where all trials share settings
+    content = files.read_object(path)
     try:
-        trials = {
-            str(trial["name"]): StoredTrial(
-                trial["values"],
-                configs.apply(Config(), base | trial["settings"], str(path)),
-                trial.get("custom", {}),
-            )
-            for trial in content["trials"]
-        }
-        axes = tuple(str(name) for axis in content["axes"] for name in axis)
-        return Stored(content["title"], axes, trials, content["objects"], content.get("tuning", {}))
+        trials = {}
+        for entry in content["trials"]:
+            config = configs.apply(Config(), entry.pop("config"), str(path))
+            trials[entry["name"]] = Trial(config=config, **entry)
+        content["trials"] = trials
+        return Stored(**content)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} is damaged ({type(error).__name__} {one_line(str(error))})"
@@ -166,26 +138,25 @@ def refuse_taken(out: Path) -> None:
         raise UsageError(f"{out} is taken and holds no sweep; name another folder with --out")
 
 
-def open_folder(out: Path, content: dict[str, Any]) -> None:
+def open_folder(out: Path, new: Stored) -> None:
     """Makes the folder of a sweep, or checks that an existing one is of the same sweep.
 
     A sweep may gain trials; it may not lose or change any.
 
     Args:
         out: the folder.
-        content: see `document`.
+        new: the sweep, with tuned values where settings are tuned.
 
     Raises:
         UsageError: the folder holds something else, or another sweep; or it cannot be written.
     """
-    path = out / DOCUMENT
     with files.writing(f"the folder of the sweep {out}", "--out"):
         refuse_taken(out)
         out.mkdir(parents=True, exist_ok=True)
         with files.claimed(out / OPENING, waits=True):
-            if path.exists():
-                _refuse_other(out, read(out), parse(content, path))
-            run_folder.write_json(path, content)
+            if (out / DOCUMENT).exists():
+                _refuse_other(out, read(out), new)
+            write(out, new)
 
 
 def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
@@ -193,9 +164,8 @@ def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
     for name, trial in stored.trials.items():
         changes = [f"no trial {name}"]
         if name in new.trials:  # data in another folder are compared by their digests
-            differences = run_folder.differences(
-                trial.config, new.trials[name].config, {"data_dir"}
-            )
+            other = new.trials[name].config
+            differences = run_folder.differences(trial.config, other, {"data_dir", *checks.HOST})
             changes = [f"{change} in {name}" for change in differences]
         if changes:
             raise UsageError(
@@ -217,29 +187,21 @@ def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
 
 def check_sources(trials: Sequence[Trial]) -> None:
     """Raises UsageError for data sets or pretrained weights that a trial would not find."""
-    checked = set()
-    for config in (trial.config for trial in trials):
-        key = (config.dataset, config.data_dir, config.image_size, config.splits)
-        if key not in checked:
-            checked.add(key)
-            size = datasets.parse_size(config.image_size)
-            cache_dir = config.cache_dir and config.cache_dir / "data"
-            datasets.check(
-                config.dataset, config.data_dir, cache_dir, size=size, splits=config.splits
-            )
-        for path in (config.init, config.validation.data_dir):
-            if path and not path.exists():
-                raise UsageError(f"{path}: no such file or folder")
+    settings = [trial.config for trial in trials]
+    sources = {(c.dataset, c.data_dir, c.image_size, c.splits): c.cache_dir for c in settings}
+    for (name, folder, size, splits), cache_dir in sources.items():
+        cached = cache_dir and cache_dir / "data"
+        datasets.check(name, folder, cached, size=datasets.parse_size(size), splits=splits)
+    for path in {path for c in settings for path in (c.init, c.validation.data_dir)}:
+        if path and not path.exists():
+            raise UsageError(f"{path}: no such file or folder")
 
 
 def read_failure(folder: Path) -> Failure | None:
     """Returns why a trial did not finish; None if it finished, or was not computed."""
     try:
-        stored = files.read_object(folder / FAILURE)
-        return Failure(
-            stored["kind"], int(stored["round"]), stored["reason"], stored.get("traceback", "")
-        )
-    except (UsageError, KeyError, TypeError, ValueError):
+        return Failure(**files.read_object(folder / FAILURE))
+    except (UsageError, TypeError):
         return None
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import presets
-from fedvg_jax.config.checks import PASSED, check, refuse_unused, replaced_with, unmet
+from fedvg_jax.config.checks import PASSED, check, plain, refuse_unused, replaced_with, unmet
 from fedvg_jax.config.command_line import dotted, read_toml
 from fedvg_jax.config.declare import flatten, python_scalar, suggestion
 from fedvg_jax.config.options import SETTINGS, Config, layered
@@ -55,10 +55,6 @@ class Axis(NamedTuple):
     values: tuple[tuple[Any, ...], ...]
     """one tuple for each position on the axis, in the order of `names`"""
 
-    def as_json(self) -> dict[str, list[Any]]:
-        """Returns the values by setting, lists of one length."""
-        return {name: [row[i] for row in self.values] for i, name in enumerate(self.names)}
-
 
 class Layer(NamedTuple):
     """Settings and axes from one source. Of two layers the later one wins."""
@@ -78,8 +74,7 @@ class Sweep(NamedTuple):
     start: Config | None = None
     """settings below all layers; by default the preset of the data set"""
     title: str = ""
-    named: Mapping[str, Mapping[str, named_values.Method]] = {}
-    """axis -> name on it -> what that stands for"""
+    named: Mapping[str, Mapping[str, named_values.Meaning]] = {}
     given: Mapping[str, str] = {}
     """argument that takes an object of all trials -> its name; "" for one without"""
 
@@ -105,6 +100,9 @@ class Trial(NamedTuple):
     """checked"""
     custom: Mapping[str, str] = {}
     """argument that takes an object from Python -> its name; "" for one without"""
+    names: Mapping[str, Any] = {}
+    """setting -> value that `config` does not hold or a report leaves out: names of the caller's own, hyperparameters
+    of objects, the fidelity, and folders of data"""
 
 
 # --- axes
@@ -113,9 +111,7 @@ class Trial(NamedTuple):
 class SweepFile(NamedTuple):
     """The content of a sweep's TOML file."""
 
-    settings: dict[str, Any]
-    """those that all trials share, by dotted name; shorthands among them"""
-    axes: tuple[Axis, ...] = ()
+    layer: Layer = Layer()
     title: str = ""
     tune: Mapping[str, Any] = {}
     """setting -> values to choose from"""
@@ -135,7 +131,8 @@ def read_file(path: Path) -> SweepFile:
         raise UsageError(f"{path}: zip must be tables [[zip]]; got {str(zips)[:100]}")
     axes, tune = (_table(content, name) for name in ("axes", "tune"))
     zipped_axes = [zipped(dotted(table), source) for table in zips]
-    return SweepFile(content, (*zipped_axes, *cross(axes, source)), str(title), tune, seeds)
+    layer = Layer((*zipped_axes, *parse_axes(axes, source)), content, source)
+    return SweepFile(layer, str(title), tune, seeds)
 
 
 def _table(content: dict[str, Any], table: str) -> dict[str, Any]:
@@ -145,16 +142,18 @@ def _table(content: dict[str, Any], table: str) -> dict[str, Any]:
 
 
 def parse_axes(
-    axes: Mapping[str | tuple[str, ...], Any], named: Collection[str] = ()
+    axes: Mapping[Any, Any], source: str = "axes", named: Collection[str] = ()
 ) -> tuple[Axis, ...]:
-    """Returns the axes that a call from Python gives: a tuple of settings goes together.
+    """Returns one axis per setting; a tuple of settings goes together.
 
     Args:
-        axes: with names in place of objects.
+        axes: setting -> its values, or a single value, or the name of an object in its place.
+        source: where they come from, for messages.
         named: settings with names on their axes, which stay as they are.
 
-    >>> parse_axes({("dataset", "model"): [("digits", "mlp"), ("cifar10", "lenet5")], "lr": 0.1})[0].names
-    ('dataset', 'model')
+    >>> parse_axes({("dataset", "model"): [("digits", "mlp"), ("cifar10", "lenet5")], "seed": "0:2"})
+    (Axis(names=('dataset', 'model'), values=(('digits', 'mlp'), ('cifar10', 'lenet5'))), \
+Axis(names=('seed',), values=((0,), (1,))))
     """
     parsed = []
     for names, values in axes.items():
@@ -167,20 +166,11 @@ def parse_axes(
                 raise UsageError(
                     f"axes: the values of {', '.join(names)} must be tuples of {len(names)}"
                 ) from None
-        is_named = names in named
-        parsed.append(
-            Axis((str(names),), tuple(zip(values))) if is_named else zipped(table, "axes")
-        )
+        if names in named:
+            parsed.append(Axis((str(names),), tuple(zip(values))))
+        else:
+            parsed.append(zipped(table, source))
     return tuple(parsed)
-
-
-def cross(axes: Mapping[str, Any], source: str) -> list[Axis]:
-    """Returns one axis per setting; see `zipped`.
-
-    >>> cross({"seed": "0:3"}, "example")
-    [Axis(names=('seed',), values=((0,), (1,), (2,)))]
-    """
-    return [zipped({name: given}, source) for name, given in axes.items()]
 
 
 def zipped(table: Mapping[Any, Any], source: str) -> Axis:
@@ -292,20 +282,25 @@ def make_trials(sweep: Sweep) -> list[Trial]:
 
 def _make_trial(sweep: Sweep, values: Mapping[str, Any]) -> Trial:
     """Returns the trial of a combination of the axes' values."""
-    config, objects = _config_of(sweep, values), named_values.names_of(sweep.named, values)
+    config, objects = _config_of(sweep, values), {}
+    for name, meaning in named_values.chosen(sweep.named, values):
+        objects |= {argument: name for argument in meaning.objects if argument != "hyper"}
     custom, flat = {**sweep.given, **objects}, flatten(config)
     replaced = replaced_with(custom) - objects.keys() | {PASSED[name] for name in sweep.given}
     replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
-    used = {}
+    used, names = {}, {}
     for axis in sweep.axes:
         for name in axis.names:
             goes_along = name in PLACES and len(axis.names) > 1
             if goes_along or name in replaced or unmet(config, name):
                 continue
             # so that 1 and 1.0 are one learning rate
-            is_typed = name in flat and name not in sweep.named and values[name] != "native"
+            is_own = values[name] in sweep.named.get(name, ())
+            is_typed = name in flat and not is_own and values[name] != "native"
             used[name] = flat[name] if is_typed else values[name]
-    return Trial(name_of(used), used, config, custom)
+            if is_own or name in (*PLACES, "fidelity") or name.startswith(HYPER):
+                names["model" if name == "task" else name] = plain(used[name])
+    return Trial(name_of(used), used, config, custom, names)
 
 
 def _config_of(sweep: Sweep, values: Mapping[str, Any]) -> Config:
@@ -313,12 +308,12 @@ def _config_of(sweep: Sweep, values: Mapping[str, Any]) -> Config:
     layers = []
     for layer in sweep.layers:
         on_axes = {name: values[name] for axis in layer.axes for name in axis.names}
-        meant = named_values.settings_of(sweep.named, on_axes)
-        settings = {
-            name: value
-            for name, value in {**layer.settings, **meant}.items()
-            if not name.startswith(HYPER)
-        }
+        settings = dict(layer.settings)
+        for _, meaning in named_values.chosen(sweep.named, on_axes):
+            settings |= meaning.settings
+        for name, value in on_axes.items():
+            if value not in sweep.named.get(name, ()) and not name.startswith(HYPER):
+                settings[name] = value
         for name in settings:
             check_name(name, layer.source)
         layers.append((settings, layer.source))

@@ -31,7 +31,7 @@ from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study import executors, named, sweep_folder, sweep_trials, trial_runs, tuning
 from fedvg_jax.study.executors import Slot, Stopped
-from fedvg_jax.study.sweep_folder import Failure, SweepResult
+from fedvg_jax.study.sweep_folder import Failure, Stored, SweepResult
 from fedvg_jax.study.sweep_trials import Layer, Sweep, Trial
 from fedvg_jax.study.trial_runs import Computed, Recipe
 from fedvg_jax.views import output
@@ -73,21 +73,20 @@ def compute(trials: Sequence[Trial], out: Path | None, work: Work) -> Results:
     """
     results: Results = {}
     is_here = any(isinstance(slot.executor, executors.Here) for slot in work.slots)
-    folders = {trial.name: out and sweep_folder.trial_folder(out, trial.name) for trial in trials}
     left = [trial.name for trial in sweep_folder.pending(out, trials)]
     sent = trial_runs.pack(work.recipe) if left and not is_here else None
 
     def submit(executor: Any, trial: Trial) -> Any:
-        folder = folders[trial.name]
         if sent is not None:
-            return executor.submit(trial_runs.compute_sent, sent, trial, folder)
+            return executor.submit(trial_runs.compute_sent, sent, trial, out)
         log = functools.partial(_log_of, trial, work)
-        return executor.submit(trial_runs.compute, work.prepared, trial, folder, log)
+        return executor.submit(trial_runs.compute, work.prepared, trial, out, log)
 
     def on_end(trial: Trial, answer: bytes | Computed | Exception) -> bool:
         if isinstance(answer, Exception):
             failure = trial_runs.failure_of(answer)
-            sweep_folder.write_failure(folders[trial.name], trial.config, failure)
+            folder = out and sweep_folder.trial_folder(out, trial.name)
+            sweep_folder.write_failure(folder, trial.config, failure)
             answer = Computed(failure)
         computed = pickle.loads(answer) if isinstance(answer, bytes) else answer
         for line in computed.lines:
@@ -117,11 +116,11 @@ def _log_of(trial: Trial, work: Work, line: str) -> None:
     work.log(f"{trial.name}: {line}")
 
 
-def compute_plan(plan: tuning.Plan, work: Work) -> tuple[list[Trial], Results]:
+def compute_plan(plan: tuning.Plan, work: Work) -> tuple[Stored, Results]:
     """Computes the tuning runs, if there are any, and then the trials with the values that these have chosen.
 
     Returns:
-        The trials, and the results of those that were computed.
+        The sweep with the values that tuning has chosen, and the results of the trials that were computed.
 
     Raises:
         Stopped: by a signal.
@@ -140,10 +139,10 @@ def compute_plan(plan: tuning.Plan, work: Work) -> tuple[list[Trial], Results]:
         _compute_in(grid, tuning.tuning_sweep(plan.sweep, plan.tuning), tried, work)
         choices = tuning.choose(grid, tried, plan.tuning)
         for condition, choice in choices.items():
-            values = tuning.values_text(choice.values, plan.tuning.grid)
+            values = tuning.values_text(choice.values, plan.tuning.settings)
             work.show(f"{condition}: {values} (validation {choice.metric} {choice.score:.4g})")
         trials, chosen = tuning.chosen_trials(trials, choices), tuning.as_json(plan.tuning, choices)
-    return trials, _compute_in(plan.out, plan.sweep, trials, work, chosen)
+    return _compute_in(plan.out, plan.sweep, trials, work, chosen)
 
 
 def _compute_in(
@@ -152,12 +151,13 @@ def _compute_in(
     trials: Sequence[Trial],
     work: Work,
     chosen: Mapping[str, Any] = {},
-) -> Results:
+) -> tuple[Stored, Results]:
     """Computes this command's part of the trials in the folder of their sweep, which it opens; see `compute`."""
+    by_name = {trial.name: trial for trial in trials}
+    stored = Stored(sweep.title, sweep.names, by_name, work.recipe.digests, chosen)
     if out:
-        content = sweep_folder.document(sweep, trials, work.recipe.digests, chosen)
-        sweep_folder.open_folder(out, content)
-    return compute(executors.of_shard(trials, work.shard), out, work)
+        sweep_folder.open_folder(out, stored)
+    return stored, compute(executors.of_shard(trials, work.shard), out, work)
 
 
 def result_text(result: History | Failure) -> str:
@@ -196,7 +196,7 @@ def check(trials: Sequence[Trial], work: Work) -> None:
         if not names_tensors and all(value is None for value in custom):
             continue
         data = trial_runs.data_key(trial.config)
-        key = (data, *recipe.names(trial).values(), *of_model.values())
+        key = (data, *trial.custom.items(), *of_model.values())
         try:
             if key not in built:
                 sim = trial_runs.simulation_of(prepared, trial)
@@ -238,42 +238,37 @@ def run_sweep(
     if executor is not None and jobs != 1:
         raise UsageError(f"jobs {jobs}: executor has the processes; leave out jobs")
     plain, methods = named.name_values(axes)
-    layer = Layer(sweep_trials.parse_axes(plain, methods))
+    layer = Layer(sweep_trials.parse_axes(plain, named=methods))
     sweep = Sweep((layer,), start, "", methods, recipe.custom.names)
     plan = tuning.make_plan(sweep, out, tuned)
     machine = hardware.current()
     count = executors.num_processes(jobs, plan.pending, machine if machine.is_cpu else None)
     digests = digests_of(recipe.custom, recipe.metrics)
-    for axis, by_name in methods.items():
-        for name, method in by_name.items():
-            objects = named.objects_in(method)
+    for axis, meanings in methods.items():
+        for name, (objects, _) in meanings.items():
             if objects:  # a single object has its digest, as in a run
                 value = objects if len(objects) > 1 else next(iter(objects.values()))
                 digests[f"{axis} {name}"] = identify(value)
-    work = Work(recipe._replace(named=methods, digests=digests), shard)
-    if is_shown:
-        show = functools.partial(output.say, Console())
-        work = dataclasses.replace(work, show=show, log=show)
+    show = functools.partial(output.say, Console())
+    listeners = {"show": show, "log": show} if is_shown else {}
     try:
         with executors.opened(executor, count) as slots:
-            work = dataclasses.replace(work, slots=slots)
-            trials, results = compute_plan(plan, work)
+            recipe = recipe._replace(named=methods, digests=digests)
+            work = Work(recipe, shard, slots, **listeners)
+            stored, results = compute_plan(plan, work)
     except Stopped as stop:
         name = str(stop)
         if name != "SIGINT":
             signal.raise_signal(signal.Signals[name])
         raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
-    return _listed(trials, results, out, work)
+    return _listed(stored, results, out, work)
 
 
-def _listed(
-    trials: Sequence[Trial], results: Results, out: Path | None, work: Work
-) -> list[SweepResult]:
+def _listed(sweep: Stored, results: Results, out: Path | None, work: Work) -> list[SweepResult]:
     """Returns the results of trials, from their folders where they have some."""
-    names = tuple(trial.name for trial in trials)
     of_data = {n: d for n, d in work.recipe.digests.items() if n in ("data", "partition")}
     listed = []
-    for trial in trials:
+    for trial in sweep.trials.values():
         result = results.get(trial.name)
         if out:
             folder = sweep_folder.trial_folder(out, trial.name)
@@ -282,7 +277,6 @@ def _listed(
             # a full disk holds no failure
             result = sweep_folder.read_failure(folder) or stored or result
         if result:
-            digests = {**of_data, **work.recipe.code(trial)}
-            shared = trial.config, trial.custom, names, digests
-            listed.append(SweepResult(trial.name, trial.values, result, *shared))
+            manifest = {**of_data, "code": work.recipe.code(trial)}
+            listed.append(SweepResult(trial, result, sweep, manifest))
     return listed

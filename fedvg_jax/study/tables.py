@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
+import functools
 import math
-from typing import NamedTuple
 
 from fedvg_jax.config import method_title
 from fedvg_jax.core.types import UsageError
@@ -14,7 +14,6 @@ from fedvg_jax.study.groups import Frame, Study
 from fedvg_jax.study.markup import Table, number, p_value, spread
 from fedvg_jax.study.outcomes import CHOICES, TO_TARGET, Choice
 from fedvg_jax.study.places import condition_text
-from fedvg_jax.study.statistics import Pair
 
 MARK = "†"
 """Mark of groups with runs that have no result or stopped early."""
@@ -23,27 +22,8 @@ ALL = "all"
 """The baseline with which every pair of methods is compared."""
 
 
-class Options(NamedTuple):
-    """What the tables compare with."""
-
-    baseline: str | None
-    """Name of a method of the study; None for all pairs of methods."""
-    choice: Choice = "final"
-    """The evaluation that stands for a run."""
-
-    def pairs(self, study: Study) -> list[Pair]:
-        """Returns the pairs of methods that are compared, the later one of every pair first."""
-        if self.baseline is None:
-            return [(later, earlier) for earlier, later in itertools.combinations(study.methods, 2)]
-        return [(method, self.baseline) for method in study.methods if method != self.baseline]
-
-    def compared(self, study: Study) -> Frame:
-        """Returns the comparisons of a study; see `statistics.compare_pairs`."""
-        return statistics.compare_pairs(study, tuple(self.pairs(study)), self.choice)
-
-
-def options(study: Study, baseline: str | None = None, choice: Choice = "final") -> Options:
-    """Returns the options of the tables.
+def comparing(study: Study, baseline: str | None = None, choice: Choice = "final") -> Study:
+    """Returns a study with what its methods are compared with, and by which evaluation.
 
     Args:
         study: what is reported.
@@ -54,34 +34,34 @@ def options(study: Study, baseline: str | None = None, choice: Choice = "final")
     Raises:
         UsageError: the study has no such method.
     """
-    if baseline is None:
-        return Options("fedavg" if "fedavg" in study.methods else study.methods[0], choice)
+    default = "fedavg" if "fedavg" in study.methods else study.methods[0]
+    baseline = default if baseline is None else baseline
     spellings: dict[str, str | None] = {ALL: None}
     spellings |= {method_title(method).casefold(): method for method in study.methods}
     spellings |= {method.casefold(): method for method in study.methods}
     if baseline.casefold() not in spellings:
         listed = ", ".join(map(repr, study.methods))
         raise UsageError(f"no method {baseline[:100]!r} to compare with; the runs have {listed}")
-    return Options(spellings[baseline.casefold()], choice)
+    return dataclasses.replace(study, baseline=spellings[baseline.casefold()], choice=choice)
 
 
-def all_tables(study: Study, chosen: Options) -> list[Table]:
+def all_tables(study: Study) -> list[Table]:
     """Returns every table that the study has values for."""
-    made = [accuracy(study, chosen), means(study)]
+    made = [accuracy(study), means(study)]
     if len(study.methods) > 1:
-        made.insert(1, effects(study, chosen))
+        made.insert(1, effects(study))
     return [*made, tuned(study)] if study.tuned else made
 
 
-def footnotes(study: Study, choice: Choice) -> list[str]:
+def footnotes(study: Study) -> list[str]:
     """Returns a line for every run that has no result or stopped early, and the notes of the study."""
     lines = []
     for row in study.frame.itertuples():
-        is_lost = math.isnan(getattr(row, choice))
-        text = row.problem or (
-            f"{row.name}: {study.outcome.title} is not finite" if is_lost else ""
-        )
-        lines += [f"{MARK} {text}"] if text else []
+        text = row.problem
+        if not text and math.isnan(getattr(row, study.choice)):
+            text = f"{row.name}: {study.outcome.title} is not finite"
+        if text:
+            lines.append(f"{MARK} {text}")
     return lines + [f"Note: {note}." for note in study.notes]
 
 
@@ -100,19 +80,21 @@ def _named(study: Study, rows: Frame) -> Frame:
 # --- results
 
 
-def accuracy(study: Study, chosen: Options) -> Table:
+def accuracy(study: Study) -> Table:
     """Returns mean and deviation at a choice of the round: a row per method, a column per condition."""
-    choice, outcome = chosen.choice, study.outcome
-    compared = chosen.compared(study)
+    choice, outcome = study.choice, study.outcome
+    compared = statistics.compare_pairs(study)
     ahead = statistics.leaders(compared)
-    by_group = study.frame.groupby(["condition", "method"], sort=False)
-    numbers = by_group[choice].agg(mean="mean", std="std", n="count").reset_index()
-    numbers = numbers.sort_values("condition", kind="stable")
+    is_lost = study.frame["problem"].ne("") | study.frame[choice].isna()
+    by_group = study.frame.assign(lost=is_lost).groupby(["condition", "method"], sort=False)
+    numbers = by_group[choice].agg(mean="mean", std="std", n="count")
+    numbers["lost"] = by_group["lost"].any()
+    numbers = numbers.reset_index().sort_values("condition", kind="stable")
+    lost = numbers.pop("lost")
     shown: dict[str, dict[str, str]] = {method: {} for method in study.methods}
-    for row in numbers.itertuples():
-        rows = by_group.get_group((row.condition, row.method))
+    for row, is_marked in zip(numbers.itertuples(), lost, strict=True):
         text = spread(row.mean, row.std, outcome.digits)
-        if any(rows["problem"]) or row.n < len(rows):
+        if is_marked:
             text += f" {MARK}"
         elif (row.condition, row.method) in ahead:
             text = f"**{text}**"
@@ -122,35 +104,36 @@ def accuracy(study: Study, chosen: Options) -> Table:
 
     texts = pandas.DataFrame.from_dict(shown, orient="index").fillna("")
     texts.insert(0, "method", [method_title(method) for method in shown])
-    title = f"{study.title}: {outcome.title}, {statistics.stands_for(study, choice)}, mean ± standard deviation"
+    title = (
+        f"{study.title}: {outcome.title}, {statistics.stands_for(study)}, mean ± standard deviation"
+    )
     note = "Bold: has all its runs and is ahead in every comparison. " + statistics.family(compared)
-    notes = (note, *footnotes(study, choice))
+    notes = (note, *footnotes(study))
     return Table("accuracy", title, _settings(study, numbers), texts, notes)
 
 
 # --- effects
 
 
-def effects(study: Study, chosen: Options) -> Table:
+def effects(study: Study) -> Table:
     """Returns the differences of paired runs, with intervals and p values corrected by Holm, a row per comparison."""
-    compared, digits = chosen.compared(study), study.outcome.digits
+    compared = statistics.compare_pairs(study)
+    signed = functools.partial(number, digits=study.outcome.digits, sign="+")
     shown = _named(study, compared[["condition", "method", "against"]])
     shown["against"] = shown["against"].map(method_title)
-    low, high, shown["difference"] = (
-        [number(value, digits, "+") for value in compared[name]]
-        for name in ("t_low", "t_high", "difference")
-    )
-    shown["95 % t interval"] = [f"[{a}, {b}]" for a, b in zip(low, high, strict=True)]
+    low, high = compared["t_low"].map(signed), compared["t_high"].map(signed)
+    shown["difference"] = compared["difference"].map(signed)
+    shown["95 % t interval"] = "[" + low + ", " + high + "]"
     for title, name in {"p, t test": "t_p", "p, Holm": "t_p_holm"}.items():
         shown[title] = compared[name].map(p_value)
     shown["n"] = compared["n"].astype(str)
     note = (
-        f"Differences in {study.outcome.title}, {statistics.stands_for(study, chosen.choice)}, paired by seed and"
+        f"Differences in {study.outcome.title}, {statistics.stands_for(study)}, paired by seed and"
         f" partition seed. {statistics.family(compared)} A method that has runs without a result is not tested: the"
         " others are chosen by their success."
     )
     heading = f"{study.title}: differences of methods"
-    notes = (note, *footnotes(study, chosen.choice))
+    notes = (note, *footnotes(study))
     return Table("effects", heading, _settings(study, compared), shown, notes)
 
 
@@ -161,13 +144,13 @@ def means(study: Study) -> Table:
     """Returns the means over runs of all that they record: metrics in the final round, and costs."""
     values = values_of_runs(study)
     columns = [*values.columns[list(values).index("rounds") :]]
-    by_group = values.groupby(["condition", "method"], sort=False)
-    numbers = by_group[columns].mean().dropna(axis="columns", how="all").reset_index()
-    columns = [*numbers.columns[2:]]
-    targets = [name for name in TO_TARGET if name in columns]
+    groups = ["condition", "method"]
+    numbers = values.groupby(groups, sort=False)[columns].mean().dropna(axis="columns", how="all")
+    targets = [name for name in TO_TARGET if name in numbers]
     for name in targets:  # runs that never reach it count as later than all
-        by_group = values.fillna({name: math.inf}).groupby(["condition", "method"], sort=False)
-        numbers[name] = by_group[name].median().to_numpy()
+        late = values.fillna({name: math.inf})
+        numbers[name] = late.groupby(groups, sort=False)[name].median()
+    columns, numbers = [*numbers], numbers.reset_index()
     shown = _named(study, numbers)
     for name in columns:
         shown[name] = shown[name].map("{:,.5g}".format).replace({"nan": "–", "inf": "–"})
@@ -193,21 +176,17 @@ def values_of_runs(study: Study) -> Frame:
     """Returns a row for each finished run: its place, its outcomes, its costs and its metrics in the final round."""
     import pandas
 
-    rows = []
-    for place in itertools.product(study.methods, study.conditions):
-        for row in study.group(*place).rows.dropna(subset=["run"]).to_dict("records"):
-            run = row["run"]
-            values = {name: row[name] for name in (*PLACE, *CHOICES)}
-            values |= {"majority": run.majority, "rounds": len(run.records)}
-            values |= {"seconds": run.seconds, "bytes_sent": run.bytes_sent}
-            values |= {"epsilon": run.epsilon} if run.epsilon is not None else {}
-            if "virtual_seconds" in run.records[-1]:
-                values["virtual_seconds"] = run.records[-1]["virtual_seconds"]
-            if study.outcome.goal:
-                values |= study.outcome.to_target(run.records)
-            rows.append({**values, **outcomes.of_last(run.records), **values})
-    frame = pandas.DataFrame(rows).sort_values("condition", kind="stable", ignore_index=True)
-    return frame[["condition", *(name for name in frame if name != "condition")]]
+    rows, finished = [], study.frame.dropna(subset=["run"])
+    finished = finished.assign(position=finished["method"].map(study.methods.index))
+    finished = finished.sort_values(["condition", "position"], kind="stable")
+    for row in finished.to_dict("records"):
+        values = {name: row[name] for name in ("condition", *PLACE, *CHOICES)}
+        values |= row["run"].costs
+        if study.outcome.goal:
+            values |= study.outcome.to_target(row["run"].records)
+        last = outcomes.evaluations(row["run"].records)[-1]
+        rows.append({**values, **outcomes.measured(last), **values})
+    return pandas.DataFrame(rows)
 
 
 def tuned(study: Study) -> Table:

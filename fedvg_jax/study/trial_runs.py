@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cloudpickle
 import jax
@@ -28,7 +28,6 @@ from fedvg_jax.runs.assemble import programs, simulation
 from fedvg_jax.runs.record import checkpoint, folder as run_folder, stored
 from fedvg_jax.runs.record.history import DivergedError, History
 from fedvg_jax.study import named, sweep_folder
-from fedvg_jax.study.named import AXES, Method
 from fedvg_jax.study.sweep_folder import Failure
 from fedvg_jax.study.sweep_trials import HYPER, Trial
 from fedvg_jax.views import output
@@ -39,8 +38,7 @@ class Recipe(NamedTuple):
 
     custom: Custom = Custom()
     """what takes the place of settings, the same for all trials"""
-    named: Mapping[str, Mapping[str, Method]] = {}
-    """axis -> name on it -> what that stands for"""
+    named: Mapping[str, Mapping[str, named.Meaning]] = {}
     metrics: Mapping[str, Metric] = {}
     """see `fedvg_jax.run`"""
     digests: Mapping[str, str] = {}
@@ -48,16 +46,14 @@ class Recipe(NamedTuple):
 
     def custom_of(self, trial: Trial) -> Custom:
         """Returns the arguments of a trial, with the objects and hyperparameters of its axes, which win."""
-        objects = named.objects_of(self.named, trial.values)
+        objects: dict[str, Any] = {}
+        for _, meaning in named.chosen(self.named, trial.values):
+            objects |= meaning.objects
         hyper = {**(self.custom.hyper or {}), **objects.pop("hyper", {})}
         for name, value in trial.values.items():
             if name.startswith(HYPER):
                 hyper[name.removeprefix(HYPER)] = value
         return self.custom._replace(hyper=hyper or None, **objects)
-
-    def names(self, trial: Trial) -> dict[str, str]:
-        """Returns the names that a caller gave to values of a trial, by axis."""
-        return {axis: trial.values[axis] for axis in self.named if axis in trial.values}
 
     def code(self, trial: Trial) -> dict[str, str]:
         """Returns the digests of a trial's objects by argument, and of the metrics."""
@@ -67,7 +63,7 @@ class Recipe(NamedTuple):
             if axis == run_folder.METRIC or name in FUNCTIONS:
                 code[name] = digest
             elif value and trial.values.get(axis) == value:
-                objects = named.objects_in(self.named[axis][value])
+                objects = self.named[axis][value].objects
                 code |= {argument: digest for argument in objects if argument in FUNCTIONS}
         return code
 
@@ -78,7 +74,7 @@ class Prepared(NamedTuple):
     recipe: Recipe
     """with new functions, so that this process traces them once"""
     caches: dict[tuple, programs.Cache]
-    """names of a trial's objects -> cache of the programs of these and of the caller's arguments; grows"""
+    """a trial's objects by argument and name -> cache of their programs; grows"""
     data: dict[tuple, Arrays]
     """the data set that was read last; the others are not kept, because they may fill the memory"""
 
@@ -99,16 +95,15 @@ class Computed(NamedTuple):
 def prepare(recipe: Recipe) -> Prepared:
     """Returns a recipe for a process that has computed nothing of it."""
     anew = {}
-    for axis, methods in recipe.named.items():
-        anew[axis] = {name: _traced_anew(method) for name, method in methods.items()}
+    for axis, meanings in recipe.named.items():
+        anew[axis] = {name: _traced_anew(meaning) for name, meaning in meanings.items()}
     return Prepared(recipe._replace(custom=traced_anew(recipe.custom), named=anew), {}, {})
 
 
-def _traced_anew(method: Method) -> Method:
-    """Returns a method with new functions."""
-    objects = named.objects_in(method)
-    new = traced_anew(Custom(**objects))
-    return method._replace(**{name: getattr(new, name) for name in objects})
+def _traced_anew(meaning: named.Meaning) -> named.Meaning:
+    """Returns what a name stands for, with new functions."""
+    new = traced_anew(Custom(**meaning.objects))
+    return meaning._replace(objects={name: getattr(new, name) for name in meaning.objects})
 
 
 OF_DATA = ("dataset", "data_dir", "cache_dir", "image_size", "splits", "group_pattern")
@@ -123,7 +118,7 @@ def data_key(config: Config) -> tuple:
 
 def program_key(trial: Trial) -> tuple:
     """Returns a key that is equal for trials of one program, up to shapes of partitions."""
-    objects = tuple(trial.values.get(axis) for axis in (*AXES, "method"))
+    objects = tuple(trial.custom.items())
     return experiments.static_settings(trial.config), data_key(trial.config), objects
 
 
@@ -139,12 +134,10 @@ def simulation_of(
             prepared.data.clear()
             prepared.data[key] = populations.load_data(config)
         custom = custom._replace(data=prepared.data[key])
-    cached = prepared.caches.setdefault(tuple(recipe.names(trial).values()), programs.new_cache())
+    cached = prepared.caches.setdefault(tuple(trial.custom.items()), programs.new_cache())
     experiment = experiments.resolve(config, custom)._replace(custom=trial.custom)
     return simulation.assemble(experiment, cached)._replace(
-        metrics=recipe.metrics,
-        code=recipe.code(trial),
-        names=recipe.names(trial),
+        metrics=recipe.metrics, code=recipe.code(trial), names=trial.names
     )
 
 
@@ -162,7 +155,7 @@ def _config_in(folder: Path | None, config: Config) -> Config:
 def compute(
     prepared: Prepared,
     trial: Trial,
-    folder: Path | None,
+    out: Path | None,
     log: Callable[[str], None] | None = None,
 ) -> Computed:
     """Computes a trial, unless it is finished or has diverged, or another process holds it.
@@ -170,19 +163,17 @@ def compute(
     Args:
         prepared: what the trial is computed with.
         trial: what is computed.
-        folder: of the trial; None to keep it in memory.
+        out: folder of the sweep; None to keep the trial in memory.
         log: gets lines about the trial; None to collect them in the result.
     """
-    try:
-        if folder is None:
-            return _run(prepared, trial, folder, log)
-        folder.mkdir(parents=True, exist_ok=True)
-        with files.claimed(folder / sweep_folder.CLAIM) as is_mine:
-            if not is_mine or sweep_folder.is_done(folder, trial.config):
-                return Computed(is_held=not is_mine)
-            return _run(prepared, trial, folder, log)
-    except OSError as error:  # the folder cannot be made
-        return Computed(Failure("failed", 0, one_line(str(error))))
+    if out is None:
+        return _run(prepared, trial, None, log)
+    folder = sweep_folder.trial_folder(out, trial.name)
+    folder.mkdir(parents=True, exist_ok=True)
+    with files.claimed(folder / sweep_folder.CLAIM) as is_mine:
+        if not is_mine or sweep_folder.is_done(folder, trial.config):
+            return Computed(is_held=not is_mine)
+        return _run(prepared, trial, folder, log)
 
 
 def _run(
@@ -246,13 +237,13 @@ _LOCK = threading.Lock()
 """A process computes one trial at a time, also where its executor has several threads."""
 
 
-def compute_sent(sent: bytes, trial: Trial, folder: Path | None) -> bytes:
+def compute_sent(sent: bytes, trial: Trial, out: Path | None) -> bytes:
     """Computes a trial in a process of an executor; returns `Computed` by `cloudpickle`.
 
     Args:
         sent: see `pack`. The process keeps it with its programs, so that the next trial of a program compiles nothing.
         trial: what is computed.
-        folder: of the trial; None to return the whole history.
+        out: folder of the sweep; None to return the whole history.
     """
     with _LOCK:
         if sent not in _prepared:
@@ -262,8 +253,8 @@ def compute_sent(sent: bytes, trial: Trial, folder: Path | None) -> bytes:
                     jax.config.update(name, value)
             _prepared.clear()
             _prepared[sent] = prepare(recipe)
-        computed = compute(_prepared[sent], trial, folder)
-    if folder and isinstance(computed.result, History):  # the folder has the rest
+        computed = compute(_prepared[sent], trial, out)
+    if out and isinstance(computed.result, History):  # the folder has the rest
         result = computed.result._replace(records=[], variables=None, best_variables=None)
         computed = computed._replace(result=result)
     return cloudpickle.dumps(computed)

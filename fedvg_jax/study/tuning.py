@@ -36,7 +36,7 @@ ON_VALIDATION = ("accuracy", "loss", "balanced_accuracy", "macro_f1")
 class Tuning(NamedTuple):
     """What is tuned."""
 
-    grid: dict[str, list[Any]]
+    settings: dict[str, list[Any]]
     """tuned setting -> its values"""
     seeds: list[int]
     metric: str = ""
@@ -90,9 +90,8 @@ def make_tuning(
     better = _direction(metric, custom) if metric else ""
     if fixed := [name for name in settings if name in (*RANGED, *SHORTHANDS, "dataset")]:
         raise UsageError(f"tune: {fixed[0]} cannot be tuned; make it an axis")
-    grid: dict[str, list[Any]] = {}
-    for axis in sweep_trials.cross({**settings, "seed": seeds or SEEDS}, "tune"):
-        grid |= axis.as_json()
+    axes = sweep_trials.parse_axes({**settings, "seed": seeds or SEEDS}, "tune")
+    grid = {axis.names[0]: [value for (value,) in axis.values] for axis in axes}
     return Tuning(grid, grid.pop("seed"), metric or "", better)
 
 
@@ -126,7 +125,7 @@ def tuning_sweep(sweep: Sweep, tuning: Tuning) -> Sweep:
         kept = tuple(axis for axis in layer.axes if not {*axis.names} <= {*RANGED})
         settings = {name: value for name, value in layer.settings.items() if name != "seed"}
         layers.append(layer._replace(axes=kept, settings=settings))
-    added = sweep_trials.cross({**tuning.grid, "seed": tuning.seeds}, "tune")
+    added = sweep_trials.parse_axes({**tuning.settings, "seed": tuning.seeds}, "tune")
     layers[-1] = layers[-1]._replace(axes=(*layers[-1].axes, *added))
     return sweep._replace(layers=tuple(layers), title=f"{sweep.title} (tuning)".strip())
 
@@ -148,9 +147,10 @@ def make_plan(sweep: Sweep, out: Path | None, tuning: Tuning | None) -> Plan:
             f"seed {min(shared)} is one of the tuning runs and of the trials; give other --tune-seeds"
         )
     conditions = {condition_of(trial.values) for trial in trials}
-    if others := conditions ^ {condition_of(trial.values, tuning.grid) for trial in tried}:
+    if others := conditions ^ {condition_of(trial.values, tuning.settings) for trial in tried}:
         raise UsageError(
-            f"tune: {min(others)} exists for some values of {', '.join(tuning.grid)} only; make the tuned settings axes"
+            f"tune: {min(others)} exists for some values of {', '.join(tuning.settings)} only; make the tuned settings"
+            " axes"
         )
     return Plan(sweep, trials, out, tuning, tried)
 
@@ -186,8 +186,8 @@ def choose(out: Path, trials: Sequence[Trial], tuning: Tuning) -> dict[str, Choi
     sweep_folder.refuse_unfinished(out, trials)
     conditions: dict[str, dict[str, list[Trial]]] = {}
     for trial in trials:
-        runs_of = conditions.setdefault(condition_of(trial.values, tuning.grid), {})
-        tuned = {name: value for name, value in trial.values.items() if name in tuning.grid}
+        runs_of = conditions.setdefault(condition_of(trial.values, tuning.settings), {})
+        tuned = [trial.values.get(name) for name in tuning.settings]
         runs_of.setdefault(repr(tuned), []).append(trial)
     choices = {}
     for condition, runs_of in conditions.items():
@@ -196,32 +196,33 @@ def choose(out: Path, trials: Sequence[Trial], tuning: Tuning) -> dict[str, Choi
             raise UsageError(
                 f"every value of {condition} diverged in a tuning run; give other values to --tune"
             )
-        best = max(scored, key=lambda item: item[0])[1]
+        best = max(scored, key=lambda choice: _quality(choice, tuning))
         choices[condition] = best._replace(num_runs=sum(map(len, runs_of.values())))
     return choices
 
 
-def _score(out: Path, runs: Sequence[Trial], tuning: Tuning) -> tuple[float, Choice] | None:
-    """Returns the quality of a combination of tuned values, with its choice; None if one of its runs diverged."""
-    scores, metric, better = [], tuning.metric.removeprefix("val_"), tuning.better
-    for trial in runs:
-        folder = sweep_folder.trial_folder(out, trial.name)
-        if sweep_folder.read_failure(folder):
-            return None
-        last = history.read(folder)[-1]
-        metric = metric or history.primary_metric(last)
-        better = better or history.BETTER[metric]
-        name = f"val_{metric}" if f"val_{metric}" in last else metric
-        if name not in last:
-            raise UsageError(f"tune_metric {metric}: {trial.name} has recorded none")
-        worst = -math.inf if better == "higher" else math.inf
-        scores.append(worst if last[name] is None else last[name])  # None is not finite
-    mean = statistics.fmean(scores)
+def _score(out: Path, runs: Sequence[Trial], tuning: Tuning) -> Choice | None:
+    """Returns a combination of tuned values with its score; None if one of its runs diverged."""
+    folders = [sweep_folder.trial_folder(out, trial.name) for trial in runs]
+    if any(map(sweep_folder.read_failure, folders)):
+        return None
+    records = [history.read(folder)[-1] for folder in folders]
+    metric = tuning.metric.removeprefix("val_") or history.primary_metric(records[0])
+    name = f"val_{metric}" if f"val_{metric}" in records[0] else metric
+    if name not in records[0]:
+        raise UsageError(f"tune_metric {metric}: {runs[0].name} has recorded none")
+    scores = [math.nan if record[name] is None else record[name] for record in records]
     flat = flatten(runs[0].config)  # which has the weighting that native stands for
-    values = {name: flat[name] for name in tuning.grid if name in runs[0].values}
+    values = {name: flat[name] for name in tuning.settings if name in runs[0].values}
+    return Choice(values, metric, statistics.fmean(scores), len(runs))
+
+
+def _quality(choice: Choice, tuning: Tuning) -> float:
+    """Returns a number that is the larger, the better a choice is."""
+    better = tuning.better or history.BETTER[choice.metric]
+    quality = choice.score if better == "higher" else -choice.score
     # records have nine digits
-    quality = round(mean if better == "higher" else -mean, 8)
-    return quality, Choice(values, metric, mean, len(runs))
+    return round(quality, 8) if math.isfinite(quality) else -math.inf
 
 
 def chosen_trials(trials: Sequence[Trial], choices: Mapping[str, Choice]) -> list[Trial]:
@@ -237,8 +238,7 @@ def chosen_trials(trials: Sequence[Trial], choices: Mapping[str, Choice]) -> lis
 def as_json(tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:
     """Returns the entry `tuning` of sweep.json."""
     chosen = {condition: choice._asdict() for condition, choice in choices.items()}
-    entry = {"settings": tuning.grid, "seeds": tuning.seeds, "metric": tuning.metric}
-    return entry | {"chosen": chosen}
+    return tuning._asdict() | {"chosen": chosen}
 
 
 # --- in words
@@ -284,10 +284,11 @@ def tuned_by_all(sweeps: Sequence[Stored], num_runs: int) -> set[str]:
 
 def different_grids(sweeps: Sequence[Stored]) -> list[str]:
     """Returns a line about sweeps that were tuned over different values, or with different seeds; [] for others."""
-    grids = {}
-    for sweep in sweeps:
-        grid = {**sweep.tuning.get("settings", {}), "seed": sweep.tuning.get("seeds")}
-        grids[repr(sorted(grid.items()))] = grid
-    if len(grids) < 2 or not all(sweep.tuning for sweep in sweeps):
+    if not all(sweep.tuning for sweep in sweeps):
         return []
-    return [f"sweeps were tuned over different values: {' and '.join(map(str, grids.values()))}"]
+    grids = [{**sweep.tuning["settings"], "seed": sweep.tuning["seeds"]} for sweep in sweeps]
+    others = [grid for grid in grids if grid != grids[0]]
+    if not others:
+        return []
+    several = " and ".join(dict.fromkeys(map(str, [grids[0], *others])))
+    return [f"sweeps were tuned over different values: {several}"]

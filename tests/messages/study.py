@@ -18,9 +18,7 @@ CONFIG = fv.Config(clients=4, rounds=1, model="linear")
 def axes(**settings):
     """Returns the call that makes the trials of these axes; a double underscore stands for a dot."""
     named = {name.replace("__", "."): values for name, values in settings.items()}
-    return lambda: sweep_trials.make_trials(
-        Sweep((Layer(tuple(sweep_trials.cross(named, "test"))),))
-    )
+    return lambda: sweep_trials.make_trials(Sweep((Layer(sweep_trials.parse_axes(named)),)))
 
 
 def file(text):

@@ -5,7 +5,14 @@ import json
 
 import pytest
 from support.files import one_line
-from support.run_folders import settings_of, write_document, write_json, write_run, write_sweep
+from support.run_folders import (
+    problems,
+    settings_of,
+    write_document,
+    write_json,
+    write_run,
+    write_sweep,
+)
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study.collect import collect
@@ -64,11 +71,11 @@ def test_missing_and_unfinished_trials_are_listed_and_failed_ones_are_not_missin
     study = collect([sweep], partial=True)
     assert sorted(study.group("fedavg", HIGH).runs) == [(0, 0), (1, 1)]
     group = study.group("fedvg", LOW)
-    assert sorted(group.runs) == [(0, 0), (2, 2)] and not group.lines("missing")
-    assert group.lines("diverged") == [
+    assert sorted(group.runs) == [(0, 0), (2, 2)] and not problems(group, "missing")
+    assert problems(group, "diverged") == [
         f"{failed.name}: diverged in round 2: client 3\\nis not finite"
     ]
-    assert len(study.group("fedavg", LOW).lines("missing")) == 1
+    assert len(problems(study.group("fedavg", LOW), "missing")) == 1
 
 
 def test_seed_that_only_some_methods_have_is_missing_without_a_sweep(tmp_path):
@@ -77,7 +84,7 @@ def test_seed_that_only_some_methods_have_is_missing_without_a_sweep(tmp_path):
             write_run(tmp_path / f"{method}{seed}", method=method, seed=seed)
     with pytest.raises(UsageError, match="fedvg: no run with seed 1"):
         collect([tmp_path])
-    assert collect([tmp_path], partial=True).group("fedvg", ()).lines("missing")
+    assert problems(collect([tmp_path], partial=True).group("fedvg", ()), "missing")
 
 
 def test_setting_that_varies_between_methods_is_refused_by_name(tmp_path):
@@ -139,7 +146,10 @@ def test_sweeps_that_are_tuned_to_different_values_are_different_settings(tmp_pa
             lr=lr,
         )
         chosen = {"method=fedavg": {"values": {"lr": lr}}}
-        edit(sweep / "sweep.json", tuning={"settings": {"lr": [0.1, 0.3]}, "chosen": chosen})
+        edit(
+            sweep / "sweep.json",
+            tuning={"settings": {"lr": [0.1, 0.3]}, "seeds": [7], "chosen": chosen},
+        )
     assert collect([tmp_path / "s0", tmp_path / "s1"]).conditions == (
         (("lr", 0.1),),
         (("lr", 0.3),),
@@ -167,7 +177,7 @@ def test_settings_that_follow_from_others_are_in_no_condition(tmp_path, in_sweep
     assert study.methods == ("fedavg", "fedvg")
     assert study.conditions == ((("dataset", "digits"),), (("dataset", "literature"),))
     assert [
-        len(study.group("fedvg", condition).lines("missing")) for condition in study.conditions
+        len(problems(study.group("fedvg", condition), "missing")) for condition in study.conditions
     ] == [1, 0]
     assert not any("mixed" in note for note in study.notes)
 
@@ -185,7 +195,11 @@ def test_a_missing_run_is_named_by_the_settings_that_its_method_uses(tmp_path):
     )
     study = collect([tmp_path / "a", tmp_path / "b"], partial=True)
     assert study.methods == ("fedavg", "fedprox, mu 0.1", "fedprox, mu 0.2")
-    assert [len(study.group(method, ()).lines("missing")) for method in study.methods] == [1, 0, 0]
+    assert [len(problems(study.group(method, ()), "missing")) for method in study.methods] == [
+        1,
+        0,
+        0,
+    ]
 
 
 PERSONAL = ("fedavg", "fedvg", "fedper", "fedrep+fedvg", "fedbn")
@@ -312,7 +326,7 @@ def test_methods_of_which_no_run_has_begun_are_missing_under_their_own_names(tmp
     )
     study = collect([sweep], partial=True)
     assert study.methods == tuple(methods) and study.conditions == ((),)
-    assert [len(study.group(method, ()).lines("missing")) for method in methods] == [
+    assert [len(problems(study.group(method, ()), "missing")) for method in methods] == [
         1,
         *[2] * (len(methods) - 1),
     ]
@@ -322,7 +336,7 @@ def test_runs_with_a_weighting_from_python_are_no_runs_of_the_config_s(tmp_path)
     own = write_run(tmp_path / "runs" / "own", (0.5,), method="fedvg")
     edit(own / "manifest.json", custom={"weighting": ""})
     (run,) = collect([tmp_path / "runs"]).runs
-    assert run.custom == {"weighting": ""} and run.weighting == "custom weighting"
+    assert run.custom == {"weighting": ""}
     write_run(tmp_path / "runs" / "named", (0.5,), method="fedvg")
     study = collect([tmp_path / "runs"], partial=True)
     assert set(study.methods) == {"fedvg", "custom weighting"}
@@ -346,8 +360,8 @@ def test_run_without_a_finite_final_loss_has_no_result(tmp_path):
         write_run(tmp_path / f"{seed}", (None, None), method="fedavg", seed=seed, fields=fields)
     study = collect([tmp_path])
     group = study.group("fedavg", ())
-    assert list(group.rows.loc[group.rows["final"].isna(), "name"]) == ["1"] and not group.lines(
-        "missing"
+    assert list(group.rows.loc[group.rows["final"].isna(), "name"]) == ["1"] and not problems(
+        group, "missing"
     )
     assert sorted(group.results()) == [(0, 0), (2, 2)]
 
@@ -356,7 +370,7 @@ def test_run_without_an_evaluation_is_missing(tmp_path):
     write_run(tmp_path / "evaluated", method="fedavg")
     write_run(tmp_path / "never", (None, None, None), method="fedavg", seed=1)
     study = collect([tmp_path], partial=True)
-    missing = study.group("fedavg", ()).lines("missing")
+    missing = problems(study.group("fedavg", ()), "missing")
     assert study.outcome.metric == "accuracy" and missing == ["never: no evaluation in its history"]
 
 

@@ -39,7 +39,7 @@ def study(tmp_path_factory):
 
 def draw(study, figure):
     with base.drawing():
-        return figure(study, tables.options(study))
+        return figure(tables.comparing(study))
 
 
 def texts(figure):

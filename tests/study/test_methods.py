@@ -8,7 +8,7 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
-from support.run_folders import settings_of, write_document, write_run
+from support.run_folders import problems, settings_of, write_document, write_run
 from support.small_sweeps import timeless
 
 import fedvg_jax as fv
@@ -48,7 +48,7 @@ def test_methods_of_one_axis_equal_runs_alone_and_are_methods_of_one_report(tmp_
     assert {"mine", "calm"} <= {*collect([tmp_path / "s" / "trials"], partial=True).methods}
     (tmp_path / "s" / "trials" / "method=mine,seed=0" / "config.json").unlink()
     study = collect([tmp_path / "s"], partial=True)
-    assert study.group("mine", ()).lines("missing")
+    assert problems(study.group("mine", ()), "missing")
 
 
 def test_a_changed_object_of_a_method_is_refused(tmp_path):

@@ -16,7 +16,7 @@ from scipy import stats
 
 import fedvg_jax as fv
 from fedvg_jax import sweep
-from fedvg_jax.study import report, tables
+from fedvg_jax.study import report, statistics, tables
 from fedvg_jax.study.collect import collect
 
 SEEDS = range(6)
@@ -62,14 +62,14 @@ def test_scipy_recomputes_the_effects_of_any_metric_with_one_correction(folder, 
     study = collect([folder], metric=metric)
     shares = 50 if metric.endswith("decile") else 100
     values = {m: ERRORS[m] if metric == "min:mae" else shares * OWN[m] for m in METHODS}
-    chosen = tables.options(study, baseline)
-    rows = [*tables.effects(study, chosen).numbers.itertuples()]
+    study = tables.comparing(study, baseline)
+    rows = [*tables.effects(study).numbers.itertuples()]
     assert len(rows) == (3 if baseline == "all" else 2)
     p_values = [stats.ttest_rel(values[row.method], values[row.against]).pvalue for row in rows]
     for row, p, holm in zip(rows, p_values, corrected(p_values), strict=True):
         difference = np.mean(values[row.method] - values[row.against])
         assert (row.difference, row.t_p, row.t_p_holm) == pytest.approx((difference, p, holm))
-    said = report.findings(study, chosen)[0]
+    said = statistics.findings(study)[0]
     assert "Ditto is ahead of FedAvg by " in said or "FedAvg is behind Ditto by " in said
     runs = tables.runs(study).query("method == 'ditto'")
     assert (
@@ -93,7 +93,7 @@ def test_own_models_are_the_default_where_a_method_is_for_them_and_the_global_nu
 
 def test_a_declared_direction_replaces_that_of_the_name(folder):
     study = collect([folder], metric="max:mae")
-    said = report.findings(study, tables.options(study))[0]
+    said = statistics.findings(tables.comparing(study))[0]
     assert said.startswith("FedProx is behind FedAvg")
 
 
@@ -343,11 +343,8 @@ def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_h
         # differences of records with nine digits
         assert rows.loc[name, "t_p"] == pytest.approx(p, rel=1e-4)
     written = report.write(folders, tmp_path / "report", baseline="fedvg", metric="min:size")
-    assert (
-        "\n".join(written.findings)
-        == found.finding
-        == fv.compare(results, "fedvg", "min:size").finding
-    )
+    again = fv.compare(results, "fedvg", "min:size").finding
+    assert written.finding == found.finding == again
 
     words = "--clients 4 --rounds 1 --model linear --keep 0 --weighting fedvg --seed 0:2 --tune lr 1e-9 0.1"
     assert (

@@ -87,6 +87,12 @@ def test_the_second_trial_of_a_program_in_a_process_compiles_nothing():
     assert second.result.records and not compiled
 
 
+def test_objects_of_one_name_on_two_axes_have_other_programs():
+    custom = ({argument: "x"} for argument in ("weighting", "algorithm"))
+    weighting, algorithm = (Trial("", {}, Config(), names) for names in custom)
+    assert trial_runs.program_key(weighting) != trial_runs.program_key(algorithm)
+
+
 # --- processes that die
 
 
@@ -143,7 +149,8 @@ def test_a_trial_whose_folder_cannot_be_made_fails_and_stops_nothing(tmp_path):
     """As on a full disk: nothing of it is written."""
     axes = {"seed": [0, 1]}
     sweep = Sweep((Layer(parse_axes(axes)),), CONFIG)
-    sweep_folder.open_folder(tmp_path, sweep_folder.document(sweep, make_trials(sweep)))
+    trials = {trial.name: trial for trial in make_trials(sweep)}
+    sweep_folder.open_folder(tmp_path, sweep_folder.Stored("", sweep.names, trials))
     (tmp_path / "trials").mkdir()
     sweep_folder.trial_folder(tmp_path, "seed=0").touch()
     first, second = fv.run_sweep(CONFIG, axes, tmp_path)

@@ -10,12 +10,12 @@ from fedvg_jax import commands, sweep as sweep_command
 from fedvg_jax.config import Config, flatten
 from fedvg_jax.config.options import partition_seed
 from fedvg_jax.study import sweep_trials
-from fedvg_jax.study.sweep_trials import Layer, Sweep, cross, make_trials, name_of
+from fedvg_jax.study.sweep_trials import Layer, Sweep, make_trials, name_of, parse_axes
 
 
 def crossed(**settings):
     """A sweep over the given axes."""
-    return Sweep((Layer(tuple(cross(settings, "test"))),))
+    return Sweep((Layer(parse_axes(settings)),))
 
 
 def names(sweep):
@@ -134,9 +134,9 @@ def test_file_has_settings_and_axes(tmp_path):
     path = tmp_path / "sweep.toml"
     path.write_text(FILE)
     file = sweep_trials.read_file(path)
-    assert file.title == "A title" and file.settings == {"rounds": 200, "fedvg.norm": "l2"}
-    assert [axis.names for axis in file.axes] == [("dataset", "lr"), ("method",), ("seed",)]
-    trials = make_trials(Sweep((Layer(file.axes, file.settings),)))
+    assert file.title == "A title" and file.layer.settings == {"rounds": 200, "fedvg.norm": "l2"}
+    assert [axis.names for axis in file.layer.axes] == [("dataset", "lr"), ("method",), ("seed",)]
+    trials = make_trials(Sweep((file.layer,)))
     assert len(trials) == 20 and {p.config.clients for p in trials} == {100}  # the preset of CIFAR
     last = trials[-1].config
     assert flatten(last)["fedvg.norm"] == "l2" and partition_seed(last) == 4

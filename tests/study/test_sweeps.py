@@ -35,7 +35,8 @@ def open_sweep(out, swept=AXES, config=CONFIG):
     """The trials of a sweep in a folder made for them."""
     sweep = Sweep((Layer(sweep_trials.parse_axes(swept)),), config)
     trials = sweep_trials.make_trials(sweep)
-    sweep_folder.open_folder(out, sweep_folder.document(sweep, trials))
+    stored = sweep_folder.Stored("", sweep.names, {trial.name: trial for trial in trials})
+    sweep_folder.open_folder(out, stored)
     return trials
 
 
@@ -112,11 +113,11 @@ def test_finished_trials_are_listed_verify_and_are_not_computed_again(whole):
     out, results = whole
     before = written(out)
     content = json.loads((out / "sweep.json").read_text())
-    assert content["axes"] == [{"alpha": [0.5, 5.0], "seed": [0, 1]}]
+    assert content["axes"] == ["alpha", "seed"]
     for trial, result in zip(content["trials"], results, strict=True):
         assert (trial["name"], trial["values"]) == (result.name, result.values)
         flat = flatten(result.result.config)
-        assert trial["settings"] == plain({n: v for n, v in flat.items() if n not in HOST})
+        assert trial["config"] == plain({n: v for n, v in flat.items() if n not in HOST})
     assert histories(fedvg_jax.run_sweep(CONFIG, AXES, out)) == histories(results)
     assert written(out) == before
 

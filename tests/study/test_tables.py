@@ -12,7 +12,7 @@ pytest.importorskip("jinja2", reason="reports need the report extra")
 
 import pandas
 
-from fedvg_jax.study import markup, report, tables
+from fedvg_jax.study import markup, statistics, tables
 from fedvg_jax.study.collect import collect
 from fedvg_jax.study.markup import Table
 from fedvg_jax.study.outcomes import CHOICES
@@ -38,12 +38,12 @@ def shown(table, method):
 
 
 def results(study, **options):
-    return tables.accuracy(study, tables.options(study, **options))
+    return tables.accuracy(tables.comparing(study, **options))
 
 
 def effects(study, **options):
     """Returns method -> the row of its first comparison."""
-    table = tables.effects(study, tables.options(study, **options))
+    table = tables.effects(tables.comparing(study, **options))
     return {row["method"]: row for row in reversed(table.numbers.to_dict("records"))}
 
 
@@ -54,7 +54,7 @@ def bold(study, **options):
 
 
 def findings(study, **options):
-    return report.findings(study, tables.options(study, **options))
+    return statistics.findings(tables.comparing(study, **options))
 
 
 def write_finals(folder, finals, alpha=0.1):
@@ -100,7 +100,7 @@ def test_rounds_to_a_target_are_medians_over_all_runs(tmp_path):
 
 
 def test_baseline_is_named_as_a_method_or_as_a_printed_name(study):
-    assert {tables.options(study, text).baseline for text in ("fedavg", "FedAvg")} == {"fedavg"}
+    assert {tables.comparing(study, text).baseline for text in ("fedavg", "FedAvg")} == {"fedavg"}
 
 
 def test_results_that_lack_runs_are_marked_explained_not_tested_and_not_bold(tmp_path):
@@ -184,7 +184,7 @@ def test_only_significant_leads_are_bold_and_ahead(tmp_path, metric):
     assert ". Undecided: uniform against FedAvg, " in said
     assert bold(study) == {"FedVG"} and not bold(study, baseline="all")
     assert "FedAvg is behind FedVG by " in findings(study, baseline="fedvg")[0]
-    titles = [table.title for table in tables.all_tables(study, tables.options(study))]
+    titles = [table.title for table in tables.all_tables(tables.comparing(study))]
     assert ("lower is better" in titles[0]) == (metric == "loss")
 
 
@@ -247,6 +247,6 @@ def test_choices_of_tuning_are_one_table(tmp_path):
     content["tuning"] = {"settings": {"lr": [0.1, 0.3]}, "chosen": chosen}
     write_json(sweep / "sweep.json", content)
     study = collect([sweep])
-    (table,) = (t for t in tables.all_tables(study, tables.options(study)) if t.name == "tuning")
+    (table,) = (t for t in tables.all_tables(tables.comparing(study)) if t.name == "tuning")
     assert len(table.shown) == 2 and "lr 0.3" in table.shown["chosen"][0]
     assert [*table.numbers["score"]] == [0.625, 0.625]

@@ -135,11 +135,17 @@ def settings_of(**settings) -> Config:
     return Config(**{"clients": 4, "join_ratio": 0.75, "eval_every": 1, **settings})
 
 
+def problems(group, kind: str) -> list[str]:
+    """Returns the problems of one kind that runs of a group have."""
+    return list(group.rows.loc[group.rows["kind"] == kind, "problem"])
+
+
 def write_document(folder: Path, axes: list[dict], trials: dict, title="") -> None:
     """Writes sweep.json of axes, setting -> values, and of trials, name -> (values, settings)."""
-    parsed = [
-        sweep_trials.Axis(tuple(axis), tuple(zip(*axis.values(), strict=True))) for axis in axes
-    ]
-    swept = sweep_trials.Sweep((sweep_trials.Layer(tuple(parsed)),), title=title)
-    listed = [sweep_trials.Trial(name, *trial) for name, trial in trials.items()]
-    write_json(folder / "sweep.json", sweep_folder.document(swept, listed))
+    told = (*sweep_trials.PLACES, "fidelity")
+    listed = {}
+    for name, (values, run) in trials.items():
+        names = {n: v for n, v in values.items() if n in told or n.startswith("hyper.")}
+        listed[name] = sweep_trials.Trial(name, values, run, names=names)
+    names = [name for axis in axes for name in axis]
+    sweep_folder.write(folder, sweep_folder.Stored(title, names, listed))

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from fedvg_jax.config.options import as_reference
+from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import Record
 from fedvg_jax.study.run import Run
 
@@ -94,13 +95,24 @@ def depths(layers: Sequence[str]) -> list[int]:
     return [order.index(name) for name in layers]
 
 
+def weighting_of(run: Run) -> str:
+    """Returns the weighting of a run, by the name of an object from Python."""
+    return run.custom.get("weighting", run.config.weighting)
+
+
+def layers_of(run: Run) -> list[str]:
+    """Returns the names of the columns of `layer_shares`; [] where the run has none."""
+    path = run.folder / "layers.json"
+    return files.read_json(path) if path.exists() else []
+
+
 def head_minus_body(run: Run) -> dict[str, list[float]]:
     """Returns a number per round of a run, by key of `RULES`.
 
     It is the rank correlation of the rule's weights with those from the norms of the head alone, minus that with those
     from the body alone. Rounds without norms or losses, and networks without a head or a body, have none.
     """
-    of_head = np.array([layer.partition("/")[0] in HEADS for layer in run.layers], bool)
+    of_head = np.array([layer.partition("/")[0] in HEADS for layer in layers_of(run)], bool)
     gaps: dict[str, list[float]] = {rule: [] for rule in RULES}
     for record in run.records:
         norms, losses = layer_norms(record), record.get(LOSS)

@@ -17,10 +17,19 @@ from benchmarks.studies.paper.clients import (
     ACCURACY,
     depths,
     layer_norms,
+    layers_of,
     of_present,
     rank_correlation,
+    weighting_of,
 )
-from benchmarks.studies.paper.values import DIRICHLET, EXTERNAL, Value, paper_name, paper_values
+from benchmarks.studies.paper.values import (
+    DIRICHLET,
+    EXTERNAL,
+    Value,
+    mean_and_std,
+    paper_name,
+    paper_values,
+)
 from fedvg_jax.study import statistics
 from fedvg_jax.study.groups import Group, Study
 from fedvg_jax.study.places import Seeds, condition_text
@@ -75,7 +84,7 @@ def _values_by_key(study: Study) -> dict[tuple[str, str, str, float], list[Value
             config, name = run.config, paper_name(run.config, run.custom)
             if name and config.partition in DIRICHLET:
                 key = config.dataset, config.model, name, config.alpha
-                by_key.setdefault(key, []).append(Value(*key, *statistics.mean_and_std(finals)))
+                by_key.setdefault(key, []).append(Value(*key, *mean_and_std(finals)))
     return by_key
 
 
@@ -303,7 +312,7 @@ def balanced_client_by_norm(study: Study) -> Finding | None:
     found: dict[str, list[tuple[Group, bool, float]]] = {norm: [] for norm in FINDS_BALANCED}
     for group in study.groups.values():
         run = next(iter(group.runs.values()), None)
-        if run and run.config.partition == "balanced_client" and "fedvg" in run.weighting:
+        if run and run.config.partition == "balanced_client" and "fedvg" in weighting_of(run):
             found.get(run.config.fedvg.norm, []).append((group, *_weight_of_client_0(group)))
     if not all(found.values()):
         return None
@@ -342,10 +351,11 @@ def norms_grow_with_depth(study: Study) -> Finding | None:
     correlations, counts = [], set()
     for replicate, run in _runs(study):
         norms = [n for record in run.records if (n := layer_norms(record)) is not None]
-        weights = [i for i, name in enumerate(run.layers) if not name.endswith(("bias", "scale"))]
-        if norms and len(weights) >= 3 and len(run.layers) == norms[0].shape[1]:
+        layers = layers_of(run)
+        weights = [i for i, name in enumerate(layers) if not name.endswith(("bias", "scale"))]
+        if norms and len(weights) >= 3 and len(layers) == norms[0].shape[1]:
             mean = np.nanmean(np.concatenate(norms), 0)
-            depth = depths([run.layers[i] for i in weights])
+            depth = depths([layers[i] for i in weights])
             counts.add(len(weights))
             correlations.append(
                 (replicate, rank_correlation(depth, [float(mean[i]) for i in weights]))
@@ -438,7 +448,7 @@ def _weight_correlations(
     """
     correlations = []
     for replicate, run in _runs(study):
-        if run.weighting != "fedvg":
+        if weighting_of(run) != "fedvg":
             continue
         values = [
             rank_correlation(of_present(run, r, r["weights"]), v)

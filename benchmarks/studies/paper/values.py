@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+import math
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import pandas as pd
 
 from fedvg_jax.config import Config, flatten, method_title, presets
 from fedvg_jax.config.checks import unused
 from fedvg_jax.config.methods import method_of
-from fedvg_jax.study import statistics
 from fedvg_jax.study.groups import Study
 from fedvg_jax.study.markup import number, spread
 from fedvg_jax.study.places import METHOD_GROUPS, condition_text
@@ -41,6 +42,14 @@ class Value(NamedTuple):
     mean: float
     std: float
     """nan where there is none."""
+
+
+def mean_and_std(values: Sequence[float]) -> tuple[float, float]:
+    """Returns the mean and the sample standard deviation; nan for the deviation of one value."""
+    if not values:
+        return math.nan, math.nan
+    std = float(np.std(values, ddof=1)) if len(values) > 1 else math.nan
+    return float(np.mean(values)), std
 
 
 @functools.cache
@@ -132,7 +141,7 @@ def against_paper(study: Study) -> pd.DataFrame:
         run, maxima = next(iter(group.runs.values()), None), group.results("max")
         if run and maxima and (theirs := published(run.config, run.custom)):
             finals, maxima = (
-                statistics.mean_and_std(list(values.values()))
+                mean_and_std(list(values.values()))
                 for values in (group.results(), maxima)
             )
             row = {"setting": condition_text(group.condition), "method": group.method}

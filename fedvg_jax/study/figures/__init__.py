@@ -14,7 +14,6 @@ from fedvg_jax.study.outcomes import Outcome
 from fedvg_jax.study.places import Place
 from fedvg_jax.study.reading import Folder
 from fedvg_jax.study.run import Run
-from fedvg_jax.study.tables import Options
 from fedvg_jax.views.output import method_and_run
 
 FIGURES = (
@@ -42,9 +41,10 @@ def draw_run(folder: Path, history: History) -> list[Path]:
     metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"
     run = Folder(folder.name, {}, Run(folder, history))
     place = Place(method, (), (config.seed, partition_seed(config)))
-    frame, outcome = make_frame([run], [place]), Outcome(metric, BETTER[metric])
+    frame, outcome = make_frame([run], [place], [()]), Outcome(metric, BETTER[metric])
     study = Study(title, (method,), ((),), frame, outcome, {})
     with base.drawing(), files.writing(folder, "--out"):
-        drawn = [figure(study, Options(method)) for figure in FIGURES[1:3]]
-        titled = [each._replace(title=title) for drawings in drawn for each in drawings]
-        return [path for each in titled for path in base.save(each, folder, ("png",))]
+        paths = []
+        for drawing in (*curves.learning_curves(study), *clients.client_weights(study)):
+            paths += base.save(drawing._replace(title=title), folder, ("png",))
+        return paths

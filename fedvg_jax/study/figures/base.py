@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,9 +12,11 @@ from fedvg_jax.config import method_title
 from fedvg_jax.host.errors import one_line
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+    from matplotlib.image import AxesImage
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#000000", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
 """Okabe and Ito's colours, which people without full colour vision tell apart; yellow is too light for lines."""
@@ -120,6 +122,25 @@ def whole_numbers(axis: Axis) -> None:
     axis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
 
 
+def heatmap(
+    axes: Axes, values: np.ndarray, limits: tuple[float, float], colours: str, **options: Any
+) -> AxesImage:
+    """Draws a square for every value, on a logarithmic scale of colours; nan is left out."""
+    from matplotlib.colors import LogNorm
+
+    norm = LogNorm(*limits)
+    options |= {"cmap": colours, "norm": norm, "aspect": "auto", "interpolation": "nearest"}
+    return axes.imshow(values, **options)
+
+
+def add_colour_bar(image: AxesImage, ticks: Mapping[Any, str], **options: Any) -> None:
+    """Adds the key of a heatmap, which names some values only: those of `ticks`."""
+    figure: Any = image.figure
+    bar = figure.colorbar(image, **options)
+    bar.set_ticks([*ticks], labels=[*ticks.values()])
+    bar.minorticks_off()
+
+
 def clean(axes: Axes, along: str = "y") -> None:
     """Removes two sides of the frame and draws a pale grid along one axis."""
     axes.spines[["top", "right"]].set_visible(False)
@@ -148,9 +169,9 @@ def save(drawn: Drawing, folder: Path, suffixes: Sequence[str] = ("png", "pdf"))
     add_legend(drawn.figure)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{drawn.name}.{suffix}" for suffix in suffixes]
-    metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}}
-    for suffix, path in zip(suffixes, paths, strict=True):
-        drawn.figure.savefig(path, dpi=200, metadata=metadata[suffix])
+    metadata = {".png": {"Software": None}, ".pdf": {"CreationDate": None}}
+    for path in paths:
+        drawn.figure.savefig(path, dpi=200, metadata=metadata[path.suffix])
         # keeps the layout of the first file, which takes half of the time
         drawn.figure.set_layout_engine("none")
     return paths

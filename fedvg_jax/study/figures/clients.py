@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,8 +14,6 @@ from fedvg_jax.study.figures import base
 from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.groups import Frame, Study
 from fedvg_jax.study.places import condition_text, seeds_text
-from fedvg_jax.study.run import Run
-from fedvg_jax.study.tables import Options
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,11 +39,8 @@ def weight_shares(records: Sequence[Record]) -> Frame:
 
     rows = []
     for record in records:
-        absent = {
-            *record.get("dropped", ()),
-            *record.get("untrained", ()),
-            *record.get("diverged", ()),
-        }
+        lost = [record.get(name, ()) for name in ("dropped", "untrained", "diverged")]
+        absent = {*itertools.chain(*lost)}
         cohort = zip(record["clients"], record["num_samples"], record["weights"], strict=True)
         for client, size, weight in cohort:
             share = np.nan
@@ -55,7 +51,7 @@ def weight_shares(records: Sequence[Record]) -> Frame:
     return shares.sort_values(["rows", "client", "round"])
 
 
-def client_weights(study: Study, chosen: Options) -> list[Drawing]:
+def client_weights(study: Study) -> list[Drawing]:
     """Returns a figure of every client's weight times cohort size over rounds in the first condition.
 
     A panel has the run of a method's smallest seed.
@@ -68,44 +64,33 @@ def client_weights(study: Study, chosen: Options) -> list[Drawing]:
             shares[name] = weight_shares(runs[min(runs)].records)
     if not shares:
         return []
-    title = ", ".join(filter(None, ("Weights of clients", condition_text(condition))))
+    title = f"Weights of clients, {condition_text(condition)}".removesuffix(", ")
     return [Drawing("weights", title, _weights_of_runs(shares))]
 
 
 def _weights_of_runs(shares: Mapping[str, Frame]) -> Figure:
     """Returns a figure with a panel per run: a row per client, a column per round."""
-    from matplotlib.colors import LogNorm
-
-    limit = _colour_limit(
-        np.concatenate([table["weight_times_cohort"] for table in shares.values()])
-    )
+    every = np.concatenate([table["weight_times_cohort"] for table in shares.values()])
+    limit = _colour_limit(every)
     figure, axes = base.grid(len(shares))
-    image = None
+    image: Any = None
     for panel, (name, table) in zip(axes, shares.items(), strict=True):
         # a buffered server may have two trainings of a client in one update
         added = table.groupby(["rows", "client", "round"])["weight_times_cohort"].sum(min_count=1)
         grid = added.unstack("round")
         ids = grid.index.get_level_values("client")
-        image = panel.imshow(
-            np.clip(grid.to_numpy(float), 1 / limit, limit),
-            aspect="auto",
-            extent=(0.5, grid.shape[1] + 0.5, len(ids) - 0.5, -0.5),
-            cmap="RdBu_r",
-            norm=LogNorm(1 / limit, limit),
-            interpolation="nearest",
-        )
+        extent = 0.5, grid.shape[1] + 0.5, len(ids) - 0.5, -0.5
+        values = np.clip(grid.to_numpy(float), 1 / limit, limit)
+        image = base.heatmap(panel, values, (1 / limit, limit), "RdBu_r", extent=extent)
         panel.set(xlabel="round", ylabel="client, smallest first", facecolor="0.84")
         panel.set_title(base.plain(name, 40))
-        every = -(-len(ids) // MAX_TICKS)
-        panel.set_yticks(range(0, len(ids), every), list(map(str, ids[::every])))
+        step = -(-len(ids) // MAX_TICKS)
+        panel.set_yticks(range(0, len(ids), step), list(map(str, ids[::step])))
         base.whole_numbers(panel.xaxis)
-    assert image is not None, "there is a run"
-    label = "weight × cohort size (1 is an equal weight, grey is absent)"
-    bar = figure.colorbar(
-        image, ax=axes, location="bottom", extend="both", shrink=0.8, aspect=40, label=label
-    )
-    bar.set_ticks([1 / limit, 1, limit], labels=[f"{1 / limit:.2g}", "1", f"{limit:g}"])
-    bar.minorticks_off()
+    ticks = {1 / limit: f"{1 / limit:.2g}", 1: "1", limit: f"{limit:g}"}
+    options = {"location": "bottom", "extend": "both", "shrink": 0.8, "aspect": 40}
+    options["label"] = "weight × cohort size (1 is an equal weight, grey is absent)"
+    base.add_colour_bar(image, ticks, ax=axes, **options)
     return figure
 
 
@@ -121,41 +106,30 @@ def _colour_limit(shares: np.ndarray) -> int:
 # --- classes of clients
 
 
-def partitions(study: Study, chosen: Options) -> list[Drawing]:
+def partitions(study: Study) -> list[Drawing]:
     """Returns a figure of training rows by client and class, a panel per partition of the smallest seeds.
 
     A square is the darker, the more rows there are, and white for none.
     """
-    from matplotlib.colors import LogNorm
-
-    counts: dict[str, tuple[str, Run]] = {}
+    drawn: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for condition in study.conditions:
-        runs = [
-            run for method in study.methods for run in study.group(method, condition).runs.values()
-        ]
-        for run in runs[:1]:
+        groups = [study.group(method, condition) for method in study.methods]
+        for run in [run for group in groups for run in group.runs.values()][:1]:
             if known := run.partition.get("counts"):
-                counts.setdefault(str(known), (condition_text(condition), run))
-    if not counts:
+                drawn.setdefault(str(known), (condition_text(condition), run.partition))
+    if not drawn:
         return []
-    most = max(2, *(np.max(run.partition["counts"]) for _, run in counts.values()))
-    figure, axes = base.grid(len(counts))
-    for panel, (text, run) in zip(axes, counts.values(), strict=True):
-        rows = np.array(run.partition["counts"]).T
-        image = panel.imshow(
-            np.where(rows > 0, rows, np.nan),
-            aspect="auto",
-            cmap="Blues",
-            norm=LogNorm(0.5, most),
-            interpolation="nearest",
-        )
-        names = run.partition.get("class_names", ())
+    most = max(2, *(np.max(partition["counts"]) for _, partition in drawn.values()))
+    numbers = sorted({1, round(most**0.5), int(most)})
+    figure, axes = base.grid(len(drawn))
+    for panel, (text, partition) in zip(axes, drawn.values(), strict=True):
+        rows = np.array(partition["counts"]).T
+        image = base.heatmap(panel, np.where(rows > 0, rows, np.nan), (0.5, most), "Blues")
+        names = partition.get("class_names", ())
         if 0 < len(names) <= MAX_NAMES:
             panel.set_yticks(range(len(names)), [base.plain(str(name), 26) for name in names])
         panel.set(xlabel="client", ylabel="class", title=base.plain(text, 40))
         base.whole_numbers(panel.xaxis)
-        bar = figure.colorbar(image, ax=panel, aspect=30, label="rows (white is none)")
-        numbers = sorted({1, round(most**0.5), int(most)})
-        bar.set_ticks(numbers, labels=[f"{number:,}" for number in numbers])
-        bar.minorticks_off()
+        ticks = {number: f"{number:,}" for number in numbers}
+        base.add_colour_bar(image, ticks, ax=panel, aspect=30, label="rows (white is none)")
     return [Drawing("partitions", "Training rows by client and class", figure)]

@@ -14,7 +14,6 @@ from fedvg_jax.study.figures.base import Drawing
 from fedvg_jax.study.groups import Frame, Study
 from fedvg_jax.study.outcomes import has_clock
 from fedvg_jax.study.places import Condition, condition_text
-from fedvg_jax.study.tables import Options
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +43,7 @@ def curves(study: Study, condition: Condition) -> Frame:
     return points[points["n"] == points["method"].map(counts)]
 
 
-def learning_curves(study: Study, chosen: Options) -> list[Drawing]:
+def learning_curves(study: Study) -> list[Drawing]:
     """Returns a figure with a panel for each condition, against rounds, and one against virtual time with a clock.
 
     A study of one run shows its validation rows, too.
@@ -106,11 +105,11 @@ class Bar(NamedTuple):
     outcome: str
 
 
-def differences(study: Study, chosen: Options) -> list[Drawing]:
+def differences(study: Study) -> list[Drawing]:
     """Returns a figure of every method minus the baseline, a panel per condition; [] where every pair is compared."""
-    compared = chosen.compared(study)
+    compared = statistics.compare_pairs(study)
     shown = compared[compared["n"] > 0]
-    if chosen.baseline is None or shown.empty:
+    if study.baseline is None or shown.empty:
         return []
     labels = [base.plain(method_title(method)) for method in shown["method"].unique()]
     height = 1.15 + sum(0.24 + 0.15 * label.count("\n") for label in labels)
@@ -118,7 +117,7 @@ def differences(study: Study, chosen: Options) -> list[Drawing]:
     is_alone = len(by_condition) == 1
     width = NARROW if is_alone else base.WIDTH
     figure, axes = base.grid(len(by_condition), height, width, sharey=True, sharex=True)
-    baseline = method_title(chosen.baseline)
+    baseline = method_title(study.baseline)
     columns = ["method", "difference", "t_low", "t_high", "outcome"]
     label = f"{study.outcome.title}, more than {baseline}"
     for panel, (position, rows) in zip(axes, by_condition, strict=True):
@@ -127,7 +126,7 @@ def differences(study: Study, chosen: Options) -> list[Drawing]:
         panel.tick_params(labelbottom=True)
         panel.set_xlabel(base.plain(label, 45 if is_alone else 30))
         panel.set_title(base.plain(condition_text(study.conditions[position]), 40))
-    stands_for = statistics.stands_for(study, chosen.choice)
+    stands_for = statistics.stands_for(study)
     title = f"Methods minus {baseline}, {stands_for}, means with 95 % intervals"
     return [Drawing("differences", title, figure)]
 

@@ -141,8 +141,7 @@ def against_paper(study: Study) -> pd.DataFrame:
         run, maxima = next(iter(group.runs.values()), None), group.results("max")
         if run and maxima and (theirs := published(run.config, run.custom)):
             finals, maxima = (
-                mean_and_std(list(values.values()))
-                for values in (group.results(), maxima)
+                mean_and_std(list(values.values())) for values in (group.results(), maxima)
             )
             row = {"setting": condition_text(group.condition), "method": group.method}
             row |= {"final round": spread(*finals), "maximum": spread(*maxima)}

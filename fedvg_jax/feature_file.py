@@ -45,21 +45,31 @@ def write(
     if os.path.lexists(path):
         raise UsageError(f"out {path}: the file exists; name another, or remove it")
     target = files.export_target(path, "out")
-    if arrays.table is not None:
-        raise UsageError("features are of arrays, and not of tables; use images or an .npz")
-    task, row_shape = _task(config, arrays, size)
+    if arrays.table is not None or MODELS[config.model].is_sequence:
+        raise UsageError(
+            f"model {config.model}: features are of images or arrays, not of a table or characters"
+        )
+    shape = arrays.x.shape[1:]
+    if size:
+        check_rows_are_images(arrays, "image_size", "leave it out")
+        shape = (*size, shape[-1])
+    resized = np.broadcast_to(np.zeros((), arrays.x.dtype), (len(arrays.x), *shape))
+    task = models.make_task(config, arrays._replace(x=resized))
     variables = models.make_variables(config, task.init)
-    extract = _extractor(task, variables, row_shape)
+    extract = _extractor(task, shape)
     passes = []
     for first in range(0, len(arrays.y), ROWS):
+        # first rows again fill the last pass, so that there is one program
+        rows = np.arange(first, first + ROWS) % len(arrays.y)
         with np.errstate(over="ignore"):
-            values = extract(arrays.x[first : first + ROWS]).astype(dtype)
+            values = np.asarray(extract(variables, arrays.x[rows])).astype(dtype)
         if not np.isfinite(values).all():
             raise UsageError(
                 f"features of rows {first} and following exceed {np.dtype(dtype)}; use --float32"
             )
         passes.append(values)
-    x, y, split = np.concatenate(passes), arrays.y, arrays.num_train
+    y, split = arrays.y, arrays.num_train
+    x = np.concatenate(passes)[: len(y)]
     members = {"x_train": x[:split], "y_train": y[:split]}
     members["class_names"] = np.array(arrays.class_names)
     if len(y) > split:
@@ -70,26 +80,8 @@ def write(
         np.savez(stream, **members)  # pyright: ignore[reportArgumentType]
 
 
-def _task(config: Config, arrays: Arrays, size: Size | None) -> tuple[Task, tuple[int, ...]]:
-    """Returns the model as a task, and the shape of the rows that it takes."""
-    if MODELS[config.model].is_sequence:
-        raise UsageError(
-            f"model {config.model} has features of characters, not of rows; use a model of images or tables"
-        )
-    shape = arrays.x.shape[1:]
-    if size:
-        check_rows_are_images(arrays, "image_size", "leave it out")
-        shape = (*size, shape[-1])
-    resized = arrays._replace(
-        x=np.broadcast_to(np.zeros((), arrays.x.dtype), (len(arrays.x), *shape))
-    )
-    return models.make_task(config, resized), shape
-
-
-def _extractor(
-    task: Task, variables: Variables, shape: tuple[int, ...]
-) -> Callable[[np.ndarray], np.ndarray]:
-    """Returns the function rows [n, ...] -> features float32 [n, F], for n up to `ROWS`."""
+def _extractor(task: Task, shape: tuple[int, ...]) -> Callable[[Variables, np.ndarray], jax.Array]:
+    """Returns the function (variables, rows [n, ...]) -> features float32 [n, F]; images are resized to `shape`."""
     assert task.forward is not None, "every named model has it"
     forward = task.forward
 
@@ -103,8 +95,4 @@ def _extractor(
         assert outputs.features is not None, "a model has a layer with parameters"
         return outputs.features.reshape(len(x), -1).astype(jnp.float32)
 
-    def extract(x: np.ndarray) -> np.ndarray:
-        padding = [(0, ROWS - len(x)), *[(0, 0)] * (x.ndim - 1)]
-        return np.asarray(features(variables, np.pad(x, padding)))[: len(x)]
-
-    return extract
+    return features

@@ -28,19 +28,12 @@ if __name__ == "__main__":
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from fedvg_jax import commands, config as configs
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config, checks, command_line, presets
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views import output
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from fedvg_jax.data.arrays import Arrays
-    from fedvg_jax.data.partitions.client_rows import Partition
 
 PROG = "python -m fedvg_jax.prepare"
 DOWNLOAD = "--download"
@@ -109,6 +102,9 @@ def prepare(config: Config, is_downloaded: bool = False) -> int:
         config: names the data set and the partition.
         is_downloaded: whether to fetch its published files first.
     """
+    import numpy as np
+
+    from fedvg_jax.data.partitions.client_rows import sizes
     from fedvg_jax.resolve import data as populations
     from fedvg_jax.views import display
 
@@ -117,36 +113,24 @@ def prepare(config: Config, is_downloaded: bool = False) -> int:
         handler = signal.signal(signal.SIGINT, signal.default_int_handler)
         download(config)
         signal.signal(signal.SIGINT, handler)
-    console, arrays = read_rows(config)
-    output.say(console, f"{arrays.name}: {display.data_text(arrays)}")
-    partition = populations.make_partition(config, arrays)
-    output.say(console, f"partition {output.partition_label(config)}")
-    output.say(console, "\n".join(counts(arrays, partition)))
-    return 0
-
-
-def counts(arrays: Arrays, partition: Partition) -> list[str]:
-    """Returns a line on the labels of every class, one on the clients and one on the shared sets."""
-    import numpy as np
-
-    from fedvg_jax.data.partitions.client_rows import sizes
-
-    names, of_client = arrays.class_names, sizes(partition.train)
-    train, val, test = (sizes(part).sum() for part in partition)
-    lines = [
-        f"{len(of_client)} clients with {of_client.min():,} to {of_client.max():,} training {output.unit(arrays)}",
-        f"{train:,} to train, {val:,} to validate, {test:,} to test",
-    ]
-    if names:
+    arrays = populations.load_data(config)
+    print(f"{arrays.name}: {display.data_text(arrays)}")
+    if names := arrays.class_names:
         of_class = np.bincount(arrays.y.ravel(), minlength=len(names))
-        lines.insert(0, ", ".join(map("{} {:,}".format, names, of_class)))
-    return lines
+        print(", ".join(f"{name} {n:,}" for name, n in zip(names, of_class, strict=True)))
+    partition = populations.make_partition(config, arrays)
+    of_client = sizes(partition.train)
+    train, val, test = (sizes(part).sum() for part in partition)
+    print(
+        f"partition {output.partition_label(config)}\n"
+        f"{len(of_client)} clients with {of_client.min():,} to {of_client.max():,} training {output.unit(arrays)}\n"
+        f"{train:,} to train, {val:,} to validate, {test:,} to test"
+    )
+    return 0
 
 
 def download(config: Config) -> None:
     """Fetches the published files of a data set to its folder, unless they are there."""
-    from rich.console import Console
-
     from fedvg_jax.data import datasets, downloads
 
     assert config.cache_dir is not None, "the check of the settings sets it"
@@ -158,18 +142,7 @@ def download(config: Config) -> None:
         downloads.fetch_hub_set(of_hub, place)
     else:
         downloads.fetch(name, place, datasets.parse_size(config.image_size))
-    output.say(Console(markup=False, emoji=False), f"files of {name}: {place}")
-
-
-def read_rows(config: Config) -> tuple[Console, Arrays]:
-    """Returns the terminal and the data set that a config names."""
-    from rich.console import Console
-
-    from fedvg_jax.resolve import data as populations
-
-    console = Console(markup=False, emoji=False)  # names are shown as they are
-    with console.status(f"reading {config.dataset}"):
-        return console, populations.load_data(config)
+    print(f"files of {name}: {place}")
 
 
 def parse_features(argv: Sequence[str]) -> tuple[Config, str]:
@@ -180,8 +153,8 @@ def parse_features(argv: Sequence[str]) -> tuple[Config, str]:
     """
     flags = [flag for flag in argv if flag != "--float32"]
     values = command_line.parse(flags, f"{PROG} features", OF_FEATURES)
-    if missing := [name for name in ("dataset", "model", "out") if name not in values]:
-        raise UsageError(f"prepare features needs --{missing[0]}; see {PROG} features --help")
+    if "out" not in values:
+        raise UsageError(f"prepare features needs --out FILE.npz; see {PROG} features --help")
     config = configs.apply(Config(), values, "command line")
     checks.check_values(config, ["image_size"])
     size = config.image_size
@@ -200,19 +173,17 @@ def write_features(argv: Sequence[str]) -> int:
 
     from fedvg_jax import feature_file
     from fedvg_jax.data.datasets import parse_size
+    from fedvg_jax.resolve import data as populations
     from fedvg_jax.runs.assemble import programs
 
     config, size = parse_features(argv)
-    console, arrays = read_rows(config)
-    assert config.out is not None and config.cache_dir is not None, (
-        "the check of the settings sets them"
-    )
+    arrays = populations.load_data(config)
+    assert config.out is not None and config.cache_dir is not None, "they are checked"
     programs.use_cache(config.cache_dir)
     dtype = np.float32 if "--float32" in argv else np.float16
-    with console.status("computing features"):
-        feature_file.write(config.out, config, arrays, parse_size(size), dtype)
+    feature_file.write(config.out, config, arrays, parse_size(size), dtype)
     weights = "" if config.init else f" (random weights, seed {config.seed})"
-    output.say(console, f"features of {len(arrays.y):,} rows written to {config.out}{weights}")
+    print(f"features of {len(arrays.y):,} rows written to {config.out}{weights}")
     return 0
 
 

@@ -74,7 +74,8 @@ def check(arrays: Arrays, source: object) -> Arrays:
     if x.dtype.itemsize == 8:
         with np.errstate(over="ignore"):
             x = x.astype(np.float32)
-    return check_values(arrays._replace(x=x[..., None] if x.ndim == 3 else x, y=y), source)
+    x = x[..., None] if x.ndim == 3 else x
+    return check_values(arrays._replace(x=x, y=y), source)
 
 
 def check_values(arrays: Arrays, source: object) -> Arrays:
@@ -107,10 +108,6 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
 
 def _device_values(array: np.ndarray, what: str) -> np.ndarray:
     """Returns an array in the byte order of this machine; see `check_values`."""
-    if not array.ndim or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
-        raise UsageError(
-            f"{what} must be an array [T, ...] of booleans, integers or floats of at most 64 bits; got {shape(array)}"
-        )
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype.itemsize < 8 and array.dtype.kind != "f":
         return array
@@ -154,7 +151,13 @@ def limited(arrays: Arrays, max_rows: int) -> Arrays:
     """
     if not 0 < max_rows < len(arrays.y):
         return arrays
-    some = _with_rows(arrays, np.arange(max_rows) * len(arrays.y) // max_rows)
+    rows = np.arange(max_rows) * len(arrays.y) // max_rows
+    num_train = int((rows < arrays.num_train).sum())
+    some = arrays._replace(x=arrays.x[rows], y=arrays.y[rows], num_train=num_train)
+    if arrays.groups is not None:
+        some = with_groups(some, arrays.groups[rows], arrays.name)
+    if arrays.table:
+        some = some._replace(table=arrays.table._replace(inputs=arrays.table.inputs.iloc[rows]))
     if lost := set(classes_without_rows(some)) - set(classes_without_rows(arrays)):
         raise UsageError(
             f"max_rows {max_rows} leaves no row of class {min(lost)}; use another number"
@@ -173,17 +176,6 @@ def classes_without_rows(arrays: Arrays) -> list[str]:
         return []
     present = np.bincount(arrays.y.ravel(), minlength=len(names))
     return [name for name, count in zip(names, present, strict=True) if not count]
-
-
-def _with_rows(arrays: Arrays, rows: np.ndarray) -> Arrays:
-    """Returns a data set of these rows, in ascending order."""
-    groups = arrays.groups
-    if groups is not None:
-        groups = np.unique(groups[rows], return_inverse=True)[1].astype(np.int32)
-    num_train = int((rows < arrays.num_train).sum())
-    table = arrays.table and arrays.table._replace(inputs=arrays.table.inputs.iloc[rows])
-    some = arrays._replace(x=arrays.x[rows], y=arrays.y[rows], num_train=num_train)
-    return some._replace(groups=groups, table=table)
 
 
 @contextlib.contextmanager
@@ -241,21 +233,20 @@ def class_labels(arrays: Arrays, consumer: str, instead: str, of_rows: bool = Tr
     Raises:
         UsageError: y has no such integers, or there are no names of classes.
     """
-    has_integers = np.issubdtype(arrays.y.dtype, np.integer) and bool(arrays.class_names)
+    has_integers = arrays.y.dtype.kind in "iu" and arrays.class_names
     if not has_integers or (of_rows and arrays.y.ndim != 1):
-        needed = f"integers [T{'' if of_rows else ', ...'}] from 0 to {MAX_CLASSES - 1}"
         raise UsageError(
-            f"{consumer} needs class labels, {needed}; y of {arrays.name} is {shape(arrays.y)};"
-            f" {REMEDY}; otherwise {instead}"
+            f"{consumer} needs class labels, integers [T] from 0 to {MAX_CLASSES - 1}; y of {arrays.name} is"
+            f" {shape(arrays.y)}; {REMEDY}; otherwise {instead}"
         )
     return arrays.y.astype(np.int32)
 
 
 def refuse_channels_first(arrays: Arrays, consumer: str) -> None:
     """Raises a UsageError for rows [1, S, S], [3, H, W] or [4, H, W], as few images are."""
-    first, *others = arrays.x.shape[1:]
-    is_grey = first == 1 and len({*others}) == 1
-    if (is_grey or first in (3, 4)) and min(others) > 4:
+    channels, height, width = arrays.x.shape[1:]
+    is_grey = channels == 1 and height == width
+    if (is_grey or channels in (3, 4)) and min(height, width) > 4:
         raise UsageError(
             f"{consumer} takes images [T, H, W, D], and the channels of x seem to be first, {shape(arrays.x)}; use"
             " np.moveaxis(x, 1, -1)"
@@ -269,13 +260,9 @@ def is_images(arrays: Arrays) -> bool:
 
 def is_sequences(arrays: Arrays) -> bool:
     """Returns whether the rows are sequences of named characters with a label at every place, both integers [T, L]."""
-    has_integers = all(np.issubdtype(array.dtype, np.integer) for array in (arrays.x, arrays.y))
-    return (
-        has_integers
-        and arrays.x.ndim == 2
-        and arrays.x.shape == arrays.y.shape
-        and bool(arrays.class_names)
-    )
+    x, y = arrays.x, arrays.y
+    has_integers = x.dtype.kind in "iu" and y.dtype.kind in "iu"
+    return has_integers and x.ndim == 2 and x.shape == y.shape and bool(arrays.class_names)
 
 
 def check_rows_are_images(arrays: Arrays, setting: str, instead: str) -> None:

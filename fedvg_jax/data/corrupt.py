@@ -77,9 +77,8 @@ def label_noise(
 ) -> np.ndarray:
     """Replaces labels by uniformly random other ones in floor(share n) random rows."""
     rows = stream.permutation(len(y))[: int(share * len(y))]
-    return rewritten(
-        y, rows, (y[rows] + stream.integers(1, max(num_classes, 2), y[rows].shape)) % num_classes
-    )
+    steps = stream.integers(1, max(num_classes, 2), y[rows].shape)
+    return rewritten(y, rows, (y[rows] + steps) % num_classes)
 
 
 def feature_noise(x: np.ndarray, deviation: float, stream: np.random.Generator) -> np.ndarray:

@@ -113,6 +113,7 @@ def load(
 
     Raises:
         UsageError: unknown name, missing folder, an option the data set does not have, or missing or damaged files.
+        OSError: a file cannot be read.
 
     >>> digits = load("digits")
     >>> digits.x.shape, digits.x.dtype.name, digits.num_train
@@ -126,20 +127,13 @@ def load(
         return text.load(name)
     from fedvg_jax.data import cache
 
-    source = _source(name)
-    try:
-        # of the libraries; problems of a file are UsageErrors
-        with warnings.catch_warnings(action="ignore"):
-            reading = source.read(place, name, options)
-            if missing := [file for file in reading.files if not file.exists()]:
-                raise UsageError(f"{missing[0]}: no such file; {_needed(name)}")
-            reader = f"{name} {options}"
-            arrays = cache.cached(reading.files, reading.decode, reader, cache_dir)
-    except OSError as error:  # no permission, or a failing disk
-        path = error.filename or place
-        raise UsageError(
-            f"{path}: cannot be read ({error.strerror or error}); check its permissions"
-        ) from error
+    # of the libraries; problems of a file are UsageErrors
+    with warnings.catch_warnings(action="ignore"):
+        reading = _source(name).read(place, name, options)
+        if missing := [file for file in reading.files if not file.exists()]:
+            raise UsageError(f"{missing[0]}: no such file; {_needed(name)}")
+        reader = f"{name} {options}"
+        arrays = cache.cached(reading.files, reading.decode, reader, cache_dir)
     # folders may be named by any bytes
     class_names = tuple(map(one_line, arrays.class_names))
     return arrays._replace(name=one_line(arrays.name), class_names=class_names)
@@ -162,10 +156,7 @@ def check(
     given = {key: value for key, value in options.items() if value not in (None, "all", {}, "")}
     takes = () if name in BUILT_IN else _source(name).takes
     if unknown := [option for option in given if option not in takes]:
-        flag = {"size": "image-size", "columns": "label", "group_pattern": "group-pattern"}
-        raise UsageError(
-            f"dataset {name} does not take --{flag.get(unknown[0], unknown[0])}; leave it out"
-        )
+        raise UsageError(f"dataset {name} does not take {unknown[0]}; leave it out")
     return None if name in BUILT_IN else _place(name, data_dir, cache_dir), given
 
 
@@ -214,7 +205,5 @@ def parse_size(text: str) -> Size | None:
     >>> parse_size("244x224"), parse_size("28"), parse_size("")
     ((244, 224), (28, 28), None)
     """
-    if not text:
-        return None
-    height, _, width = text.partition("x")
-    return int(height), int(width or height)
+    sides = [int(side) for side in text.split("x") if side]
+    return (sides[0], sides[-1]) if sides else None

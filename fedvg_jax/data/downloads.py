@@ -115,10 +115,8 @@ def fetch(name: str, place: Path, size: Size | None = None) -> None:
         )
     published = FILES[name]
     target = place / (published.folder or published.file)
-    if target.is_dir():
-        return
     if target.exists():
-        if pooch.file_hash(str(target), "md5") == published.md5:
+        if target.is_dir() or pooch.file_hash(str(target), "md5") == published.md5:
             return
         raise UsageError(
             f"{target}: has another checksum than the published file; move it elsewhere"

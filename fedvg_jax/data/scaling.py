@@ -69,19 +69,17 @@ class Columns(NamedTuple):
         return {"transformer": text, "label": self.label, "class_names": list(self.class_names)}
 
 
-def default_transformer(inputs: Any) -> Any:
+def default_transformer() -> Any:
     """Returns what encodes the inputs of a table, not fitted.
 
     Missing numbers become the median, and columns get mean 0 and deviation 1. Missing categories become the most
     frequent one, and each category gets a column of 0 and 1.
     """
-    from sklearn.compose import ColumnTransformer
+    from sklearn.compose import make_column_selector, make_column_transformer
     from sklearn.impute import SimpleImputer
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-    numbers = [name for name, column in inputs.items() if column.dtype.kind == "f"]
-    others = [name for name in inputs if name not in numbers]
     scale = make_pipeline(
         SimpleImputer(strategy="median", keep_empty_features=True), StandardScaler()
     )
@@ -89,7 +87,10 @@ def default_transformer(inputs: Any) -> Any:
         SimpleImputer(strategy="most_frequent", keep_empty_features=True),
         OneHotEncoder(handle_unknown="ignore", sparse_output=False),
     )
-    return ColumnTransformer([("numbers", scale, numbers), ("categories", encode, others)])
+    return make_column_transformer(
+        (scale, make_column_selector(dtype_include="number")),
+        (encode, make_column_selector(dtype_exclude="number")),
+    )
 
 
 def fit(unencoded: Table, rows: np.ndarray) -> Columns:
@@ -107,7 +108,7 @@ def fit(unencoded: Table, rows: np.ndarray) -> Columns:
     training = unencoded.inputs.iloc[rows]
     names = ", ".join(training.columns)
     with reading("transformer", "one of scikit-learn that fits", f"the columns are {names}"):
-        unfitted: Any = clone(unencoded.transformer or default_transformer(unencoded.inputs))
+        unfitted: Any = clone(unencoded.transformer or default_transformer())
         transformer = unfitted.fit(training)
     columns = Columns(transformer, unencoded.label, unencoded.class_names)
     columns.scaled(training)

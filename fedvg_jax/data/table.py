@@ -40,11 +40,8 @@ def load(path: Path, _name: str, *, columns: Mapping[str, str] = {}) -> Reading:
         raise UsageError(f"{path}: holds {len(files)} .csv files; --data-dir names {LAYOUT}")
     with reading(files[0], "a table", f"it must be {LAYOUT}"):
         frame = pandas.read_csv(files[0])
-    if "label" not in columns:
-        has = ", ".join(map(str, frame.columns))
-        raise UsageError(f"{files[0]}: needs --label NAME, one of {has}")
-    roles = columns["label"], columns.get("group")
-    return Reading((), lambda: from_frame(frame, *roles, name=files[0].stem))
+    label, group = columns.get("label", "--label"), columns.get("group")
+    return Reading((), lambda: from_frame(frame, label, group, name=files[0].stem))
 
 
 def is_frame(data: Any) -> bool:
@@ -173,6 +170,6 @@ def _check_columns(frame: Any, roles: Sequence[str], source: str) -> None:
     is_missing = frame[[*roles]].isna().any(axis=1).to_numpy()
     if is_missing.any():
         raise UsageError(
-            f"{source}: {' or '.join(roles)} is missing in {is_missing.sum()} rows, first in row {is_missing.argmax()};"
-            f" fill it, or remove the rows: frame.dropna(subset={roles})"
+            f"{source}: {' or '.join(roles)} is missing in row {is_missing.argmax()}; fill it, or remove such rows:"
+            f" frame.dropna(subset={roles})"
         )

@@ -33,7 +33,7 @@ def as_arrays(data: Arrays | tuple) -> Arrays:
                 f"data must be arrays (x, y), or fedvg_jax.data.Arrays; got {type(data).__name__}"
             )
         x, y = as_array(data[0], "x"), as_array(data[1], "y")
-        data = Arrays("data", x, y, _class_names(y), len(x) if x.ndim else 0)
+        data = Arrays("data", x, y, _class_names(y), len(x))
     data = check_values(data._replace(x=as_array(data.x, "x"), y=as_array(data.y, "y")), "data")
     return data if data.groups is None else with_groups(data, np.asarray(data.groups), "data")
 
@@ -79,7 +79,7 @@ def as_array(values: Any, name: str) -> np.ndarray:
         array = np.asarray(values)
         if array.dtype.kind == "O":  # perhaps numbers of Python
             array = np.asarray(array.tolist())
-    if array is None or array.dtype.kind not in "biuf" or np.ma.is_masked(values):
+    if array is None or not array.ndim or array.dtype.kind not in "biuf" or np.ma.is_masked(values):
         got = type(values).__name__ if array is None else shape(array)
         raise UsageError(
             f"data: {name} must be numbers or booleans [T, ...], every row of one shape, none missing; got {got};"

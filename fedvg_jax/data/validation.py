@@ -14,7 +14,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, datasets
-from fedvg_jax.data.arrays import Arrays, is_features
+from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition, joined
 
 _SOURCE, _CLIENTS, _SUBSET, _RHO, _NOISE = range(5)
@@ -52,21 +52,21 @@ def from_clients(
     Raises:
         UsageError: the chosen clients have no validation row.
     """
-    chosen = None
+    chosen, members = None, parts.val
     if share < 1:
         if len(parts.val) < len(parts.train):
             raise UsageError(
-                f"validation.source clients:{share} chooses among clients, and validation rows belong to none here;"
-                " leave it out"
+                "validation.source clients:F chooses among clients, and validation rows belong to none; leave it out"
             )
         count = max(1, round(share * len(parts.val)))
         chosen = np.sort(_stream(seed, _CLIENTS).choice(len(parts.val), count, replace=False))
-    rows = joined(parts.val if chosen is None else [parts.val[k] for k in chosen])
+        members = [parts.val[k] for k in chosen]
+    rows = joined(members)
     if not len(rows):
         raise UsageError(
             "the clients of D_val have no validation row; use a larger share, --validation.source clients:F, or another"
         )
-    return Shared(arrays.x, arrays.y, rows.astype(np.int32), int(val_ratio * len(arrays.y)), chosen)
+    return Shared(arrays.x, arrays.y, rows, int(val_ratio * len(arrays.y)), chosen)
 
 
 def from_outside(
@@ -83,7 +83,7 @@ def from_outside(
     """
     rows = len(arrays.y) + order(y, has_copies, _stream(seed, _SOURCE)).astype(np.int32)
     pool = np.concatenate([arrays.x, x]), np.concatenate([arrays.y, y])
-    return Shared(*pool, rows.astype(np.int32), len(rows), None)
+    return Shared(*pool, rows, len(rows), None)
 
 
 def subset(shared: Shared, size: int, seed: int) -> Shared:
@@ -133,9 +133,8 @@ def imbalanced(
     labels = shared.y[shared.rows]
     available = np.bincount(labels, minlength=num_classes)
     if not available.all():
-        missing = ", ".join(map(str, np.flatnonzero(available == 0)))
         raise UsageError(
-            f"validation.rho needs images of every class, and there is none of {missing}; use rho 0"
+            f"validation.rho needs images of every class, and there is none of {available.argmin()}; use rho 0"
         )
     shares = rho ** np.arange(num_classes)
     # equal shares divide exactly
@@ -188,8 +187,9 @@ PICKUP_TRUCK = {"pickup_truck": "truck"}
 """In the published code too, where a misspelled name matches no class."""
 
 STL10 = {
-    name: name for name in ("airplane", "bird", "cat", "deer", "dog", "horse", "ship", "truck")
-} | {"car": "automobile"}
+    name: name for name in ["airplane", "bird", "cat", "deer", "dog", "horse", "ship", "truck"]
+}
+STL10["car"] = "automobile"
 """STL-10's classes -> nine classes of CIFAR-10. STL-10 has no frog, CIFAR-10 no monkey."""
 
 COPIES, MAX_IMAGES = 50, 5000
@@ -220,19 +220,27 @@ def outside_images(
             length, or of images.
     """
     outside = datasets.load(source, data_dir, cache_dir)
-    label_of = _labels(source, outside, target, all_classes)
-    x, y = outside.x[: outside.num_train], outside.y[: outside.num_train]
-    mapped = np.array([label_of.get(name, -1) for name in outside.class_names], np.int32)[y]
-    rows = np.flatnonzero(mapped >= 0)
-    x, shape = np.asarray(x[rows]), target.x.shape[1:]
-    if not is_features(x) and not is_features(target.x):
-        return resized(x, shape, data_dir or source), mapped[rows]
-    if x.shape[1:] != shape or x.dtype.kind != target.x.dtype.kind:
+    names = {"stl10": STL10, "cifar100": CIFAR100 | (PICKUP_TRUCK if all_classes else {})}.get(
+        source, {name: name for name in outside.class_names}
+    )
+    number = {name: c for c, name in enumerate(target.class_names)}
+    labels = np.array([number.get(names.get(name, ""), -1) for name in outside.class_names])
+    y = labels[outside.y[: outside.num_train]].astype(np.int32)
+    rows = np.flatnonzero(y >= 0)
+    if not len(rows) or (source != "npz" and not {*names.values()} <= {*number}):
+        raise UsageError(
+            f"validation.source {source} has rows of {', '.join(outside.class_names)[:200]}, and {target.name} has"
+            f" {', '.join(target.class_names)[:200]}; use a source with the same names of classes"
+        )
+    x, shape = np.asarray(outside.x[rows]), target.x.shape[1:]
+    if x.ndim == target.x.ndim == 4:
+        return resized(x, shape, data_dir or source), y[rows]
+    if x.shape[1:] != shape:
         raise UsageError(
             f"{source} of D_val: rows are {x.dtype} {list(x.shape[1:])}, and rows of {target.name} are"
             f" {target.x.dtype} {list(shape)}; features of D_val and of the clients must come from one network"
         )
-    return x, mapped[rows]
+    return x, y[rows]
 
 
 def order(labels: np.ndarray, has_copies: bool, stream: np.random.Generator) -> np.ndarray:
@@ -273,29 +281,9 @@ def resized(x: np.ndarray, shape: tuple[int, ...], source: object) -> np.ndarray
     if x.shape[1:3] != (height, width):
         from fedvg_jax.data import images
 
-        module, of_x = images.pillow(), (width, height)
-        bilinear = module.Resampling.BILINEAR
+        pillow = images.pillow()
         # grey images have no last axis in Pillow
-        pictures = [
-            module.fromarray(np.squeeze(image, -1) if image.shape[-1] == 1 else image)
-            for image in x
-        ]
-        x = np.stack([np.asarray(picture.resize(of_x, bilinear)) for picture in pictures])
+        pictures = map(pillow.fromarray, x[..., 0] if x.shape[-1] == 1 else x)
+        bilinear = pillow.Resampling.BILINEAR
+        x = np.stack([np.asarray(image.resize((width, height), bilinear)) for image in pictures])
     return np.broadcast_to(x.reshape(len(x), height, width, -1), (len(x), *shape))
-
-
-def _labels(source: str, outside: Arrays, target: Arrays, all_classes: bool) -> dict[str, int]:
-    """Returns the target's label of each mapped class of the external set."""
-    number = {name: c for c, name in enumerate(target.class_names)}
-    named = {"stl10": STL10, "cifar100": CIFAR100 | (PICKUP_TRUCK if all_classes else {})}
-    names = named.get(source) or {name: name for name in outside.class_names}
-    mapped = {name: number[label] for name, label in names.items() if label in number}
-    train = outside.y[: outside.num_train]
-    present = {outside.class_names[c] for c in np.unique(train)}
-    is_whole = source == "npz" or len(mapped) == len(names)
-    if not (is_whole and present & {*mapped}):
-        raise UsageError(
-            f"validation.source {source} has rows of {', '.join(sorted(present))[:200]}, and {target.name} has"
-            f" {', '.join(target.class_names)[:200]}; use a source with the same names of classes"
-        )
-    return mapped

@@ -104,8 +104,8 @@ X, Y = np.zeros((3, 4, 4), np.uint8), np.array([0, 1, 2])
 
 DATA_SETS = [
     ("an unknown set", lambda: data.load("mnist"), "mnist"),
-    ("a size that a set does not have", load("digits", size=(8, 8)), "--image-size"),
-    ("splits that a set does not have", load("covid19", splits="official"), "--splits"),
+    ("a size that a set does not have", load("digits", size=(8, 8)), "size"),
+    ("splits that a set does not have", load("covid19", splits="official"), "splits"),
     ("no file of CIFAR", load("cifar10"), "prepare cifar10 --download"),
     ("a table in text", load("npz", {"rows.csv": b"a,label\n1,0\n"}), "dataset csv"),
     ("two files of arrays", load("npz", {"a.npz": {"x": X}, "b.npz": {"x": X}}), "a.npz, b.npz"),

@@ -99,16 +99,12 @@ def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -
         class_names: [C], or empty.
         parts: the partition.
     """
-    num_clients = len(parts.train)
-    about: dict[str, Any] = {"clients": num_clients, "class_names": list(class_names)}
-    if num_clients > MAX_LISTED:
+    about: dict[str, Any] = {"clients": len(parts.train), "class_names": [*class_names]}
+    if len(parts.train) > MAX_LISTED:
         return about
-    prefixes = ("", "val_", "test_")
-    for prefix, part in zip(prefixes, parts, strict=True):
+    for prefix, part in zip(("", "val_", "test_"), parts, strict=True):
         about[f"{prefix}samples"] = sizes(part).tolist()
-    if class_names and labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer):
-        width = len(class_names)
-        about["counts"] = [
-            np.bincount(labels[rows], minlength=width).tolist() for rows in parts.train
-        ]
+    if class_names and labels.ndim == 1 and labels.dtype.kind in "iu":
+        counts = [np.bincount(labels[rows], minlength=len(class_names)) for rows in parts.train]
+        about["counts"] = np.array(counts).tolist()
     return about

@@ -54,12 +54,11 @@ def bulk(
     counts = np.array([len(rows) for rows in members])
     done, size = 0, 16
     while done < max_draws:
-        size = min(size, max_draws - done)
         cuts = _bulk(stream, counts, num_clients, alpha, min_samples, size)
         if cuts is not None:
             for rows in members:
                 stream.shuffle(rows)
-            return _deal(members, cuts)
+            return deal(members, cuts)
         done, size = done + size, max(16, min(4 * size, _ELEMENTS // (len(counts) * _WIDTH)))
     raise _exhausted(num_clients, alpha, min_samples, max_draws)
 
@@ -97,7 +96,7 @@ def official(
     for _ in range(max_draws):
         cuts = np.array([_official_cuts(stream, rows, num_clients, alpha) for rows in members])
         if np.diff(cuts.sum(0), prepend=0, append=len(labels)).min() >= min_samples:
-            return _deal(members, cuts)
+            return deal(members, cuts)
     raise _exhausted(num_clients, alpha, min_samples, max_draws)
 
 
@@ -139,7 +138,7 @@ def _members(labels: np.ndarray) -> list[np.ndarray]:
     return [rows.copy() for rows in np.split(np.argsort(labels, kind="stable"), ends[:-1])]
 
 
-def _deal(members: list[np.ndarray], cuts: np.ndarray) -> list[np.ndarray]:
+def deal(members: list[np.ndarray], cuts: np.ndarray) -> list[np.ndarray]:
     """Cuts each label's rows at cuts [C, K-1] and concatenates the pieces of each client."""
     pieces = [np.split(rows, cut) for rows, cut in zip(members, cuts, strict=True)]
     return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]

@@ -61,8 +61,7 @@ def dirichlet_equal(
     for turn in range(-(-len(labels) // num_clients)):
         present = min(num_clients, len(labels) - turn * num_clients)
         _take_turn(stream.permutation(num_clients)[:present], wants, left, taken, stream)
-    pieces = [np.split(pile, np.cumsum(taken[:-1, c])) for c, pile in enumerate(piles)]
-    return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
+    return dirichlet.deal(piles, np.cumsum(taken[:-1], 0).T)
 
 
 def balanced_client(

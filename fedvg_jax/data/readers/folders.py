@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,17 +43,18 @@ def _reading(
     """Reads the images of each split and class, class after class, the training set first."""
     of_splits = [{folder.name: images_in(folder) for folder in _folders(split)} for split in splits]
     names = sorted(set().union(*of_splits))
-    rows = [
-        [(file, names.index(c)) for c, members in split.items() for file in members]
-        for split in of_splits
-    ]
     if len(names) < 2:
         raise UsageError(f"{root}: holds {len(names)} classes; it must hold {LAYOUT}")
-    files, y = zip(*itertools.chain(*rows), strict=True)
+    files, y = [], []
+    for split in of_splits:
+        for class_name, members in split.items():
+            files += members
+            y += [names.index(class_name)] * len(members)
+    num_train = sum(map(len, of_splits[0].values()))
 
     def decode() -> Arrays:
         x = images.decode_files(files, size)
-        arrays = check(Arrays(name, x, np.array(y), tuple(names), len(rows[0])), root)
+        arrays = check(Arrays(name, x, np.array(y), tuple(names), num_train), root)
         return with_groups(arrays, _groups(files, group_pattern), root) if group_pattern else arrays
 
     return Reading(files, decode)

@@ -21,9 +21,6 @@ from fedvg_jax.host import extras
 
 LAYOUT = "a set of `save_to_disk`, or .parquet files named by their split, such as data/train-00000-of-00001.parquet"
 
-SAVED = ("state.json", "dataset_dict.json")
-"""Files of `save_to_disk`: of one split, and of a dict of splits."""
-
 HASHES = 1024
 """Columns of a text."""
 
@@ -82,10 +79,10 @@ def _decode(folder: Path, columns: Columns, splits: str, size: Size | None) -> A
 
 def _splits(library: Any, folder: Path, scratch: str) -> Mapping[str, Any]:
     """Returns all splits of a folder by name, each a `datasets.Dataset`; `scratch` holds what the library unpacks."""
-    if any((folder / name).is_file() for name in SAVED):
-        stored = library.load_from_disk(str(folder))
-        return stored if isinstance(stored, dict) else {"train": stored}
-    return library.load_dataset(str(folder), cache_dir=scratch, verification_mode="no_checks")
+    if not {"state.json", "dataset_dict.json"} & {path.name for path in folder.iterdir()}:
+        return library.load_dataset(str(folder), cache_dir=scratch, verification_mode="no_checks")
+    stored = library.load_from_disk(str(folder))
+    return stored if isinstance(stored, dict) else {"train": stored}
 
 
 def _inputs(
@@ -97,31 +94,33 @@ def _inputs(
     of_images = [name for name in features if isinstance(features[name], library.Image)]
     of_texts = [name for name in features if getattr(features[name], "dtype", "") in _TEXTS]
     if chosen in of_texts or not of_images:
-        return _counts(rows, _column(rows, "text", chosen, of_texts, folder))
-    return _images(rows, _column(rows, "image", chosen, of_images, folder), folder, size)
+        return _counts(_column(rows, "text", chosen, of_texts, folder))
+    return _images(_column(rows, "image", chosen, of_images, folder), folder, size)
 
 
-def _column(rows: Any, role: str, name: str | None, candidates: Sequence[str], folder: Path) -> str:
-    """Returns the column that the user names, the only candidate, or the one with the name of the role."""
+def _column(rows: Any, role: str, name: str | None, candidates: Sequence[str], folder: Path) -> Any:
+    """Returns the values of the column that the user names, the only candidate, or the one with the role's name."""
     if name is None:
         name = candidates[0] if len(candidates) == 1 else role
-    if name in rows.features:
-        return name
-    flag = "--label" if role == "label" else "--input"
-    raise UsageError(
-        f"{folder}: several columns, or none, can be the {role}; name one with {flag}: {', '.join(rows.features)};"
-        " tables are read from Python, fedvg_jax.run(data=frame, label=NAME)"
-    )
+    if name not in rows.features:
+        raise UsageError(
+            f"{folder}: no column {name[:100]!r}; name the {role} with --input, --label or --group:"
+            f" {', '.join(rows.features)}; tables are read from Python, fedvg_jax.run(data=frame, label=NAME)"
+        )
+    return rows.with_format("arrow")[:][name]
 
 
 def _labels(
     library: Any, rows: Any, columns: Columns, folder: Path
 ) -> tuple[np.ndarray, tuple[str, ...]]:
     """Returns labels [T] and the names of the classes, which are the column's names, its texts, or its numbers."""
-    candidates = [
-        name for name, feature in rows.features.items() if isinstance(feature, library.ClassLabel)
-    ]
-    column = _column(rows, "label", columns.get("label"), candidates, folder)
+    names_of = {
+        name: feature.names
+        for name, feature in rows.features.items()
+        if isinstance(feature, library.ClassLabel)
+    }
+    found = next(iter(names_of)) if len(names_of) == 1 else "label"
+    column = columns.get("label", found)
     values = _values(rows, column, folder)
     if values.dtype.kind == "U":
         texts, y = np.unique(values, return_inverse=True)
@@ -130,14 +129,12 @@ def _labels(
         raise UsageError(
             f"{folder}: has rows without a label (-1), as test splits do; leave their split out: --splits"
         )
-    names = getattr(rows.features[column], "names", None)
-    return values, tuple(names or numbers(int(values.max())))
+    return values, tuple(names_of.get(column) or numbers(int(values.max())))
 
 
 def _values(rows: Any, column: str, folder: Path) -> np.ndarray:
     """Returns a column of integers or texts, [T]; a UsageError for other values, or rows without one."""
-    has_column = column in rows.features
-    values = np.array(rows.with_format("arrow")[:][column].to_pylist() if has_column else [None])
+    values = np.array(_column(rows, "label", column, (), folder).to_pylist())
     if values.dtype.kind not in "biU":
         raise UsageError(
             f"{folder}: column {column[:100]} must have an integer or a text in every row; remove rows, or name another"
@@ -146,12 +143,12 @@ def _values(rows: Any, column: str, folder: Path) -> np.ndarray:
     return values if values.dtype.kind == "U" else values.astype(np.int64)
 
 
-def _counts(rows: Any, column: str) -> np.ndarray:
+def _counts(column: Any) -> np.ndarray:
     """Returns float16 [T, `HASHES`], the hashed counts of the words of each text, of Euclidean length 1."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
     vectorizer: Any = HashingVectorizer(n_features=HASHES)
-    texts = [text or "" for text in rows.with_format("arrow")[:][column].to_pylist()]
+    texts = [text or "" for text in column.to_pylist()]
     passes = [
         vectorizer.transform(texts[first : first + _TEXTS_PER_PASS]).toarray().astype(np.float16)
         for first in range(0, len(texts), _TEXTS_PER_PASS)
@@ -159,13 +156,12 @@ def _counts(rows: Any, column: str) -> np.ndarray:
     return np.concatenate(passes)
 
 
-def _images(rows: Any, column: str, folder: Path, size: Size | None) -> np.ndarray:
+def _images(column: Any, folder: Path, size: Size | None) -> np.ndarray:
     """Returns uint8 [T, H, W, D] of a column of image files."""
-    stored = rows.with_format("arrow")[:][column]
 
     def read(row: int) -> tuple[bytes, object]:
-        return stored[row].as_py()["bytes"] or b"", f"{folder} (row {row})"
+        return column[row].as_py()["bytes"] or b"", f"{folder} (row {row})"
 
     # opens headers, up to the first image in colour
-    are_grey = all(images.is_grey(*read(row)) for row in range(len(stored)))
-    return images.stack(len(stored), read, size, channels=1 if are_grey else 3)
+    are_grey = all(images.is_grey(*read(row)) for row in range(len(column)))
+    return images.stack(len(column), read, size, channels=1 if are_grey else 3)

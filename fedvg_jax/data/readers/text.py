@@ -68,14 +68,14 @@ def read_csv(name: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     ((150, 4), (150,), ('setosa', 'versicolor', 'virginica'))
     """
     spec = importlib.util.find_spec("sklearn")
-    assert spec and spec.submodule_search_locations, "it is installed with this package"
-    path = Path(spec.submodule_search_locations[0], "datasets", "data", FILES[name])
+    assert spec and spec.origin, "it is installed with this package"
+    path = Path(spec.origin).parent / "datasets" / "data" / FILES[name]
     rows = np.loadtxt(path, delimiter=",", skiprows=int(name != "digits"))
-    labels = rows[:, -1].astype(int)
+    values, labels = rows[:, :-1], rows[:, -1].astype(int)
     if name == "digits":
-        return rows[:, :-1], labels, tuple(str(label) for label in np.unique(labels))
+        return values, labels, tuple("0123456789")
     header = path.read_text(encoding="utf-8").partition("\n")[0]  # rows, columns, classes
-    return rows[:, :-1], labels, tuple(header.split(",")[2:])
+    return values, labels, tuple(header.split(",")[2:])
 
 
 def literature() -> Arrays:

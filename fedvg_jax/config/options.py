@@ -305,8 +305,8 @@ class Config(Shorthands):
     input: str = setting("", kind="data", used=(_HUB_SET,), word="NAME")
     """Column of images or texts of a set hf:FOLDER. Default: the only such column, or the one called image or text."""
     label: str = setting("", kind="data", used=(_NAMES_COLUMNS,), word="NAME")
-    """Column of the labels of a csv, or of a set hf:FOLDER. Default for hf:FOLDER: the only column of class labels, or
-    label."""
+    """Column of the labels of a csv, or of a set hf:FOLDER. Default: label, or for hf:FOLDER the only column of class
+    labels."""
     group: str = setting("", kind="data", used=(_NAMES_COLUMNS, _GROUPED), word="NAME")
     """Column of a csv or a set hf:FOLDER that names the group of every row, such as its writer or hospital, for
     --partition group."""

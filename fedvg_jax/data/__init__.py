@@ -9,7 +9,7 @@ Where to look:
 - `datasets`: data sets by name; `readers/` has one reader per format, and what they share in `sources`.
 - `downloads`: addresses and checksums of published data sets, for `prepare NAME --download`.
 - `arrays`: the container of a data set, and the checks that every reader applies. `user_data`: arrays from Python.
-- `table`: DataFrames and .csv files. `scaling`: transformers of scikit-learn that encode them;
+- `table`: DataFrames. `scaling`: transformers of scikit-learn that encode them;
   `plain_pickles` reads them.
 - `partitions/`: `draw` partitions by the name of their kind; `exchange` reads and writes them; `client_rows` holds and
   splits them, and measures their skew.

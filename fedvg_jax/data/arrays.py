@@ -95,15 +95,15 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
         raise UsageError(
             f"{source}: x has {len(x)} rows and y {len(y)}; both need the same number, 1 or more"
         )
-    if not arrays.class_names:
-        return arrays._replace(x=x, y=y)
-    last = len(arrays.class_names) - 1
-    if y.dtype.kind not in "iu" or y.min() < 0 or y.max() > last:
-        raise UsageError(
-            f"{source}: labels must be integers 0..{last}, one for each of class_names; got {y.dtype}"
-            f" {y.min()}..{y.max()}"
-        )
-    return arrays._replace(x=x, y=y.astype(np.int32))
+    if arrays.class_names:
+        last = len(arrays.class_names) - 1
+        if y.dtype.kind not in "iu" or not 0 <= y.min() <= y.max() <= last:
+            raise UsageError(
+                f"{source}: labels must be integers 0..{last}, one for each of class_names; got {y.dtype}"
+                f" {y.min()}..{y.max()}"
+            )
+        y = y.astype(np.int32)
+    return arrays._replace(x=x, y=y)
 
 
 def _device_values(array: np.ndarray, what: str) -> np.ndarray:

@@ -116,8 +116,7 @@ def _load(entry: Path) -> Arrays | None:
     """Returns the arrays of an entry; None if there is none, or it cannot be read."""
     try:
         about = files.read_object(entry / "about.json")
-        x = np.load(entry / "x.npy", mmap_mode="r", allow_pickle=False)
-        y = np.load(entry / "y.npy", allow_pickle=False)
+        x, y = (np.load(entry / name, "r", allow_pickle=False) for name in ("x.npy", "y.npy"))
         groups = np.load(entry / "groups.npy") if (entry / "groups.npy").exists() else None
         class_names = tuple(about["class_names"])
         return Arrays(about["name"], x, y, class_names, about["num_train"], groups)

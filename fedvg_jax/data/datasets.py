@@ -17,7 +17,7 @@ class Source(NamedTuple):
     """A data set that is read from files, and its reader, which is imported when it reads."""
 
     reader: str
-    """Module of `fedvg_jax.data`, and its function (folder or file, name, **options) -> `Reading`."""
+    """Module of `readers`, and its function (folder or file, name, **options) -> `Reading`."""
     holds: str
     """What `--data-dir` must hold."""
     takes: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class Source(NamedTuple):
     def read(self, place: Path, name: str, options: Mapping[str, Any]) -> Any:
         """Returns the `Reading` of the data set in a folder or file."""
         module, _, function = self.reader.rpartition(".")
-        return getattr(importlib.import_module(f"fedvg_jax.data.{module}"), function)(
+        return getattr(importlib.import_module(f"fedvg_jax.data.readers.{module}"), function)(
             place, name, **options
         )
 
@@ -35,48 +35,46 @@ _MEDMNIST = "its published .npz file, such as {0}.npz of 28 or {0}_64.npz of 64 
 
 SOURCES = {
     "cifar10": Source(
-        "readers.cifar_stl10.load",
+        "cifar_stl10.load",
         "data_batch_1 .. test_batch (there or in cifar-10-batches-py/), or cifar10.npz",
     ),
     "cifar100": Source(
-        "readers.cifar_stl10.load",
+        "cifar_stl10.load",
         "train and test (there or in cifar-100-python/), or cifar100.npz",
     ),
     "stl10": Source(
-        "readers.cifar_stl10.load_stl10",
+        "cifar_stl10.load_stl10",
         "train_X.bin, train_y.bin, test_X.bin and test_y.bin (there or in stl10_binary/)",
     ),
-    "organamnist": Source("readers.npz.load_medmnist", _MEDMNIST.format("organamnist"), ("size",)),
-    "dermamnist": Source(
-        "readers.npz.load_medmnist", _MEDMNIST.format("dermamnist"), ("size", "splits")
-    ),
+    "organamnist": Source("npz.load_medmnist", _MEDMNIST.format("organamnist"), ("size",)),
+    "dermamnist": Source("npz.load_medmnist", _MEDMNIST.format("dermamnist"), ("size", "splits")),
     "tinyimagenet": Source(
-        "readers.folders.load_tinyimagenet",
+        "folders.load_tinyimagenet",
         "wnids.txt, train/ and val/ with val_annotations.txt (there or in tiny-imagenet-200/)",
         ("size",),
     ),
     "covid19": Source(
-        "readers.folders.load_covid19",
+        "folders.load_covid19",
         'four folders of images, one per class ("Curated Dataset for COVID-19 Posterior-Anterior Chest Radiography'
         ' Images (X-Rays)", https://doi.org/10.17632/9xkhgts2s6)',
         ("size",),
     ),
-    "npz": Source("readers.npz.load", "one .npz file of arrays, such as x and y"),
+    "npz": Source("npz.load", "one .npz file of arrays, such as x and y"),
     "folder": Source(
-        "readers.folders.load", "one sub-folder of images per class", ("size", "group_pattern")
+        "folders.load", "one sub-folder of images per class", ("size", "group_pattern")
     ),
-    "csv": Source("table.load", "one .csv file with a line of column names", ("columns",)),
+    "csv": Source("csv_table.load", "one .csv file with a line of column names", ("columns",)),
 }
 
 HUB = "hf:"
 OUTSIDE = {
     "tfds:": Source(
-        "readers.tfds.load",
+        "tfds.load",
         "NAME/[CONFIG/]VERSION/dataset_info.json and its .array_record files",
         ("size",),
     ),
     HUB: Source(
-        "readers.hugging_face.load",
+        "hugging_face.load",
         "FOLDER, a set of `save_to_disk` or .parquet files",
         ("size", "columns", "splits"),
     ),

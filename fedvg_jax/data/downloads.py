@@ -7,7 +7,6 @@ fetched and unpacked in a draft folder. They reach their place by one rename, af
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
-from fedvg_jax.data.arrays import Size
+from fedvg_jax.data.arrays import Size, reading
 from fedvg_jax.data.readers.npz import SETS as MEDMNIST, file_name
 from fedvg_jax.host import extras, files
 from fedvg_jax.host.errors import UsageError
@@ -128,7 +127,6 @@ def fetch(name: str, place: Path, size: Size | None = None) -> None:
             shutil.unpack_archive(archive, draft, **options)
         for unused in published.left_out:
             (draft / published.folder / unused).unlink()
-        os.replace(draft / target.name, target)
 
 
 def fetch_hub_set(name: str, target: Path) -> None:
@@ -141,26 +139,22 @@ def fetch_hub_set(name: str, target: Path) -> None:
     Raises:
         UsageError: the extra is not installed, the name is another, or the download fails.
     """
-    match = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
-    if not match:
-        raise UsageError(
-            f"hf:{name} must be hf:OWNER/NAME or hf:OWNER/NAME/CONFIG to be downloaded"
-        )
     library = extras.load("datasets", "hf", f"hf:{name}")
     if target.is_dir():
         return
-    with drafting(target) as draft:
-        try:
-            found = library.load_dataset(*match.groups(), cache_dir=str(draft / "cache"))
-        except Exception as error:  # of the network, the hub, or the files of the set
-            raise UsageError(f"hf:{name}: cannot be downloaded ({files.reason(error)})") from error
+    owner, _, others = name.partition("/")
+    dataset, _, config = others.partition("/")
+    remedy = "name it hf:OWNER/NAME or hf:OWNER/NAME/CONFIG, or try again later"
+    with drafting(target) as draft, reading(f"hf:{name}", "downloaded", remedy):
+        found = library.load_dataset(
+            f"{owner}/{dataset}", config or None, cache_dir=str(draft / "cache")
+        )
         found.save_to_disk(draft / target.name)
-        os.replace(draft / target.name, target)
 
 
 @contextmanager
 def drafting(target: Path) -> Iterator[Path]:
-    """Yields a folder beside `target`, which is removed at the end.
+    """Yields a folder, whose file or folder of the name of `target` then takes its place; the others are removed.
 
     Raises:
         UsageError: the folder cannot be written.
@@ -171,6 +165,7 @@ def drafting(target: Path) -> Iterator[Path]:
             prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True
         ) as draft:
             yield Path(draft)
+            os.replace(Path(draft, target.name), target)
 
 
 def _retrieve(published: Published, draft: Path) -> Path:

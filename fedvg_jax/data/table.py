@@ -1,4 +1,4 @@
-"""Tables: DataFrames and .csv files with labels, perhaps groups, and columns of numbers or categories.
+"""Tables: DataFrames with labels, perhaps groups, and columns of numbers or categories.
 
 The inputs are kept as a DataFrame until the training rows are known; `scaling` then encodes it. Meanwhile x, float64
 [T, D], has numbers as they are and categories as numbers, so that digests tell tables apart.
@@ -6,42 +6,16 @@ The inputs are kept as a DataFrame until the training rows are known; `scaling` 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import Arrays, Table, check_values, reading, with_groups
-from fedvg_jax.host import extras
+from fedvg_jax.data.arrays import Arrays, Table, check_values, with_groups
 
-if TYPE_CHECKING:
-    from fedvg_jax.data.readers.sources import Reading
-
-LAYOUT = "a .csv file with a line of column names, or a folder with one such file"
-
-
-def load(path: Path, _name: str, *, columns: Mapping[str, str] = {}) -> Reading:
-    """Reads the .csv file `path`, or the only .csv file of the folder `path`.
-
-    Args:
-        path: see `LAYOUT`.
-        columns: role, label or group -> name of its column.
-
-    Raises:
-        UsageError: no file, several files, a file that is no table, or as `from_frame`.
-    """
-    from fedvg_jax.data.readers.sources import Reading
-
-    pandas = extras.load("pandas", "pandas", "dataset csv")
-    files = [path] if path.is_file() else sorted(path.glob("*.csv"))
-    if len(files) != 1:
-        raise UsageError(f"{path}: holds {len(files)} .csv files; --data-dir names {LAYOUT}")
-    with reading(files[0], "a table", f"it must be {LAYOUT}"):
-        frame = pandas.read_csv(files[0])
-    label, group = columns.get("label", "--label"), columns.get("group")
-    return Reading((), lambda: from_frame(frame, label, group, name=files[0].stem))
+LABEL = "label"
+"""Name of the column of labels, unless the user names another."""
 
 
 def is_frame(data: Any) -> bool:
@@ -50,7 +24,11 @@ def is_frame(data: Any) -> bool:
 
 
 def from_frame(
-    frame: Any, label: str, group: str | None = None, transformer: Any = None, name: str = "table"
+    frame: Any,
+    label: str = LABEL,
+    group: str | None = None,
+    transformer: Any = None,
+    name: str = "table",
 ) -> Arrays:
     """Returns the rows of a DataFrame, which are not encoded yet.
 
@@ -110,12 +88,12 @@ def labels_of(frame: Any, label: str, class_names: Sequence[str]) -> np.ndarray:
     _check_columns(frame, [label], "data")
     if not class_names:
         return frame[label].to_numpy(np.float32)
-    numbers = frame[label].astype(str).map({name: c for c, name in enumerate(class_names)})
-    if numbers.isna().any():
+    texts = frame[label].astype(str)
+    if not texts.isin(class_names).all():
         raise UsageError(
             f"data: label {label!r} must be one of {', '.join(class_names)} in every row"
         )
-    return numbers.to_numpy(np.int32)
+    return np.array([class_names.index(text) for text in texts], np.int32)
 
 
 def _pandas_frame(frame: Any) -> Any:

@@ -48,19 +48,14 @@ def of_call(
         label, group, transformer: as in `table.from_frame`, for a DataFrame.
 
     Raises:
-        UsageError: a DataFrame without a label, or an argument of a table without a DataFrame.
+        UsageError: as `table.from_frame`, or an argument of a table without a DataFrame.
     """
     if data is not None and table.is_frame(data):
-        if label is None:
-            raise UsageError(
-                f"data is a DataFrame: name its labels, label=, one of {', '.join(map(str, data.columns))}"
-            )
-        return table.from_frame(data, label, group, transformer, "data")
-    for name, value in {"label": label, "group": group, "transformer": transformer}.items():
-        if value is not None:
-            raise UsageError(
-                f"{name} is for data that are one DataFrame; got {type(data).__name__}"
-            )
+        return table.from_frame(data, label or table.LABEL, group, transformer, "data")
+    if (label, group, transformer) != (None, None, None):
+        raise UsageError(
+            f"label, group and transformer are for data that are one DataFrame; got {type(data).__name__}"
+        )
     return data
 
 
@@ -90,7 +85,6 @@ def as_array(values: Any, name: str) -> np.ndarray:
 
 def _class_names(y: np.ndarray) -> tuple[str, ...]:
     """Returns the names 0..max if y can be class labels, otherwise none."""
-    labels = (
-        y.ndim == 1 and y.size and y.dtype.kind in "iu" and y.min() >= 0 and y.max() < MAX_CLASSES
-    )
-    return tuple(map(str, range(int(y.max()) + 1))) if labels else ()
+    if y.ndim != 1 or not y.size or y.dtype.kind not in "iu":
+        return ()
+    return tuple(map(str, range(y.max() + 1))) if 0 <= y.min() <= y.max() < MAX_CLASSES else ()

@@ -102,7 +102,7 @@ def test_a_split_without_labels_is_named_and_can_be_left_out(tmp_path):
     library.DatasetDict({"train": rows(SPLITS["train"]), "test": test}).save_to_disk(
         tmp_path / "set"
     )
-    with usage_error("rows without a label (-1)", "--splits"):
+    with usage_error("labels must be", "-1"):
         load(tmp_path / "set")
     got = data.load(f"hf:{tmp_path / 'set'}", splits="train")
     np.testing.assert_array_equal(got.x, X[: len(SPLITS["train"])])

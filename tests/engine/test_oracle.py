@@ -190,7 +190,7 @@ def test_a_run_on_texts_records_accuracy_per_character():
         "validation": {"label_noise": 0.5},
     }
     config = fv.Config(**settings, record="client_accuracy, confusion")
-    record = fv.run(config, data=text.cut(texts, "two", "two")).records[-1]
+    record = fv.run(config, data=text.cut(texts, "two")).records[-1]
     confusion = np.array(record["test_confusion"])
     assert confusion.shape == (5, 5) and confusion.sum() == 2 * 5 * 64
     assert record["test_accuracy"] == pytest.approx(np.trace(confusion) / confusion.sum())

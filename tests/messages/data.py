@@ -107,8 +107,8 @@ DATA_SETS = [
     ("a size that a set does not have", load("digits", size=(8, 8)), "size"),
     ("splits that a set does not have", load("covid19", splits="official"), "splits"),
     ("no file of CIFAR", load("cifar10"), "prepare cifar10 --download"),
-    ("a table in text", load("npz", {"rows.csv": b"a,label\n1,0\n"}), "dataset csv"),
-    ("two files of arrays", load("npz", {"a.npz": {"x": X}, "b.npz": {"x": X}}), "a.npz, b.npz"),
+    ("a table in text", load("npz", {"rows.csv": b"a,label\n1,0\n"}), "0 .npz files"),
+    ("two files of arrays", load("npz", {"a.npz": {"x": X}, "b.npz": {"x": X}}), "2 .npz files"),
     ("fewer labels than images", arrays(x=X, y=Y[:2]), "y 2"),
     ("images that are floats", arrays(x=X.astype(np.float32), y=Y), "float32"),
     ("labels beyond 32 bits", arrays(x=X, y=Y + 2**62, class_names=["a"]), "32 bits"),
@@ -119,7 +119,7 @@ DATA_SETS = [
     ("a file that is no image", folders("a/1.png", "b/x.ps"), "x.ps"),
     ("another format by the name of an image", folders("a/1.png", "b/x.png#.ps"), "x.png"),
     ("an image of 16 bits", lambda: images.decode(_deep_image(), "deep.png"), "deep.png"),
-    ("a text that is too short", lambda: text.cut({"author": "short"}, "mine", "mine"), "author"),
+    ("a text that is too short", lambda: text.cut({"author": "short"}, "mine"), "author"),
 ]  # fmt: skip
 
 

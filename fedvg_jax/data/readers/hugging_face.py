@@ -125,10 +125,6 @@ def _labels(
     if values.dtype.kind == "U":
         texts, y = np.unique(values, return_inverse=True)
         return y, tuple(map(str, texts))
-    if values.min() < 0:
-        raise UsageError(
-            f"{folder}: has rows without a label (-1), as test splits do; leave their split out: --splits"
-        )
     return values, tuple(names_of.get(column) or numbers(int(values.max())))
 
 

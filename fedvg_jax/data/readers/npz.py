@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fedvg_jax.data.arrays import Arrays, Size, reading, with_groups
-from fedvg_jax.data.readers.sources import Reading, pool
-from fedvg_jax.host.errors import UsageError
+from fedvg_jax.data.readers.sources import Reading, only_file, pool
 
 KEYS = (
     (
@@ -42,14 +41,8 @@ def load(place: Path, _name: str) -> Reading:
     Raises:
         UsageError: no file, several files, a damaged file, or missing or malformed arrays.
     """
-    files = [place] if place.is_file() else sorted(place.glob("*.npz"))
-    if len(files) != 1:
-        named = ", ".join(file.name for file in files) or "none"
-        raise UsageError(
-            f"{place}: must hold one .npz file, got {named}; give it as --data-dir FILE, with {LAYOUT}; a .csv table is"
-            " --dataset csv"
-        )
-    return Reading(files, lambda: decode(files[0], files[0].stem))
+    file = only_file(place, ".npz")
+    return Reading([file], lambda: decode(file, file.stem))
 
 
 def decode(

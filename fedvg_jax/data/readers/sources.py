@@ -32,6 +32,20 @@ def inside(place: Path, folder: str) -> Path:
     return inner if inner.is_dir() else place
 
 
+def only_file(place: Path, suffix: str) -> Path:
+    """Returns the file `place`, or the only file with a suffix in the folder `place`.
+
+    Raises:
+        UsageError: the folder has no such file, or several.
+    """
+    files = [place] if place.is_file() else sorted(place.glob(f"*{suffix}"))
+    if len(files) != 1:
+        raise UsageError(
+            f"{place}: holds {len(files)} {suffix} files; --data-dir must name one, and --dataset its kind, npz or csv"
+        )
+    return files[0]
+
+
 def pooled_splits(splits: Mapping[str, T], source: object, wanted: str = "all") -> list[T]:
     """Returns the splits of names NAME,... in their order; "all" stands for `SPLITS` in its order.
 

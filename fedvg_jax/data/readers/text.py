@@ -88,18 +88,15 @@ def literature() -> Arrays:
     ((3541, 64), (3541, 64), 64, np.int32(19))
     """
     paths = sorted(Path(__file__).parents[1].joinpath("literature").glob("*.txt"))
-    return cut(
-        {path.name: path.read_text(encoding="utf-8") for path in paths}, "literature", "literature"
-    )
+    return cut({path.name: path.read_text(encoding="utf-8") for path in paths}, "literature")
 
 
-def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:
+def cut(texts: Mapping[str, str], name: str) -> Arrays:
     """Returns rows of characters, their next characters, and the author of every row.
 
     Args:
         texts: name of an author -> text.
         name: of the data set.
-        source: where the texts came from, named in errors.
 
     Returns:
         x int32 [T, L] and y int32 [T, L], numbers of characters in the order of their code points; `class_names`, the
@@ -108,7 +105,7 @@ def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:
     Raises:
         UsageError: a text without a whole row.
 
-    >>> arrays = cut({"a": "ab" * 33, "b": "b" * 65}, "letters", "letters")
+    >>> arrays = cut({"a": "ab" * 33, "b": "b" * 65}, "letters")
     >>> arrays.x[:, :3].tolist(), arrays.y[:, :3].tolist(), arrays.groups.tolist()
     ([[0, 1, 0], [1, 1, 1]], [[1, 0, 1], [1, 1, 1]], [0, 1])
     """
@@ -118,7 +115,7 @@ def cut(texts: Mapping[str, str], name: str, source: object) -> Arrays:
         count = (len(text) - 1) // LENGTH
         if count < 1:
             raise UsageError(
-                f"{source}: {author} has {len(text)} characters, fewer than {LENGTH + 1}; leave it out"
+                f"{name}: {author} has {len(text)} characters, fewer than {LENGTH + 1}; leave it out"
             )
         codes = np.searchsorted(characters, [*text]).astype(np.int32)
         rows.append(codes[: count * LENGTH].reshape(count, LENGTH))

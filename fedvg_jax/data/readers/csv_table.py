@@ -1,0 +1,29 @@
+"""Reads a table of numbers and categories from a .csv file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedvg_jax.data import table
+from fedvg_jax.data.arrays import reading
+from fedvg_jax.data.readers.sources import Reading, only_file
+from fedvg_jax.host import extras
+
+
+def load(place: Path, _name: str, columns: Mapping[str, str] = {}) -> Reading:
+    """Reads the .csv file `place`, or the only .csv file of the folder `place`.
+
+    Args:
+        place: a .csv file with a line of column names, or a folder with one such file.
+        columns: role, label or group -> name of its column.
+
+    Raises:
+        UsageError: no file, several files, a file that is no table, or as `table.from_frame`.
+    """
+    pandas = extras.load("pandas", "pandas", "dataset csv")
+    file = only_file(place, ".csv")
+    with reading(file, "a table", "it must be a .csv file with a line of column names"):
+        frame = pandas.read_csv(file)
+    roles = columns.get("label", table.LABEL), columns.get("group")
+    return Reading((), lambda: table.from_frame(frame, *roles, name=file.stem))

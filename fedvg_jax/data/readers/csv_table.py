@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedvg_jax.data import table
-from fedvg_jax.data.arrays import reading
+from fedvg_jax.data.arrays import Arrays, reading
 from fedvg_jax.data.readers.sources import Reading, only_file
 from fedvg_jax.host import extras
 
@@ -26,4 +26,8 @@ def load(place: Path, _name: str, columns: Mapping[str, str] = {}) -> Reading:
     with reading(file, "a table", "it must be a .csv file with a line of column names"):
         frame = pandas.read_csv(file)
     roles = columns.get("label", table.LABEL), columns.get("group")
-    return Reading((), lambda: table.from_frame(frame, *roles, name=file.stem))
+
+    def decode() -> Arrays:
+        return table.from_frame(frame, *roles, name=str(file))._replace(name=file.stem)
+
+    return Reading((), decode)

@@ -114,8 +114,8 @@ def test_documented_preparations_are_parsed():
     for line in lines:
         first, *words = arguments(line)
         if first == "features":
-            config = prepare.parse_features(words)
-            assert config.image_size == (
+            config, size = prepare.parse_features(words)
+            assert config.model and size == (
                 words[words.index("--image-size") + 1] if "--image-size" in words else ""
             )
         else:

@@ -176,6 +176,7 @@ def write_features(argv: Sequence[str]) -> int:
     from fedvg_jax.resolve import data as populations
     from fedvg_jax.runs.assemble import programs
 
+    config, size = parse_features(argv)
     arrays = populations.load_data(config)
     assert config.out is not None and config.cache_dir is not None, "they are checked"
     programs.use_cache(config.cache_dir)

@@ -53,9 +53,20 @@ def unrolled(num_steps: int, *, epochs: int = 1, remat: bool = True) -> Executor
     >>> float(derivative(2.0))  # of x^3
     12.0
     """
+    length = -(-num_steps // epochs)
+    # numbers below 0 pad the first part; every client skips them
+    numbers = np.arange(-(-num_steps % length), num_steps, dtype=np.int32).reshape(-1, length)
 
     def loop(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
-        carry = _masked(num_steps - count, body, carry, num_steps, epochs, remat)
+        def step(carry: Tree, number: Array) -> tuple[Tree, None]:
+            i = number - (num_steps - count)
+            return lax.cond(i >= 0, lambda c: body(i, c), lambda c: c, carry), None
+
+        def part(carry: Tree, numbers: Array) -> tuple[Tree, None]:
+            return lax.scan(step, carry, numbers)
+
+        scanned = jax.checkpoint(part, prevent_cse=False) if remat else part
+        carry, _ = lax.scan(scanned, carry, jnp.asarray(numbers))
         return _nan_unless_fits(count, num_steps, carry)
 
     def train(make_client: types.MakeClient, shared: Tree, schedule: Schedule) -> Tree:
@@ -67,8 +78,7 @@ def unrolled(num_steps: int, *, epochs: int = 1, remat: bool = True) -> Executor
 
             return loop(schedule.num_steps[k], step, client.init(k))
 
-        ids = jnp.arange(len(schedule.clients), dtype=jnp.int32)
-        return map_entries(lambda _, k: local_training(k), (), ids)
+        return lax.map(local_training, jnp.arange(len(schedule.clients), dtype=jnp.int32))
 
     def map_entries(f: Callable, shared: Tree, xs: Tree) -> Tree:
         return lax.map(lambda x: f(shared, x), xs)
@@ -192,33 +202,6 @@ def max_steps(schedules: Sequence[Schedule]) -> int:
     4
     """
     return max(1, *(int(max(s.num_steps.max(), s.probe_steps.max())) for s in schedules))
-
-
-def _masked(
-    idle: Array, body: Callable, carry: Tree, num_steps: int, parts: int, remat: bool
-) -> Tree:
-    """Returns the carry after carry <- body(t - idle, carry) for every t >= idle of 0..num_steps - 1, in order.
-
-    Args:
-        idle: [] iterations to skip.
-        body: (number of the step, carry) -> carry.
-        carry: initial carry.
-        num_steps: iterations.
-        parts: nested scans of equal length, the first padded with skipped iterations.
-        remat: whether to recompute the residuals of each part.
-    """
-
-    def step(carry: Tree, t: Array) -> tuple[Tree, None]:
-        return lax.cond(t >= idle, lambda c: body(t - idle, c), lambda c: c, carry), None
-
-    def part(carry: Tree, times: Array) -> tuple[Tree, None]:
-        return lax.scan(step, carry, times)
-
-    length = -(-num_steps // parts)
-    padding = np.full(-num_steps % length, -1)  # -1 is skipped for every client
-    table = np.concatenate([padding, np.arange(num_steps)]).reshape(-1, length).astype(np.int32)
-    scanned = jax.checkpoint(part, prevent_cse=False) if remat else part
-    return lax.scan(scanned, carry, jnp.asarray(table))[0]
 
 
 def _nan_unless_fits(count: Array, most: int, carry: Tree) -> Tree:

@@ -67,12 +67,10 @@ def median(hyper: Hyper, variables: Variables, clients: Variables, weights: Vari
     Source: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
     """
 
-    def of_tensor(theta: Array, stack: Array, w: Array) -> Array:
-        ordered, count = _ordered(stack, w)
-        middle = (ordered[jnp.maximum(count - 1, 0) // 2] + ordered[count // 2]) / 2
-        return jnp.where(count > 0, middle, theta)
+    def middle(ordered: Array, count: Array) -> Array:
+        return (ordered[jnp.maximum(count - 1, 0) // 2] + ordered[count // 2]) / 2
 
-    return jax.tree.map(of_tensor, variables, clients, weights)
+    return _by_coordinate(middle, variables, clients, weights)
 
 
 def trimmed_mean(ratio: float) -> Rule:
@@ -84,21 +82,18 @@ def trimmed_mean(ratio: float) -> Rule:
     Source: Yin et al., as `median`.
     """
 
-    def of_tensor(theta: Array, stack: Array, w: Array) -> Array:
-        ordered, count = _ordered(stack, w)
-        cut = jnp.asarray(_cuts(ratio, len(stack)))[count]
-        rank = jnp.arange(len(stack), dtype=count.dtype)
+    def mean(ordered: Array, count: Array) -> Array:
+        cut = jnp.asarray(_cuts(ratio, len(ordered)))[count]
+        rank = jnp.arange(len(ordered), dtype=count.dtype)
         kept = (rank >= cut) & (rank < count - cut)
         total = tree.where(kept, ordered, jnp.zeros_like(ordered)).sum(0)
-        return jnp.where(
-            count > 0, total / jnp.maximum(count - 2 * cut, 1).astype(total.dtype), theta
-        )
+        return total / jnp.maximum(count - 2 * cut, 1).astype(total.dtype)
 
     @_by_rank
     def rule(
         hyper: Hyper, variables: Variables, clients: Variables, weights: Variables
     ) -> Variables:
-        return jax.tree.map(of_tensor, variables, clients, weights)
+        return _by_coordinate(mean, variables, clients, weights)
 
     return rule
 
@@ -193,12 +188,26 @@ BY_NAME = {
 """The rules that the setting `robust` names."""
 
 
-def _ordered(stack: Array, w: Array) -> tuple[Array, Array]:
-    """Returns every coordinate's values in ascending order, [K, ...], dropped clients last; and how many are not."""
-    participating = w > 0
-    return jnp.sort(
-        tree.where(participating, stack, jnp.full_like(stack, jnp.inf)), axis=0
-    ), participating.sum(dtype=jnp.int32)
+def _by_coordinate(
+    value: Callable[[Array, Array], Array],
+    variables: Variables,
+    clients: Variables,
+    weights: Variables,
+) -> Variables:
+    """Returns a value of every coordinate, of theta_g where no client has a weight.
+
+    Args:
+        value: (a coordinate's values in ascending order, [K, ...], dropped clients last; how many are not) -> [...].
+        variables, clients, weights: as of a rule.
+    """
+
+    def of_tensor(theta: Array, stack: Array, w: Array) -> Array:
+        participating = w > 0
+        present = tree.where(participating, stack, jnp.full_like(stack, jnp.inf))
+        count = participating.sum(dtype=jnp.int32)
+        return jnp.where(count > 0, value(jnp.sort(present, axis=0), count), theta)
+
+    return jax.tree.map(of_tensor, variables, clients, weights)
 
 
 def _cuts(ratio: float, most: int) -> np.ndarray:

@@ -168,9 +168,13 @@ def probe_clients(parts: RoundParts, inputs: RoundInputs) -> Tree:
 
 def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carry:
     """Returns the clients after their local steps, leaves [H, ...]."""
-    options = {"augment": parts.augment, "local": parts.local}
     make_client = functools.partial(
-        local_training.make_client, parts.task, parts.algorithm, parts.optimiser, **options
+        local_training.make_client,
+        parts.task,
+        parts.algorithm,
+        parts.optimiser,
+        augment=parts.augment,
+        local=parts.local,
     )
     return parts.executor.train(
         make_client, (inputs.state, inputs.data, inputs.hyper), inputs.schedule
@@ -196,9 +200,8 @@ def receive_models(
         returned = returned._replace(
             params=privacy.clip(inputs.hyper, theta.params, returned.params)
         )
-    finite = tree.is_finite(
-        (returned, trained.loss, trained.personal, *([own] if parts.algorithm.send else []))
-    )
+    sender = own if parts.algorithm.send else ()
+    finite = tree.is_finite((returned, trained.loss, trained.personal, sender))
     has_trained = True if parts.weigh_untrained else schedule.num_steps > 0
     participating = schedule.participating & has_trained & finite
     return returned, finite, participating, sent

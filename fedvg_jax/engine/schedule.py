@@ -100,13 +100,13 @@ def make(
         else ()
     )
     sizes = [len(rows) for rows, _ in rows_of]
-    lanes = {"num_lanes": num_lanes, "lanes_together": lanes_together}
     schedule = pack(
         clients,
         batches,
         sizes,
-        **lanes,
+        num_lanes=num_lanes,
         capacity=capacity,
+        lanes_together=lanes_together,
         probes=probes,
         client_chunk_size=client_chunk_size,
     )

@@ -12,6 +12,7 @@ import numpy as np
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.checks import dependencies
 from fedvg_jax.core.types import Task, Tree, UsageError, Variables
+from fedvg_jax.engine import contracts
 from fedvg_jax.host import hardware as hw
 
 _ROWS = 7
@@ -50,14 +51,8 @@ def check_task(task: Task, pool: Any) -> None:
     checks.floating(model.stats, "task.init: stats")
     checks.takes_key(task.loss)
     batch, mask = shapes_of_batch(pool)
-
-    def trial(model: Variables, batch: Any, mask: jax.Array) -> tuple[jax.Array, Any]:
-        loss, stats = task.loss(*model, batch, mask, True)
-        return jnp.asarray(loss), stats
-
-    loss, stats = _shapes_of(trial, "task.loss", model, batch, mask)
-    checks.expect(loss, tree.floats(), "task.loss: loss", any_float=True)
-    checks.expect(stats, model.stats, "task.loss: stats")
+    loss = contracts.checked(task, "task").loss
+    jax.eval_shape(lambda model, *rows: loss(*model, *rows, True), model, batch, mask)
     _check_reads_mask(task, model, batch, mask)
     _shapes_of(task.predict, "task.predict", *model, batch)
 

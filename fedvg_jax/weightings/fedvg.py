@@ -236,8 +236,8 @@ def inverse_norms(parts: NormParts) -> Weighting:
         return broadcast_weights(shares(ones, view.participating), view)
 
     def is_above_noise(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
-        by_group = parts.group_numbers(measured, view.variables.stats)
-        members = groups.members(parts.layer_norms(measured), by_group)
+        layers = parts.layer_norms(measured)
+        by_group, members = parts.members(layers, measured, view.variables.stats)
         above = parts.above_noise(members, view.participating)
         return jax.tree.map(lambda group: above.get(group, jnp.array(False)), by_group)
 
@@ -301,17 +301,17 @@ class NormParts(NamedTuple):
             stats: the running statistics; the weights have their structure, too.
             participating: bool [K].
         """
-        by_group, layers = self.group_numbers(measured, stats), self.layer_norms(measured)
-        norms_of = [(layer, tree.wide(norm)) for layer, norm in layers]
-        members = groups.members(norms_of, by_group)
+        layers = self.layer_norms(measured)
+        by_group, members = self.members(layers, measured, stats)
         is_above = self.above_noise(members, participating)
-        equal = weights_of_mean(jnp.ones_like(norms_of[0][1]), participating)
+        _, norm = layers[0]
+        equal = weights_of_mean(jnp.ones_like(tree.wide(norm)), participating)
         weights = dict.fromkeys(jax.tree.leaves(by_group), equal)
         for group, of_group in members.items():
             mean = mean_over_tensors(of_group)
             # equal norms for noise, not equal weights: the gradient of an inverse of 0 would be NaN
             weights[group] = weights_of_mean(jnp.where(is_above[group], mean, 1), participating)
-        return jax.tree.map(lambda group: weights[group].astype(layers[0][1].dtype), by_group)
+        return jax.tree.map(lambda group: weights[group].astype(norm.dtype), by_group)
 
     def above_noise(
         self, members: dict[int, list[Array]], participating: Array | bool
@@ -336,9 +336,13 @@ class NormParts(NamedTuple):
         noise = self.floor * jnp.stack(list(largest.values())).max()
         return {group: norm > noise for group, norm in largest.items()}
 
-    def group_numbers(self, measured: Tree, stats: Tree) -> Variables:
-        """Returns a group number in every leaf."""
-        return self.grouping(Variables(measured, stats), self.block_of)
+    def members(
+        self, layers: LayerNorms, measured: Tree, stats: Tree
+    ) -> tuple[Variables, dict[int, list[Array]]]:
+        """Returns a group number in every leaf, and the norms [K] of each group's layers, in at least float32."""
+        by_group = self.grouping(Variables(measured, stats), self.block_of)
+        norms_of = [(layer, tree.wide(norm)) for layer, norm in layers]
+        return by_group, groups.members(norms_of, by_group)
 
     def layer_norms(self, measured: Tree) -> LayerNorms:
         """Returns every layer with its norm [K], joined from the norms of its tensors."""

@@ -163,36 +163,25 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
 
     Args:
         task: the model and its loss.
-        most: largest number of scalars in the gradients of one pass.
+        most: largest number of scalars in the gradients of one pass, which has 1 to 64 examples.
     """
 
     def measure(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
         params, stats = client.variables
 
-        def gradient(row):
+        def squares(row: jax.Array) -> Tree:
             batch, mask = tree.gather(data.pool, row)
-            return jax.grad(lambda p: task.loss(p, stats, batch, mask, False)[0])(params)
+            grads = jax.grad(lambda p: task.loss(p, stats, batch, mask, False)[0])(params)
+            return jax.tree.map(jnp.square, grads)
 
-        return mean_squares(gradient, data.val.reshape(-1, 1), most // tree.size(params))
+        def summed(rows: jax.Array) -> Tree:
+            return tree.total(jax.vmap(squares)(rows))
+
+        examples = data.val.reshape(-1, 1)
+        at_once = max(1, min(len(examples), 64, most // tree.size(params)))
+        return mean_over(summed, _in_passes(examples, at_once))
 
     return measure
-
-
-def mean_squares(
-    gradient: Callable[[jax.Array], Tree], examples: jax.Array | np.ndarray, at_once: int
-) -> Tree:
-    """Returns the mean over examples of gradient(example)^2, elementwise; 0 without examples.
-
-    Args:
-        gradient: row number [1] of an example -> its gradient; 0 for the row number -1.
-        examples: [V, 1] row numbers, -1 for padding.
-        at_once: gradients in one pass, limited to the range 1 to 64.
-    """
-
-    def squares(rows: jax.Array) -> Tree:
-        return jax.tree.map(lambda g: jnp.square(g).sum(0), jax.vmap(gradient)(rows))
-
-    return mean_over(squares, _in_passes(examples, max(1, min(len(examples), 64, at_once))))
 
 
 def validation_loss(task: Task) -> Signal:

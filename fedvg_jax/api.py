@@ -29,7 +29,7 @@ from fedvg_jax.engine import executors, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import processes
 from fedvg_jax.resolve import experiment as experiments
-from fedvg_jax.resolve.custom import Given, code_of, custom_of, new_functions
+from fedvg_jax.resolve.custom import Objects, code_of, custom_of, names_objects, new_functions
 from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.record import folder as run_folder, history
@@ -44,6 +44,7 @@ Metrics = Mapping[str, Callable[[Variables, Data], Any] | Metric]
 """Name -> function of the global model and the data, or a `Metric`."""
 
 
+@names_objects
 def run(
     config: Config | None = None,
     *,
@@ -51,7 +52,7 @@ def run(
     on_records: Callable[[list[Record]], None] | None = None,
     metrics: Metrics | None = None,
     progress: bool | None = None,
-    **given: Unpack[Given],
+    **objects: Unpack[Objects],
 ) -> History:
     """Returns the history of one federated run.
 
@@ -116,7 +117,7 @@ def run(
         _check_arguments(callback, "a callback", "record, state")
     if on_records is not None:
         _check_arguments(on_records, "on_records", "records")
-    custom = custom_of(**given)
+    custom = custom_of(**objects)
     code = code_of(custom, metrics) if config.out else {}  # only a manifest has it
     fields = {"metrics": metrics, "code": code}
     observers = {"callbacks": callbacks, "on_chunk": on_records}
@@ -187,6 +188,7 @@ def _check_arguments(function: Callable, what: str, arguments: str) -> None:
         return
 
 
+@names_objects
 def run_sweep(
     config: Config | None = None,
     axes: Mapping[str | tuple[str, ...], Any] = {},
@@ -200,7 +202,7 @@ def run_sweep(
     executor: ExecutorOrMaker | None = None,
     shard: str | None = None,
     progress: bool | None = None,
-    **given: Unpack[Given],
+    **objects: Unpack[Objects],
 ) -> list[SweepResult]:
     """Returns the results of one run for every combination of settings; runs of one program are compiled once.
 
@@ -229,7 +231,7 @@ def run_sweep(
         shard: "I/N", the part of the runs that this call computes, for calls that nothing coordinates. Results of other
             parts are in the list if `out` has them.
         progress: whether to print a line for every run; None as in `run`.
-        **given: objects in place of settings, as in `run`, for all runs.
+        **objects: objects in place of settings, as in `run`, for all runs.
 
     Returns:
         One result for every combination, in the order of the axes. Combinations that differ only in settings they do
@@ -255,7 +257,7 @@ def run_sweep(
         start,
         axes,
         folder,
-        Recipe(custom_of(**given), metrics=measured),
+        Recipe(custom_of(**objects), metrics=measured),
         tuning.make_tuning(tune or {}, tune_seeds, tune_metric, measured),
         jobs=jobs,
         executor=executor,

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import inspect
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from support import linear, worlds
 
 import fedvg_jax as fv
+from fedvg_jax.resolve.custom import Objects
 
 SMALL = fv.Config(rounds=2, local_epochs=1)
 
@@ -53,6 +55,13 @@ def linear_regression():
         metrics=lambda sums: {"loss": sums["loss"] / sums["rows"]},
         block_of=str,
     )
+
+
+@pytest.mark.parametrize("function", (fv.run, fv.run_sweep, fv.simulation))
+def test_signatures_have_the_objects_that_a_call_takes(function):
+    parameters = inspect.signature(function).parameters
+    assert {*Objects.__annotations__} <= {*parameters}
+    assert "objects" not in parameters
 
 
 def test_research_script_needs_public_names_only(x64):

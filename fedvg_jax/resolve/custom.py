@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fedvg_jax.engine.virtual_time import Clock
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable)
 
 KEPT = (*contracts.RECOGNISED, robust.weighted_mean, robust.median, robust.clipped_mean)
 """Functions that the round recognises by identity; they read nothing beside their arguments."""
@@ -38,7 +40,7 @@ WeightingOrFactory = Weighting | Callable[[Task], Weighting]
 """A weighting, or a function that makes it for the task of the run."""
 
 
-class Given(TypedDict, total=False):
+class Objects(TypedDict, total=False):
     """The arguments of `run`, `run_sweep` and `simulation` in place of settings; the first of them describes each."""
 
     data: Any
@@ -56,6 +58,19 @@ class Given(TypedDict, total=False):
     hyper: Mapping[str, float] | None
     clock: Clock | None
     initial: Variables | None
+
+
+def names_objects(function: F) -> F:
+    """Gives a function of `**objects` a signature with their names, which help and completion read."""
+    signature = inspect.signature(function)
+    parameters = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    for name, reference in Objects.__annotations__.items():
+        text = reference.__forward_arg__
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=text)
+        )
+    function.__signature__ = signature.replace(parameters=parameters)  # pyright: ignore[reportFunctionMemberAccess]
+    return function
 
 
 class Custom(NamedTuple):
@@ -92,9 +107,9 @@ def custom_of(
     transformer: Any = None,
     **objects: Any,
 ) -> Custom:
-    """Returns what a call passes, see `Given`; raises UsageError for an argument of another name."""
+    """Returns what a call passes, see `Objects`; raises UsageError for an argument of another name."""
     for name in objects:
-        named(Given.__annotations__, name, "argument")
+        named(Objects.__annotations__, name, "argument")
     return Custom(user_data.of_call(data, label, group, transformer), **objects)
 
 

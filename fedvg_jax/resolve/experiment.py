@@ -23,7 +23,7 @@ from fedvg_jax.core.types import Algorithm, Hyper, UsageError, Weighting
 from fedvg_jax.engine import task_checks
 from fedvg_jax.models import pretrained
 from fedvg_jax.resolve import data as populations
-from fedvg_jax.resolve.custom import Custom, Given, custom_of, traced_anew
+from fedvg_jax.resolve.custom import Custom, Objects, custom_of, names_objects, traced_anew
 from fedvg_jax.resolve.machine import make_executor
 from fedvg_jax.resolve.method import make_hyper, make_method, named_weighting, weighting_entries
 from fedvg_jax.resolve.model import check_accuracies, check_settings_of_task, make_model
@@ -42,12 +42,13 @@ USED_ABOVE_0 = ("momentum", "weight_decay", "dp.clip")
 """Traced hyperparameters on which a program depends by whether they are above 0."""
 
 
-def simulation(config: Config, **given: Unpack[Given]) -> Simulation:
+@names_objects
+def simulation(config: Config, **objects: Unpack[Objects]) -> Simulation:
     """Returns everything that a run of these settings needs.
 
     Args:
         config: settings; they are checked.
-        **given: objects in place of settings, as in `fedvg_jax.run`.
+        **objects: objects in place of settings, as in `fedvg_jax.run`.
 
     Raises:
         UsageError: a setting or a file cannot work, or an object breaks its contract.
@@ -56,7 +57,7 @@ def simulation(config: Config, **given: Unpack[Given]) -> Simulation:
     >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
     ('digits', 4, (2,))
     """
-    return simulate(check(config), custom_of(**given))
+    return simulate(check(config), custom_of(**objects))
 
 
 def simulate(

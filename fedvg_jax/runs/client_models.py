@@ -43,26 +43,30 @@ def entries(
         state: after a round.
         store: of the client states; None where the devices hold them.
     """
-    wanted = tuple(name for name in CLIENT_ACCURACIES if name in sim.experiment.recorded)
-    if not wanted:
-        return {}
     has_own = bool(sim.local.is_local or sim.algorithm.personal)
-    make = functools.partial(_make, sim.bind, sim.executor, sim.local, wanted, has_own)
-    count = sim.cached(("client models", wanted), make)
-    sizes = client_rows.sizes(sim.partition.test)
-    correct = {name: np.zeros(len(sizes), np.int64) for name in wanted}
-    for clients, inputs in _pieces(sim):
-        needs_own = PERSONAL in wanted and has_own
-        own = client_states.read(sim.state_placement, store, state, clients) if needs_own else ()
-        placed = (*processes.place(inputs, sim.executor.placement), sim.base)
-        counts = processes.wait(count(state.variables, own, *placed))
-        for name, values in jax.device_get(counts).items():
-            correct[name][clients] = values
     labels_per_row = np.prod(sim.arrays.y.shape[1:], dtype=int)
     record: Record = {}
-    for name, values in correct.items():
-        record |= by_client(name, values / labels_per_row, sizes)
+    for name in CLIENT_ACCURACIES:
+        if name in sim.experiment.recorded:
+            correct = _count_correct(sim, state, store, is_own=has_own and name == PERSONAL)
+            sizes = client_rows.sizes(sim.partition.test)
+            record |= by_client(name, correct / labels_per_row, sizes)
     return record
+
+
+def _count_correct(
+    sim: simulation.Simulation, state: SimState, store: client_states.Store | None, is_own: bool
+) -> np.ndarray:
+    """Returns each client's correct labels, int [N], of its own model or of the global one."""
+    make = functools.partial(_make, sim.bind, sim.executor, sim.local, is_own)
+    count = sim.cached(("client models", is_own), make)
+    correct = np.zeros(len(sim.partition.test), np.int64)
+    for clients, inputs in _pieces(sim):
+        own = client_states.read(sim.state_placement, store, state, clients) if is_own else ()
+        placed = processes.place(inputs, sim.executor.placement)
+        counts = processes.wait(count(state.variables, own, *placed, sim.base))
+        correct[clients] = jax.device_get(counts)
+    return correct
 
 
 def by_client(name: str, correct: np.ndarray, sizes: np.ndarray) -> Record:
@@ -133,29 +137,20 @@ def _take(pool: Batch, rows: np.ndarray) -> Batch:
 
 
 def _make(
-    bind: Callable[[Tree], programs.Bound],
-    executor: Executor,
-    local: LocalPart,
-    wanted: tuple[str, ...],
-    has_own: bool,
-) -> Callable[..., dict[str, Array]]:
-    """Returns a jitted function that counts each client's correct labels, int32 [P], under these models."""
+    bind: Callable[[Tree], programs.Bound], executor: Executor, local: LocalPart, is_own: bool
+) -> Callable[..., Array]:
+    """Returns a jitted function that counts each client's correct labels, int32 [P], under its own or one model."""
 
-    def count(
-        theta: Variables, own: Tree, pool: Batch, tables: Array, base: Tree
-    ) -> dict[str, Array]:
-        counts = {}
+    def count(theta: Variables, own: Tree, pool: Batch, tables: Array, base: Tree) -> Array:
         count_correct = evaluate.make_count_correct(bind(base).task)
-        for name in wanted:
-            if name == PERSONAL and has_own:
-                models = jax.vmap(whole, (None, 0))(theta, own) if local.is_local else own
-                counts[name] = executor.map(
-                    lambda pool, pair: count_correct(pair[0], pool, pair[1]), pool, (models, tables)
-                )
-            else:
-                counts[name] = executor.map(
-                    lambda both, rows: count_correct(both[0], both[1], rows), (theta, pool), tables
-                )
-        return counts
+        if not is_own:
+            shared = theta, pool
+            return executor.map(
+                lambda both, rows: count_correct(both[0], both[1], rows), shared, tables
+            )
+        models = jax.vmap(whole, (None, 0))(theta, own) if local.is_local else own
+        return executor.map(
+            lambda pool, client: count_correct(client[0], pool, client[1]), pool, (models, tables)
+        )
 
     return jax.jit(count, out_shardings=executor.placement)

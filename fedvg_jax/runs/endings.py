@@ -104,13 +104,11 @@ def catch_signals(
     if threading.current_thread() is not threading.main_thread():
         yield received
         return
-    default = (signal.SIG_DFL, signal.default_int_handler)
-    handlers = {number: signal.getsignal(number) or signal.SIG_DFL for number in STOPPING}
-    usual = {
-        number: handler
-        for number, handler in handlers.items()
-        if number in ALWAYS_CAUGHT or handler in default
-    }
+    usual = {}
+    for number in STOPPING:
+        handler = signal.getsignal(number) or signal.SIG_DFL
+        if number in ALWAYS_CAUGHT or handler == signal.SIG_DFL:
+            usual[number] = handler
 
     def receive(number: int, frame=None) -> None:
         name, line = signal.Signals(number).name, "stopping after this round"

@@ -74,8 +74,9 @@ class Recorder:
             start: of the run.
             pool: a thread that writes the folder, one file at a time; None where this process does not write it.
         """
-        self.start, self.best = start, start.best
-        self._config, self._pool, self._history = config, pool, start.history
+        self.start, self.best, self._history = start, start.best, start.history
+        self._config, self._pool = config, pool
+        self._folder = config.out if pool else None
         self._best_quality = max(map(history.quality, start.records), default=-math.inf)
         self._round = self._saved_round = len(start.records)
         self._saved_at = time.perf_counter()
@@ -105,9 +106,9 @@ class Recorder:
         self._round, quality = records[-1]["round"], history.quality(records[-1])
         if quality > self._best_quality:
             self.best, self._best_quality = checkpoint.to_host(state.variables), quality
-        if self._pool and self._config.out:
-            with _writing_on(self._config.out):
-                new = history.append(self._config.out, records)
+        if self._folder:
+            with _writing_on(self._folder):
+                new = history.append(self._folder, records)
             size, crc = self._history
             self._history = [size + len(new), zlib.crc32(new, crc)]
 
@@ -122,7 +123,7 @@ class Recorder:
         Raises:
             UsageError: the previous checkpoint could not be written.
         """
-        if self._pool is None or self._config.keep == 0:
+        if self._folder is None or self._config.keep == 0:
             return False
         every, is_idle = self._config.checkpoint_every, self._pending.done()
         if is_last:
@@ -141,10 +142,11 @@ class Recorder:
         Args:
             state: see `client_states.save`.
         """
-        if self._pool is None:
+        if self._folder is None:
             return
         content = {"state": state, "best": self.best, "seconds": np.array(self.seconds())}
-        self.submit(_save, self._config, self._round, content, self._history)
+        what = self._folder, self._round, content, self._history, self._config.keep
+        self.submit(_save, *what)
         self._saved_round, self._saved_at = self._round, time.perf_counter()
 
     def wait(self) -> None:
@@ -153,10 +155,10 @@ class Recorder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Writes summary.json, which makes a run a finished one."""
-        if self._pool and self._config.out:
+        if self._folder:
             self.wait()
-            with _writing_on(self._config.out):
-                run_folder.write_json(self._config.out / stored.SUMMARY, summary)
+            with _writing_on(self._folder):
+                run_folder.write_json(self._folder / stored.SUMMARY, summary)
 
 
 def _writing_on(folder: Path) -> contextlib.AbstractContextManager:
@@ -164,13 +166,11 @@ def _writing_on(folder: Path) -> contextlib.AbstractContextManager:
     return files.writing(f"the run folder {folder}", f"--resume {folder}", "then")
 
 
-def _save(config: Config, number: int, content: Any, digest: Digest) -> None:
+def _save(folder: Path, number: int, content: Any, digest: Digest, keep: int) -> None:
     """Writes a checkpoint, after flushing the records that it has a digest of."""
-    folder = config.out
-    assert folder is not None, "a recorder that writes has one"
     with _writing_on(folder):
         files.flush([folder / stored.HISTORY])
-        checkpoint.save(folder, number, content, digest, config.keep)
+        checkpoint.save(folder, number, content, digest, keep)
 
 
 # --- where a run starts -----------------------------------------------------------------------------------------------

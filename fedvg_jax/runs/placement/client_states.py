@@ -195,13 +195,12 @@ def number_rows(placement: Placement, planned: list[Schedule]) -> tuple[np.ndarr
     """
     if not placement.is_on_host:
         return np.zeros(0, np.int32), planned
-    sampled = dict.fromkeys(k for each in planned for k in each.clients.tolist())
-    row_of = {client: row for row, client in enumerate(sampled)}
+    row_of: dict[int, int] = {}
     numbered = []
     for each in planned:
-        rows = np.array([row_of[k] for k in each.clients.tolist()], np.int32)
-        numbered.append(each._replace(state_rows=rows))
-    return np.array(list(sampled), np.int32), numbered
+        rows = [row_of.setdefault(k, len(row_of)) for k in each.clients.tolist()]
+        numbered.append(each._replace(state_rows=np.array(rows, np.int32)))
+    return np.array(list(row_of), np.int32), numbered
 
 
 # --- functions of a placement -----------------------------------------------------------------------------------------

@@ -93,14 +93,10 @@ def _orbax() -> Iterator[tuple[Any, Any]]:
     """
     import orbax.checkpoint as ocp
 
-    this, options = jax.process_index(), ocp.options.MultiprocessingOptions()
-    if processes.count() > 1:
-        alone = {
-            "primary_host": this,
-            "active_processes": {this},
-            "barrier_sync_key_prefix": f"process{this}",
-        }
-        options = ocp.options.MultiprocessingOptions(**alone)
+    this = jax.process_index()
+    options = ocp.options.MultiprocessingOptions(
+        primary_host=this, active_processes={this}, barrier_sync_key_prefix=f"process{this}"
+    )
     handler = ocp.CompositeCheckpointHandler(
         composite_options=ocp.CompositeOptions(multiprocessing_options=options)
     )

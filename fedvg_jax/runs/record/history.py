@@ -132,14 +132,15 @@ class History(_Results):
 
     def __repr__(self) -> str:
         """Returns three lines: rounds, results, folder."""
-        stopped_by, results = self.summary.get("stopped_by"), []
-        for name, value in self.summary.items():
-            if name.startswith(("test_", "best_val_")) and isinstance(value, (int, float)):
-                results.append(f"{name} {value:.4g}")
-        title = f"History of {len(self.records)} rounds" + (
-            f", stopped by {stopped_by}" if stopped_by else ""
-        )
-        return f"{title}\n  {', '.join(results) or 'not evaluated'}\n  folder {self.folder}"
+        stopped_by = self.summary.get("stopped_by")
+        results = [
+            f"{name} {value:.4g}"
+            for name, value in self.summary.items()
+            if name.startswith(("test_", "best_val_")) and isinstance(value, (int, float))
+        ]
+        ending = f", stopped by {stopped_by}" if stopped_by else ""
+        listed = ", ".join(results) or "not evaluated"
+        return f"History of {len(self.records)} rounds{ending}\n  {listed}\n  folder {self.folder}"
 
     def client_variables(self, client: int) -> Variables:
         """Returns a client's model from the newest intact checkpoint, on the host.
@@ -364,9 +365,8 @@ def parse(text: bytes) -> list[Record]:
 def _mean_train_loss(schedule, metrics) -> float | None:
     """Returns the mean over the clients that took a step and did not diverge; None without any."""
     trained = metrics.finite & (schedule.num_steps > 0)
-    if (
-        schedule.received is not None
-    ):  # of a client over the largest staleness, the version may be gone
+    # of a client over the largest staleness, the version may be gone
+    if schedule.received is not None:
         trained &= schedule.participating
     return number(metrics.train_loss[trained].mean()) if trained.any() else None
 
@@ -397,9 +397,8 @@ def _exceptions(schedule, metrics) -> Record:
 
 def _numbers(values) -> Any:
     """Returns an array of any rank as nested lists of numbers."""
-    return (
-        [_numbers(row) for row in values] if getattr(values, "shape", ()) else number(float(values))
-    )
+    is_scalar = getattr(values, "shape", ()) == ()
+    return number(float(values)) if is_scalar else [_numbers(row) for row in values]
 
 
 def number(value) -> float | None:

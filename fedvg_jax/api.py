@@ -380,7 +380,7 @@ def evaluate(
             metrics |= {f"{part}_{name}": value for name, value in named.items()}
         return metrics
     kind = type(data).__name__
-    scaled_by = sim.experiment.population.scaled_by if sim else None
+    scaled_by = sim.scaled_by if sim else None
     if scaled_by:
         data = scaled_by.batch(data)
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:

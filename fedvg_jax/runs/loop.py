@@ -69,10 +69,10 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
 
 def export(sim: simulation.Simulation, finished: History) -> None:
     """Writes the final model to the file that the settings name, if any; of several processes, the first does."""
-    target, experiment = sim.config.export, sim.experiment
+    target = sim.config.export
     if target and processes.is_first():
-        architecture, columns = experiment.model.name or None, experiment.population.scaled_by
-        pretrained.save(target, finished.variables, architecture, columns)
+        architecture = sim.experiment.model.name or None
+        pretrained.save(target, finished.variables, architecture, sim.scaled_by)
 
 
 def _finished_history(sim: simulation.Simulation) -> History:

@@ -283,9 +283,9 @@ def _prepare_folder(sim: Simulation, folder: Path, start: Start, log: Log) -> No
             run_folder.refuse_taken(folder)
         else:
             _rewind(folder, start, log)
-        experiment = sim.experiment
-        layers, columns = experiment.method.layer_names(sim.task), experiment.population.scaled_by
-        run_folder.write_settings(folder, sim.config, layers, experiment.statistics, columns)
+        layers = sim.experiment.method.layer_names(sim.task)
+        statistics, columns = sim.experiment.statistics, sim.scaled_by
+        run_folder.write_settings(folder, sim.config, layers, statistics, columns)
 
 
 def _rewind(folder: Path, start: Start, log: Log) -> None:

@@ -36,6 +36,7 @@ from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record import history, stored
 
 if TYPE_CHECKING:
+    from fedvg_jax.data.scaling import Columns
     from fedvg_jax.engine.virtual_time import Timeline
     from fedvg_jax.runs.assemble.arrivals import Arrive
     from fedvg_jax.runs.assemble.communication import Traffic
@@ -134,6 +135,11 @@ class Simulation(NamedTuple):
         rounds = schedule.stack([self.schedule(round, state)], tables.MAX_ROUNDS)
         after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
         return after, tree.take(metrics, 0)
+
+    @property
+    def scaled_by(self) -> Columns | None:
+        """What encoded the table of `data`; None for arrays."""
+        return self.experiment.population.scaled_by
 
     @property
     def base(self) -> Tree:

@@ -81,22 +81,16 @@ def check(experiment: Experiment, program: Program, state: SimState, hyper: Hype
         raise UsageError("dp accounts for uniform cohorts; leave selection= out")
 
 
-class Mechanism(NamedTuple):
-    """The noise of a round, as it is counted."""
-
-    noise: float
-    """z"""
-    clients: int
-    """N"""
-    cohort: int
-    """K; N where the weights read rows of clients that are not sampled"""
-
-
 class Account(NamedTuple):
     """What a run costs in privacy."""
 
     delta: float
-    mechanism: Mechanism
+    noise: float
+    """z"""
+    num_clients: int
+    """N"""
+    cohort_size: int
+    """K; N where the weights read rows of clients that are not sampled"""
 
     def epsilon(self, rounds: int) -> float:
         """Returns epsilon after a number of rounds, by Renyi accounting.
@@ -105,7 +99,7 @@ class Account(NamedTuple):
             UsageError: dp-accounting is not installed.
         """
         accounting = extras.load("dp_accounting", "dp", "dp.clip")
-        orders, divergences = _divergences(*self.mechanism)
+        orders, divergences = _divergences(self.noise, self.num_clients, self.cohort_size)
         return float(accounting.rdp.compute_epsilon(orders, rounds * divergences, self.delta)[0])
 
 
@@ -124,9 +118,8 @@ def make_account(experiment: Experiment, hyper: Hyper) -> Account:
     """
     extras.load("dp_accounting", "dp", "dp.clip")  # before anything is computed
     config = experiment.settings
-    cohort = config.clients if experiment.weights_read_clients else experiment.cohorts.size
-    mechanism = Mechanism(float(hyper["dp.noise_multiplier"]), config.clients, cohort)
-    return Account(config.dp.delta, mechanism)
+    size = config.clients if experiment.weights_read_clients else experiment.cohorts.size
+    return Account(config.dp.delta, float(hyper["dp.noise_multiplier"]), config.clients, size)
 
 
 @functools.cache

@@ -128,16 +128,14 @@ def resident_data(data: Data, *, reads_test: bool) -> Data:
         reads_test: whether test rows are among them, because a record of each round needs them.
     """
     tables = {"scoring": data.scoring, "val": data.val}
+    num_rows = data.scoring.size
     if reads_test:
         tables["test"] = data.test
+        num_rows += data.test.size
     rows = np.unique(np.concatenate([tree.real_rows(table) for table in tables.values()]))
-    num_rows = min(
-        len(data.pool.y), sum(table.size for name, table in tables.items() if name != "val")
-    )
+    pool = _take(data.pool, rows, min(len(data.pool.y), num_rows))
     numbers = {name: renumber(table, rows) for name, table in tables.items()}
-    pool = _take(data.pool, rows, num_rows)
-    kept = {"base": data.base, "described": data.described}
-    return Data(pool, numbers["scoring"], numbers["val"], numbers.get("test"), **kept)
+    return data._replace(**{"pool": pool, "test": None, **numbers})
 
 
 def make(experiment: Experiment, data: Data, executor: Executor) -> HostRows:

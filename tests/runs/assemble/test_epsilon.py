@@ -143,7 +143,7 @@ def test_a_run_that_starts_from_a_run_or_a_given_model_has_no_epsilon_and_says_s
 
 def test_a_custom_weighting_hides_no_client_by_sampling():
     sim = fv.simulation(CONFIG, **GIVEN, weighting=fv.weightings.uniform())
-    assert sim.account.mechanism.cohort == CONFIG.clients
+    assert sim.account.cohort_size == CONFIG.clients
 
 
 def test_a_diverged_run_has_the_epsilon_of_the_model_that_it_returns(monkeypatch):

@@ -110,7 +110,7 @@ def read(path: Path) -> Recording:
 def settings(recording: Recording) -> Config:
     """Returns the settings of the recorded run, with the published code's behaviour (`fidelity` "official")."""
     meta = recording.meta
-    named = presets.METHODS[METHODS[meta["method"]]] | presets.FIDELITY["official"]
+    named = presets.of_method(METHODS[meta["method"]]) | presets.FIDELITY["official"]
     for extra in meta.get("extra", []):
         name, _, value = extra.partition("=")
         named |= {name: float(value)} if name == "fedprox.mu" else OPTIONS[extra]

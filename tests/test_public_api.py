@@ -57,7 +57,7 @@ def linear_regression():
     )
 
 
-@pytest.mark.parametrize("function", (fv.run, fv.run_sweep, fv.simulation))
+@pytest.mark.parametrize("function", [fv.run, fv.run_sweep, fv.simulation])
 def test_signatures_have_the_objects_that_a_call_takes(function):
     parameters = inspect.signature(function).parameters
     assert {*Objects.__annotations__} <= {*parameters}

@@ -60,7 +60,7 @@ def shown(value: Any) -> str:
 
 def methods() -> str:
     """Returns `--method NAME` -> the settings it stands for, of the base methods and FedVG."""
-    bases = {name: settings for name, settings in presets.METHODS.items() if "+" not in name}
+    bases = {name: presets.of_method(name) for name in presets.METHODS if "+" not in name}
     rows = [
         [f"`{name}`", ", ".join(f"`{key} = {v}`" for key, v in settings.items())]
         for name, settings in bases.items()

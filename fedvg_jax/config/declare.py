@@ -223,11 +223,11 @@ def table(config: type, prefix: str = "", topic: str = "") -> dict[str, Setting]
         topic: the heading of the group.
     """
     settings, in_groups = {}, {}
-    hints, inner = typing.get_type_hints(config), groups(config)
+    hints = typing.get_type_hints(config)
     for field in dataclasses.fields(config):
         name, facts, hint = prefix + field.name, field.metadata["facts"], hints[field.name]
         topic = facts.topic or topic
-        if field.name in inner:
+        if isinstance(field.default_factory, type):
             in_groups |= table(hint, f"{name}.", topic)
             continue
         allowed, names, arguments = facts.allowed, (), {}

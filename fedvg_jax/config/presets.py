@@ -158,6 +158,9 @@ def reference_behaviours(text: str) -> frozenset[str]:
 PAPERS = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
 """Algorithms of FedVG's paper, which has the defaults of their settings."""
 
+METHODS = (*PAPERS, "fedvg", *(f"{algorithm}+fedvg" for algorithm in PAPERS))
+"""Methods of FedVG's paper."""
+
 FIDELITY: dict[str, dict] = {"corrected": {}, "official": official_settings()}
 """Value of `--fidelity` -> settings. official is the published code where it departs from the papers."""
 
@@ -206,13 +209,6 @@ def of_method(method: str) -> dict[str, Any]:
         raise UsageError(f"unknown method {method!r}{suggestion(method, known)}") from None
     local = PERSONAL[name].settings if name in PERSONAL else {}
     return {**local, "algorithm": name if name in ALGORITHMS else "fedavg", "weighting": weighting}
-
-
-METHODS = {
-    name: of_method(name)
-    for name in (*PAPERS, "fedvg", *(f"{algorithm}+fedvg" for algorithm in PAPERS))
-}
-"""Method of the paper -> its settings."""
 
 
 def meaning(shorthands: Mapping[str, Any]) -> dict[str, Any]:

@@ -99,10 +99,9 @@ def _has_papers_method(config: Config, method: str) -> bool:
 
     A setting that the run does not use is of no account.
     """
-    official, expected = (
-        presets.FIDELITY["official"],
-        flatten(Config()) | presets.METHODS.get(method, {}),
-    )
+    official = presets.FIDELITY["official"]
+    named = presets.of_method(method) if method in presets.METHODS else {}
+    expected = flatten(Config()) | named
     ignored = {
         "fedvg.granularity",
         "reference",

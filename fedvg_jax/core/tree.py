@@ -114,9 +114,7 @@ def _product_sum(weights: Tree, stack: Tree, origin: Tree) -> Tree:
     def summed(weights: Array, stack: Array, origin: Array) -> Array:
         weights = weights.reshape(-1, *(stack.ndim - 1) * [1])
         origin = wide(origin[None] if origin.ndim else origin)
-        # the derivative by a weight of 0 is that of any other
-        is_dropped = (weights == 0) & ~jnp.isfinite(stack)
-        return (weights * (jnp.where(is_dropped, origin, wide(stack)) - origin)).sum(0)
+        return (weights * (jnp.where(weights == 0, origin, wide(stack)) - origin)).sum(0)
 
     return jax.tree.map(summed, weights, stack, origin)
 
@@ -171,7 +169,21 @@ def _loop_sum_over_devices(sharding: NamedSharding):
 
 @_weighted_sum.defjvp
 def _weighted_sum_jvp(sum_of, primals, tangents):
-    return _weighted_sum(sum_of, *primals), jax.jvp(_product_sum, primals, tangents)[1]
+    (weights, stack, origin), (d_weights, d_stack, d_origin) = primals, tangents
+
+    def product(w: Array, x: Array, start: Array, is_dropped: Array) -> Array:
+        difference = wide(x) - wide(start[None] if start.ndim else start)
+        return jnp.tensordot(
+            w, jnp.where(is_dropped, 0, difference), 1, precision=lax.Precision.HIGHEST
+        )
+
+    is_dropped = jax.tree.map(
+        lambda w, x: (w == 0).reshape(-1, *(x.ndim - 1) * [1]) & ~jnp.isfinite(x), weights, stack
+    )
+    moved = jax.tree.map(product, weights, d_stack, d_origin, is_dropped)
+    return _weighted_sum(sum_of, *primals), add(
+        jax.tree.map(product, d_weights, stack, origin, is_dropped), moved
+    )
 
 
 def gather(pool: Tree, rows) -> tuple[Tree, Array]:

@@ -162,6 +162,8 @@ def _show_plan(config: Config, console: Console, unused: str) -> int:
     with console.status("compiling, and timing two rounds"):
         plan = display.plan_rows(display.predict(sim))
     display.print_table(console, plan | virtual_plan.rows(sim), "plan")
+    if sim.timeline:
+        output.say(console, virtual_plan.picture(sim.timeline, config.buffered.max_staleness))
     return 0
 
 

@@ -1,6 +1,8 @@
-"""What a dry run shows of virtual time: how long rounds take and clients wait, and the staleness of their updates."""
+"""What a dry run shows of virtual time: how long clients wait, and the first arrivals of a buffered server."""
 
 from __future__ import annotations
+
+import math
 
 import jax
 import numpy as np
@@ -12,6 +14,9 @@ from fedvg_jax.views.output import duration
 
 ROUNDS = 20
 """Rounds of a synchronous server that are planned."""
+
+ARRIVALS, IN_A_LINE = 100, 10
+"""Arrivals that a picture shows."""
 
 
 def rows(sim: Simulation) -> dict[str, str]:
@@ -57,3 +62,33 @@ def _buffered_rows(sim: Simulation, timeline: Timeline) -> dict[str, str]:
         "dropped": f"{(staleness > cohorts.max_staleness).mean():.0%} of arrivals",
         "versions": f"{num_slots} slots, {tree.num_bytes(versions) / 2**20:.2f} MiB",
     }
+
+
+def picture(timeline: Timeline, max_staleness: float | None = None) -> str:
+    """Returns the first arrivals as client:staleness, ten a line after the time of the first of them.
+
+    | is an update of the server, and x a client over `max_staleness`, which is dropped.
+
+    >>> from fedvg_jax.engine.virtual_time import timeline
+    >>> print(picture(timeline([1.0, 2.5], concurrency=2, buffer=2, updates=2), 0).splitlines()[1])
+           1 s  0:0   0:0| 1:1x   0:0|
+    """
+    clients, staleness, arrived = (
+        field.ravel()[:ARRIVALS]
+        for field in (timeline.clients, timeline.staleness, timeline.arrived)
+    )
+    size, most = timeline.clients.shape[1], math.inf if max_staleness is None else max_staleness
+    texts = [
+        f"{client}:{late}{'x' if late > most else ''}"
+        for client, late in zip(clients.tolist(), staleness.tolist(), strict=True)
+    ]
+    width = max(map(len, texts)) + 1
+    lines = [f"first {len(texts)} arrivals, client:staleness; | the server updates, x dropped"]
+    for start in range(0, len(texts), IN_A_LINE):
+        places = range(start, min(start + IN_A_LINE, len(texts)))
+        ends = ["|" if (place + 1) % size == 0 else " " for place in places]
+        entries = "".join(
+            f"{texts[place]:>{width}}{end}" for place, end in zip(places, ends, strict=True)
+        )
+        lines.append(f"{duration(arrived[start]):>10}{entries}".rstrip())
+    return "\n".join(lines)

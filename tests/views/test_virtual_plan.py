@@ -23,6 +23,7 @@ def test_a_dry_run_of_a_buffered_server_shows_its_timeline(capsys):
     shown = capsys.readouterr().out
     for name in ("virtual time", "staleness", "in the buffer", "dropped", "versions"):
         assert re.search(rf"{name} .*\d", shown)
+    assert "first 12 arrivals" in shown and len(shown.splitlines()) < 40
 
 
 def test_the_plan_of_a_buffered_server_equals_its_records():

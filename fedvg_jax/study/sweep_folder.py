@@ -125,7 +125,7 @@ def read(out: Path) -> Stored:
         return Stored(**content)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{path} is damaged ({type(error).__name__} {one_line(str(error))})"
+            f"{path} is damaged, or of another version ({type(error).__name__} {one_line(str(error))})"
         ) from None
 
 

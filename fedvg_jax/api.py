@@ -326,10 +326,10 @@ def make_schedule(
 def _checked_rows(rows: Any) -> np.ndarray:
     """Returns one client's rows, int32 [n_k]."""
     array = np.asarray(rows)
-    is_wrong = array.dtype.kind not in "iu" or (array < 0).any()
+    is_wrong = array.dtype.kind not in "iu" or ((array < 0) | (array >= 2**31)).any()
     if array.ndim != 1 or (array.size and is_wrong):
         raise UsageError(
-            f"client_rows must be a list of the rows of each client, integers >= 0; got {rows!r:.99}"
+            f"client_rows must be a list of the rows of each client, integers from 0 to 2**31 - 1; got {rows!r:.99}"
         )
     return array.astype(np.int32)
 

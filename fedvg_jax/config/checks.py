@@ -237,8 +237,12 @@ def _clock_problems(config: Config) -> Iterator[str]:
     kind, bounds = options.choice(config, "clock.speeds")
     if kind == "uniform" and bounds[0] > bounds[1]:
         yield f"clock.speeds uniform:LOW,HIGH must have LOW <= HIGH; got {bounds[0]:g},{bounds[1]:g}"
-    if max(config.buffered.size, options.concurrency(config)) > config.clients:
-        yield f"buffered.size and buffered.concurrency must be at most the {config.clients} clients"
+    for name, number in (
+        ("size", config.buffered.size),
+        ("concurrency", options.concurrency(config)),
+    ):
+        if number > config.clients:
+            yield f"buffered.{name} must be at most the {config.clients} clients; got {number}"
     if options.num_asked(config) > config.clients:
         most = config.clients / options.cohort_size(config)
         yield f"overselect must ask at most the {config.clients} clients; got {config.overselect:g}, use <= {most:g}"

@@ -2,8 +2,8 @@
 
 A function counts by its instructions and constants, its defaults, and the values and functions that it reads from
 enclosing functions and, where these cannot change in place, from its module. Comments, line numbers and file names do
-not count. An array counts by dtype, shape and content, a dataclass by its class and fields, any other object by what
-`pickle` would store of it. Code of installed packages, of Python and of this package counts by its name.
+not count. An array counts by dtype, shape and content, a module of Flax by its class and fields, any other object
+by what `pickle` would store of it. Code of installed packages, of Python and of this package counts by its name.
 """
 
 from __future__ import annotations
@@ -111,7 +111,8 @@ def _split(value: Any) -> tuple[str, Iterable[Any]]:
     # jax.jit, functools.lru_cache
     if hasattr(value, "__wrapped__") and _is_installed(type(value).__module__):
         return "wrapper", [value.__wrapped__]
-    if dataclasses.is_dataclass(value):
+    is_module = any(base.__module__.startswith("flax.linen") for base in type(value).__mro__)
+    if is_module and dataclasses.is_dataclass(value):  # other attributes number its instances
         fields = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
         return "dataclass", [type(value), *fields]
     try:

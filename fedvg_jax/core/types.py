@@ -454,6 +454,8 @@ class Probe(NamedTuple):
     """number of a minibatch -> (batch, mask)"""
     num_batches: Array
     """int32 []."""
+    position: Array
+    """int32 [] the client's position in the cohort."""
     loop: Loop
     """Runs through the minibatches."""
 

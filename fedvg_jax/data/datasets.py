@@ -111,7 +111,6 @@ def load(
 
     Raises:
         UsageError: unknown name, missing folder, an option the data set does not have, or missing or damaged files.
-        OSError: a file cannot be read.
 
     >>> digits = load("digits")
     >>> digits.x.shape, digits.x.dtype.name, digits.num_train
@@ -126,12 +125,18 @@ def load(
     from fedvg_jax.data import cache
 
     # of the libraries; problems of a file are UsageErrors
-    with warnings.catch_warnings(action="ignore"):
-        reading = _source(name).read(place, name, options)
-        if missing := [file for file in reading.files if not file.exists()]:
-            raise UsageError(f"{missing[0]}: no such file; {_needed(name)}")
-        reader = f"{name} {options}"
-        arrays = cache.cached(reading.files, reading.decode, reader, cache_dir)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            reading = _source(name).read(place, name, options)
+            if missing := [file for file in reading.files if not file.exists()]:
+                raise UsageError(f"{missing[0]}: no such file; {_needed(name)}")
+            reader = f"{name} {options}"
+            arrays = cache.cached(reading.files, reading.decode, reader, cache_dir)
+    except OSError as error:  # no permission, or a failing disk
+        path = error.filename or place
+        raise UsageError(
+            f"{path}: cannot be read ({error.strerror or error}); check its permissions"
+        ) from error
     # folders may be named by any bytes
     class_names = tuple(map(one_line, arrays.class_names))
     return arrays._replace(name=one_line(arrays.name), class_names=class_names)

@@ -7,6 +7,7 @@ fetched and unpacked in a draft folder. They reach their place by one rename, af
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -142,13 +143,13 @@ def fetch_hub_set(name: str, target: Path) -> None:
     library = extras.load("datasets", "hf", f"hf:{name}")
     if target.is_dir():
         return
-    owner, _, others = name.partition("/")
-    dataset, _, config = others.partition("/")
-    remedy = "name it hf:OWNER/NAME or hf:OWNER/NAME/CONFIG, or try again later"
-    with drafting(target) as draft, reading(f"hf:{name}", "downloaded", remedy):
-        found = library.load_dataset(
-            f"{owner}/{dataset}", config or None, cache_dir=str(draft / "cache")
+    match = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
+    if not match:
+        raise UsageError(
+            f"hf:{name}: no set of the hub; name it hf:OWNER/NAME or hf:OWNER/NAME/CONFIG"
         )
+    with drafting(target) as draft, reading(f"hf:{name}", "downloaded", "try again later"):
+        found = library.load_dataset(match[1], match[2], cache_dir=str(draft / "cache"))
         found.save_to_disk(draft / target.name)
 
 

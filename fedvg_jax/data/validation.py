@@ -16,6 +16,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, datasets
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition, joined
+from fedvg_jax.host.files import user_path
 
 _SOURCE, _CLIENTS, _SUBSET, _RHO, _NOISE = range(5)
 _DOMAIN = int.from_bytes(b"validation")
@@ -219,6 +220,8 @@ def outside_images(
         UsageError: as `datasets.load`; no class in common; images with another number of channels; features of another
             length, or of images.
     """
+    if data_dir and not user_path(data_dir).exists():
+        raise UsageError(f"validation.data_dir {data_dir}: no such file or folder")
     outside = datasets.load(source, data_dir, cache_dir)
     names = {"stl10": STL10, "cifar100": CIFAR100 | (PICKUP_TRUCK if all_classes else {})}.get(
         source, {name: name for name in outside.class_names}

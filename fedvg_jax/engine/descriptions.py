@@ -9,7 +9,16 @@ import jax
 import numpy as np
 
 from fedvg_jax.core import checks
-from fedvg_jax.core.types import Algorithm, Batch, ClientRows, Describe, Described, Tree, Weighting
+from fedvg_jax.core.types import (
+    Algorithm,
+    Batch,
+    ClientRows,
+    Describe,
+    Described,
+    Tree,
+    UsageError,
+    Weighting,
+)
 
 
 def describe_clients(
@@ -52,6 +61,16 @@ def describe_clients(
     return Described(
         of_clients(algorithm.describe, "algorithm"), of_clients(weighting.describe, "weighting")
     )
+
+
+def check(algorithm: Algorithm, weighting: Weighting, described: Described) -> None:
+    """Raises UsageError if data of a round lack the descriptions that algorithm or weighting have."""
+    parts = {"algorithm": algorithm, "weighting": weighting}
+    for (name, part), leaves in zip(parts.items(), described, strict=True):
+        if part.describe and not jax.tree.leaves(leaves):
+            raise UsageError(
+                f"the {name} describes clients, and data.described lacks it; set it with describe_clients"
+            )
 
 
 def _as_on_devices(numbers: Any) -> np.ndarray:

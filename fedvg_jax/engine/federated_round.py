@@ -24,6 +24,7 @@ from fedvg_jax.core.types import Data, Hyper, Metrics, Schedule, SimState, Usage
 from fedvg_jax.engine import (
     attacks,
     contracts,
+    descriptions,
     executors,
     local_training,
     privacy,
@@ -229,6 +230,7 @@ def make_round(
                 f"the schedule has {len(schedule.clients)} clients a round, make_round {num_clients} in all; give"
                 " make_round and init_state the number of all clients"
             )
+        descriptions.check(algorithm, weighting, data.described)
         if weighting.state and not isinstance(state.clients, local_training.ClientState):
             raise UsageError("the weighting has a state; give init_state the same weighting=")
         inputs = _round_inputs(state, schedule, data, hyper)

@@ -151,19 +151,20 @@ def average_clients(
 def probe_clients(parts: RoundParts, inputs: RoundInputs) -> Tree:
     """Returns what the algorithm's probe measures of theta_g for each client, leaves [H, ...]."""
 
-    def probe(shared: Tree, k: Array) -> Tree:
-        state, schedule, data, hyper = shared
+    def probe(shared: Tree, place: tuple[Array, Array]) -> Tree:
+        (state, schedule, data, hyper), (k, position) = shared, place
         begin = schedule.start[k] + schedule.num_steps[k]  # after the client's training minibatches
 
         def batch(i: Array) -> tuple[Tree, Array]:
             return local_training.training_minibatch(data, schedule, begin + i)
 
         theta = local_training.start_of_client(state, schedule, k, parts.local)
-        own = types.Probe(parts.task, theta, batch, schedule.probe_steps[k], parts.loop)
-        return parts.algorithm.probe(hyper, own)
+        num_batches = schedule.probe_steps[k]
+        client = types.Probe(parts.task, theta, batch, num_batches, position, parts.loop)
+        return parts.algorithm.probe(hyper, client)
 
     shared = (inputs.state, inputs.schedule, inputs.data, inputs.hyper)
-    return parts.executor.map(probe, shared, _indices(inputs))
+    return parts.executor.map(probe, shared, (_indices(inputs), inputs.positions))
 
 
 def train_clients(parts: RoundParts, inputs: RoundInputs) -> local_training.Carry:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from pathlib import Path
 
@@ -50,27 +51,26 @@ def read(path: Path, num_clients: int) -> Clock:
     Raises:
         UsageError: it cannot be read, has other columns, a client is missing, or a value is no number.
     """
-    needed = f"the clients 0..{num_clients - 1}, each once, and numbers {', '.join(COLUMNS)}"
-    incomplete = UsageError(f"clock.file {path} must have {needed}; correct it")
     try:
-        table = np.genfromtxt(
-            path,
-            delimiter=",",
-            names=True,
-            encoding="utf-8-sig",
-            filling_values=Clock._field_defaults,
-            loose=False,
-        )
-    except (ValueError, IndexError):
-        raise incomplete from None
-    except OSError as error:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            reader = csv.DictReader(file)
+            rows, header = list(reader), reader.fieldnames or ()
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise UsageError(f"clock.file {path}: {files.reason(error)}; give a CSV file") from None
-    names = table.dtype.names or ()
-    if not {"client"} < {*names} <= {"client", *COLUMNS}:
+    if not {"client"} < {*header} <= {"client", *COLUMNS}:
         allowed = f"client and some of {', '.join(COLUMNS)}"
-        raise UsageError(f"clock.file {path} has columns {', '.join(names)}; expected {allowed}")
-    table = np.sort(np.atleast_1d(table), order="client")
-    columns = {name: table[name] for name in names}
-    if not np.array_equal(columns.pop("client"), np.arange(num_clients)):
-        raise incomplete
+        raise UsageError(f"clock.file {path} has columns {', '.join(header)}; expected {allowed}")
+    try:
+        order = np.argsort([int(row["client"]) for row in rows])
+        if [int(rows[i]["client"]) for i in order] != [*range(num_clients)]:
+            raise ValueError("other clients")
+        columns = {
+            name: np.array([float(rows[i].get(name) or Clock._field_defaults[name]) for i in order])
+            for name in COLUMNS
+        }
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(
+            f"clock.file {path} must have the clients 0..{num_clients - 1}, each once, and numbers"
+            f" {', '.join(COLUMNS)}; correct it"
+        ) from None
     return virtual_time.checked(Clock(**columns), num_clients)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -27,6 +28,9 @@ CONNECTING = 300
 COLLECTIVE = 24 * 3600
 """Seconds that a CPU device waits for the others in a collective. XLA's default of 40 ends a process if its devices
 have unequal work."""
+
+ADDRESS = re.compile(r"(?:\[[\da-fA-F:.]+\]|[\w.-]+):(\d{1,5})")
+"""HOST:PORT; the host is a name or an address, in brackets with IPv6."""
 
 LOST = 3
 """Exit code when another process was lost."""
@@ -81,7 +85,8 @@ def read(words: Sequence[str]) -> tuple[Launch | None, list[str]]:
                 "--process and --processes need --distributed HOST:PORT; add it, or leave them out"
             )
         return None, others
-    if where != "auto" and not where.rpartition(":")[2].isdecimal():
+    address = ADDRESS.fullmatch(where)
+    if where != "auto" and not (address and 0 < int(address[1]) < 2**16):
         raise UsageError(f"distributed takes auto or HOST:PORT, got {where}")
     return Launch(where, options.processes, options.process), others
 

@@ -89,7 +89,9 @@ def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Meaning]
                 f"axes: {axis} takes a dict, name of your own -> object; got the names {list(values)}"
             )
         plain[axis] = list(values)
-        own = {name: value for name, value in values.items() if value != name}
+        own = {
+            n: value for n, value in values.items() if not (isinstance(value, str) and value == n)
+        }
         named[axis] = {name: _meaning(axis, value) for name, value in own.items()}
     return plain, named
 
@@ -98,7 +100,9 @@ def _is_wrong(axis: str, name: Any, value: Any) -> bool:
     """Returns whether a name is none, or one that a setting takes for something else than the value."""
     if not isinstance(name, str) or not name:
         return True
-    return name.lower() in TAKEN.get(axis, ()) and value != name.lower()
+    return name.lower() in TAKEN.get(axis, ()) and not (
+        isinstance(value, str) and value == name.lower()
+    )
 
 
 def _meaning(axis: str, value: Any) -> Meaning:

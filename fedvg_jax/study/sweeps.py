@@ -196,7 +196,7 @@ def check(trials: Sequence[Trial], work: Work) -> None:
         if not names_tensors and all(value is None for value in custom):
             continue
         data = trial_runs.data_key(trial.config)
-        key = (data, *trial.custom.items(), *of_model.values())
+        key = (data, recipe.key_of_objects(trial), *of_model.values())
         try:
             if key not in built:
                 sim = trial_runs.simulation_of(prepared, trial)

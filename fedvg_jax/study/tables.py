@@ -196,7 +196,7 @@ def tuned(study: Study) -> Table:
     numbers = pandas.DataFrame(
         study.tuned, columns=["condition", "values", "metric", "score", "num_runs"]
     )
-    shown = numbers.astype(str).set_axis(
+    shown = numbers.map(str).set_axis(
         ["condition", "chosen", "metric", "on D_val", "tuning runs"], axis="columns"
     )
     title = f"{study.title}: values that were chosen on D_val by runs of their own"

@@ -55,6 +55,10 @@ class Recipe(NamedTuple):
                 hyper[name.removeprefix(HYPER)] = value
         return self.custom._replace(hyper=hyper or None, **objects)
 
+    def key_of_objects(self, trial: Trial) -> tuple:
+        """Returns a key that is equal for trials with the same objects: one name may mean another on another axis."""
+        return tuple((axis, trial.values.get(axis)) for axis in self.named)
+
     def code(self, trial: Trial) -> dict[str, str]:
         """Returns the digests of a trial's objects by argument, and of the metrics."""
         code = {}
@@ -118,7 +122,7 @@ def data_key(config: Config) -> tuple:
 
 def program_key(trial: Trial) -> tuple:
     """Returns a key that is equal for trials of one program, up to shapes of partitions."""
-    objects = tuple(trial.custom.items())
+    objects = tuple(trial.values.get(axis) for axis in (*named.AXES, "method"))
     return experiments.static_settings(trial.config), data_key(trial.config), objects
 
 
@@ -134,7 +138,7 @@ def simulation_of(
             prepared.data.clear()
             prepared.data[key] = populations.load_data(config)
         custom = custom._replace(data=prepared.data[key])
-    cached = prepared.caches.setdefault(tuple(trial.custom.items()), programs.new_cache())
+    cached = prepared.caches.setdefault(recipe.key_of_objects(trial), programs.new_cache())
     experiment = experiments.resolve(config, custom)._replace(custom=trial.custom)
     return simulation.assemble(experiment, cached)._replace(
         metrics=recipe.metrics, code=recipe.code(trial), names=trial.names

@@ -86,7 +86,9 @@ def probe_of(world, num_batches, params):
     pool = jax.tree.map(jnp.asarray, world.pool)
     count = np.int32(num_batches)
     batch = lambda i: tree.gather(pool, rows[i])  # noqa: E731
-    return Probe(worlds.QUADRATIC, Variables(params, {}), batch, count, local_training.counted)
+    return Probe(
+        worlds.QUADRATIC, Variables(params, {}), batch, count, jnp.int32(0), local_training.counted
+    )
 
 
 # --- adaptive servers

@@ -1,5 +1,6 @@
 """Objects from Python are equal by what they compute, in every process, and not by how their source is written."""
 
+import dataclasses
 import functools
 import os
 import subprocess
@@ -116,6 +117,14 @@ def of_nnx(width=1):
     )
 
 
+@dataclasses.dataclass
+class Derived:
+    value: dataclasses.InitVar[int]
+
+    def __post_init__(self, value):
+        self.doubled = 2 * value
+
+
 class Slotted:
     __slots__ = ("value",)
 
@@ -152,6 +161,7 @@ PAIRS = {
     "bfloat16": (lambda v: jnp.full(3, v, jnp.bfloat16), 1.0, 2.0),
     "key": (jax.random.key, 1, 2),
     "slot": (Slotted, 1, 2),
+    "attribute that is no field": (Derived, 1, 2),
     "method": (lambda v: Rule(v).__call__, 1, 2),
     "jitted": (lambda v: jax.jit(enclosed(v)), 1, 2),
     "cycle": (cyclic, 1, 2),

@@ -11,7 +11,7 @@ from fedvg_jax.runs import launch
 from fedvg_jax.runs.record import folder as run_folder, history, stored
 
 BY_HAND = {"distributed": "localhost:9911", "processes": "2", "process": "1"}
-ADDRESSES = ("localhost", "a:b", ":")
+ADDRESSES = ("localhost", "a:b", ":", ":9911", "host:0", "host:99999", "http://host:9911")
 SMALL = fv.Config(clients=7, rounds=6)
 
 

@@ -51,6 +51,16 @@ def test_methods_of_one_axis_equal_runs_alone_and_are_methods_of_one_report(tmp_
     assert problems(study.group("mine", ()), "missing")
 
 
+def test_a_name_on_two_axes_means_two_objects():
+    rules = fv.weightings.uniform(), fv.weightings.samples()
+    methods = {"x": fv.Method(weighting=rules[0]), "y": fv.Method(settings={"lr": CONFIG.lr})}
+    trials = fv.run_sweep(CONFIG, {"method": methods, "weighting": {"x": rules[1]}})
+    alone = [fv.run(CONFIG, weighting=rule) for rule in rules]
+    assert [timeless(trial.result.records) for trial in trials] == [
+        timeless(history.records) for history in alone
+    ]
+
+
 def test_a_changed_object_of_a_method_is_refused(tmp_path):
     fv.run_sweep(CONFIG, {"method": {"mine": METHODS["mine"]}}, tmp_path)
     other = METHODS["mine"]._replace(hyper={"T": 2.0})

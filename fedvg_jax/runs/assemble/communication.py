@@ -147,7 +147,9 @@ def _trace_client(
                 algorithm.loss(hyper, task, *model, *minibatch, jax.random.key(0), received)
             )
         after, *messages = algorithm.report(hyper, theta, anchor, jnp.ones((), tree.dtype(model)))
-        probe = Probe(task, model, lambda i: minibatch, jnp.int32(1), local_training.counted)
+        probe = Probe(
+            task, model, lambda i: minibatch, jnp.int32(1), jnp.int32(0), local_training.counted
+        )
         measured = algorithm.probe(hyper, probe)
         sent = (*messages, measured if stats_too else tree.params_of(measured))
         return {"all": (computed, after, sent)}

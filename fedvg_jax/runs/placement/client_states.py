@@ -231,7 +231,7 @@ def take(
         return result
 
     states = processes.place(jax.tree.map(taken, store.states), placement.sharding)
-    return with_client_states(state, states)
+    return with_client_states(state, jax.tree.map(checkpoint.typed_like, placement.fresh, states))
 
 
 def put(store: Store | None, state: SimState, clients: np.ndarray) -> Store | None:
@@ -332,15 +332,18 @@ def saved_shapes(state: SimState, leaves: Mapping[str, np.ndarray]) -> SimState:
     """
 
     def with_entries_of(prefix: str, entries: Tree) -> Tree:
-        count = len(next((leaf for path, leaf in leaves.items() if path.startswith(prefix)), ()))
+        of_prefix = (
+            leaf for path, leaf in leaves.items() if path == prefix or path.startswith(f"{prefix}.")
+        )
+        count = len(next(of_prefix, ()))
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), entries
         )
 
     return state._replace(
-        clients=with_entries_of("state.clients.", state.clients),
+        clients=with_entries_of("state.clients", state.clients),
         client_ids=leaves.get("state.client_ids", ()),
-        versions=with_entries_of("state.versions.", state.versions),
+        versions=with_entries_of("state.versions", state.versions),
     )
 
 
@@ -375,10 +378,10 @@ def restore(state: SimState, saved: SimState) -> SimState:
     owners = np.arange(num_rows, dtype=np.int32) if is_by_client(saved) else saved.client_ids
 
     def placed(leaf: jax.Array, stored: np.ndarray) -> jax.Array:
-        first = np.asarray(leaf.addressable_data(0))[:1]  # all rows are equal
-        rows = np.broadcast_to(first, leaf.shape).copy()
+        first = np.asarray(checkpoint.untyped(leaf).addressable_data(0))[:1]  # all rows are equal
+        rows = np.broadcast_to(first, (leaf.shape[0], *first.shape[1:])).copy()
         rows[owners] = stored
-        return processes.place(rows, leaf.sharding)
+        return checkpoint.typed_like(leaf, processes.place(rows, leaf.sharding))
 
     if not is_by_client(state):
         return with_client_states(others, saved.clients, np.asarray(owners))
@@ -391,11 +394,12 @@ def _rows_on_host(states: Tree, count: int) -> Tree:
     All processes must call it if they share the rows.
 
     Args:
-        states: leaves [M, ...].
+        states: leaves [M, ...]; typed keys become their key data.
         count: n, rows to read.
     """
 
     def read_leaf(leaf: Any) -> np.ndarray:
+        leaf = checkpoint.untyped(leaf)
         if isinstance(leaf, np.ndarray) or leaf.is_fully_addressable:
             return np.asarray(leaf)[:count]
         if not leaf.is_fully_replicated:  # a leaf at a time has all of its rows on every device

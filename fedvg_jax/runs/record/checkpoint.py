@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from fedvg_jax.core import tree
@@ -34,8 +35,8 @@ Digest = list[int]
 
 
 def to_host(state: Tree) -> Tree:
-    """Returns a copy in host memory, which no later round overwrites."""
-    return jax.tree.map(np.array, jax.device_get(state))
+    """Returns a copy in host memory, which no later round overwrites; typed keys become their key data."""
+    return jax.tree.map(np.array, jax.device_get(jax.tree.map(untyped, state)))
 
 
 def save(run: Path, number: int, state: Tree, history: Digest, keep: int) -> None:
@@ -250,8 +251,7 @@ def _in_structure(template: Tree, leaves: Mapping[str, np.ndarray]) -> Any:
     """Returns the leaves as a pytree like the template; ValueError with the first of another shape or dtype."""
     by_path = _leaves_by_path(template)
     expected, shapes = (
-        {path: (leaf.shape, str(leaf.dtype)) for path, leaf in of_paths.items()}
-        for of_paths in (by_path, leaves)
+        {path: _shape(leaf) for path, leaf in of_paths.items()} for of_paths in (by_path, leaves)
     )
     for path in sorted(expected.keys() | shapes.keys()):
         if expected.get(path) != shapes.get(path):
@@ -262,13 +262,35 @@ def _in_structure(template: Tree, leaves: Mapping[str, np.ndarray]) -> Any:
 
 
 def place_like(template: Tree, state: Tree) -> Tree:
-    """Returns `state`, which is on the host, on the devices of `template`; NumPy arrays of the template stay there."""
+    """Returns `state`, which is on the host, on the devices of `template` with its key types; its NumPy arrays stay."""
 
     def placed(expected, value):
-        is_on_host = isinstance(expected, np.ndarray)
-        return value if is_on_host else processes.place(value, expected.sharding)
+        if isinstance(expected, np.ndarray):
+            return value
+        return typed_like(expected, processes.place(value, expected.sharding))
 
     return jax.tree.map(placed, template, state)
+
+
+def untyped(leaf: Any) -> Any:
+    """Returns an array without the type of random keys: their key data."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def typed_like(expected: Any, leaf: Any) -> Any:
+    """Returns key data as keys where `expected` has keys; other arrays as they are."""
+    if not _is_key(expected):
+        return leaf
+    return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(expected))
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+def _shape(leaf: Any) -> tuple[tuple[int, ...], str]:
+    leaf = jax.eval_shape(untyped, leaf) if _is_key(leaf) else leaf
+    return leaf.shape, str(leaf.dtype)
 
 
 def _leaves_by_path(state: Tree) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import functools
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import linear, worlds
@@ -119,6 +120,28 @@ def test_a_run_is_resumed_with_more_rounds_wherever_its_client_states_were(
         assert_equal_states(last, every)
 
 
+@pytest.mark.parametrize("placement", ["device", "host"])
+@pytest.mark.parametrize(
+    ("first", "after"),
+    [
+        (jnp.zeros(3), lambda state: state + 1),
+        (jax.random.key(0), lambda key: jax.random.fold_in(key, 1)),
+    ],
+    ids=["array", "key"],
+)
+def test_a_run_is_resumed_whatever_state_its_clients_have(placement, first, after, tmp_path):
+    algorithm = fv.algorithms.fedavg()._replace(
+        init=lambda hyper, params: ((), first),
+        report=lambda hyper, theta, anchor, displacement: (after(anchor.client), (), ()),
+    )
+    config = replace(SETTINGS, algorithm="fedavg", placement=placement, dropout=0.0)
+    given = linear.GIVEN | {"algorithm": algorithm}
+    fv.run(replace(config, rounds=2, out=tmp_path), **given)
+    resumed = fv.run(replace(config, out=tmp_path, resume=str(tmp_path)), **given)
+    assert resumed.summary["resumed_from"] == 2
+    assert_equal_runs(resumed, fv.run(config, **given))
+
+
 def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_yet_start_from(
     tmp_path,
 ):
@@ -152,6 +175,6 @@ def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_a
         ]
         divided = [
             client_states.choose("auto", often, 2**16, 64, rows).num_rows
-            for rows in (None, executors.sharded(4, 1).rows)
+            for rows in (None, executors.sharded(4, 1).clients)
         ]
     assert placed == [True, False] and divided == [1024, None]

@@ -88,7 +88,7 @@ CASES = [
     (
         "a round without its descriptions",
         round_of(fv.weightings.feddisco(), described=False),
-        "weighting.signal",
+        "weighting",
     ),
     ("half precision in client chunks", round_of(dtype=jnp.bfloat16, size=2), "--client-chunk 0"),
     (

@@ -88,9 +88,8 @@ def test_the_second_trial_of_a_program_in_a_process_compiles_nothing():
 
 
 def test_objects_of_one_name_on_two_axes_have_other_programs():
-    custom = ({argument: "x"} for argument in ("weighting", "algorithm"))
-    weighting, algorithm = (Trial("", {}, Config(), names) for names in custom)
-    assert trial_runs.program_key(weighting) != trial_runs.program_key(algorithm)
+    trials = [Trial("", {axis: "x"}, Config()) for axis in ("weighting", "algorithm", "method")]
+    assert len({*map(trial_runs.program_key, trials)}) == 3
 
 
 # --- processes that die

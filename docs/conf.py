@@ -53,7 +53,8 @@ nb_execution_raise_on_error = True
 nb_merge_streams = True
 
 autodoc_member_order = "bysource"
-autodoc_preserve_defaults = False  # run shows the objects that it takes, which are no arguments in its source
+# run shows the objects that it takes, which are no arguments in its source
+autodoc_preserve_defaults = False
 autodoc_typehints_format = "short"
 autodoc_type_aliases = {
     name: name for name in ("Hyper", "Tree", "Loop", "Norm", "Rounds", "RoundStep", "Signal")

@@ -25,6 +25,7 @@ from fedvg_jax.core.types import (
     UsageError,
     Variables,
 )
+from fedvg_jax.data import user_data
 from fedvg_jax.engine import executors, schedule
 from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import processes
@@ -384,7 +385,7 @@ def evaluate(
     if scaled_by:
         data = scaled_by.batch(data)
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
-        data = Batch(*data)
+        data = Batch(*map(_as_array, data, "xy"))
     num_rows = checks.num_rows(data, "data")
     num_minibatches = -(-num_rows // ROWS)
     # at most a quarter more, so that tables share programs
@@ -396,6 +397,11 @@ def evaluate(
         f"evaluate takes one batch as the task does, such as (x, y), got a {kind}: task.measure"
     ):
         return _metrics(task, measure(variables, data, rows))
+
+
+def _as_array(part: Any, name: str) -> Any:
+    """Returns a DataFrame or a column as the array of its numbers, and anything else as it is."""
+    return user_data.as_array(part, name) if hasattr(part, "to_numpy") else part
 
 
 def _padded(leaf: Any, num_rows: int) -> np.ndarray:

@@ -118,7 +118,6 @@ def _check_texts(config: Config) -> None:
 # --- combinations: each function yields a message for every contradiction, which can be detected without the data
 
 
-_DURATIONS = "the file has the durations of clients"
 _DP_COHORTS = "dp accounts for uniform cohorts"
 _NO_ROUND = "a buffered server waits for no round"
 
@@ -137,13 +136,10 @@ APART = {
     ("buffered.size", "reference cohorts"): "it draws the cohorts of synchronous rounds",
     ("overselect", "reference cohorts"): "both choose the cohorts",
     ("export", "local"): "the exported model is the global one, which has no local tensors",
-    ("clock.file", "clock.step"): _DURATIONS,
-    ("clock.file", "clock.fixed"): _DURATIONS,
-    ("clock.file", "clock.upload"): _DURATIONS,
-    ("clock.file", "clock.download"): _DURATIONS,
-    ("clock.file", "clock.speeds"): _DURATIONS,
 }
 """Two settings of which a run may change only one from its default -> the reason."""
+for _name in ("step", "fixed", "upload", "download", "speeds"):
+    APART["clock.file", f"clock.{_name}"] = "the file has the durations of clients"
 
 
 def _pair_problems(config: Config) -> Iterator[str]:
@@ -282,6 +278,9 @@ PASSED = {
     "attack": "attack",
 }
 """Object that a call from Python passes in place of a setting -> that setting."""
+
+FUNCTIONS = tuple(name for name in PASSED if name not in ("data", "partition"))
+"""Arguments that hold functions."""
 
 HOST = tuple(name for name, setting in SETTINGS.items() if setting.facts.kind == "host")
 """Settings that change no result, such as folders."""

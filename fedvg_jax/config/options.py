@@ -23,6 +23,7 @@ from fedvg_jax.config.declare import Condition, Form, above_0, groups, is_one, s
 from fedvg_jax.config.methods import ALGORITHMS, Methods, method_of, weighting_names
 from fedvg_jax.config.presets import reference_behaviours
 from fedvg_jax.core.types import Algorithm, Argument, Choice, Range, UsageError
+from fedvg_jax.data import datasets
 from fedvg_jax.engine import attacks, local_training, robust, selection as selections
 from fedvg_jax.models.networks import MODELS, Network
 
@@ -121,8 +122,8 @@ _CORRUPT = Condition(
 )
 _FROM_FILES = Condition(
     "dataset",
-    lambda config: config.dataset not in presets.BUILT_IN,
-    f"every other data set than {', '.join(presets.BUILT_IN)}",
+    lambda config: config.dataset not in datasets.BUILT_IN,
+    f"every other data set than {', '.join(datasets.BUILT_IN)}",
 )
 _SIZED = ("organamnist", "dermamnist", "tinyimagenet", "covid19", "folder")
 _OF_SEVERAL_SIZES = Condition(

@@ -76,9 +76,6 @@ train on CIFAR-100 and STL-10, which have the settings of CIFAR-10."""
 OUTSIDE = {"tfds:": "tfds:NAME", "hf:": "hf:FOLDER"}
 """Prefix of data sets that other libraries prepare -> how such a name is written."""
 
-BUILT_IN = ("digits", "breast_cancer", "wine", "iris", "literature")
-"""Data sets that need no files."""
-
 # --- where the published code differs
 
 Evidence = Literal["run", "read", "memory", "uncertain"]

@@ -240,8 +240,8 @@ def outside_images(
         return resized(x, shape, data_dir or source), y[rows]
     if x.shape[1:] != shape:
         raise UsageError(
-            f"{source} of D_val: rows are {x.dtype} {list(x.shape[1:])}, and rows of {target.name} are"
-            f" {target.x.dtype} {list(shape)}; features of D_val and of the clients must come from one network"
+            f"{source} of D_val: rows are {x.dtype} {[*x.shape[1:]]}, and rows of {target.name} are {target.x.dtype}"
+            f" {[*shape]}; features of D_val and of the clients must come from one network"
         )
     return x, y[rows]
 

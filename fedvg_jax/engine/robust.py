@@ -7,7 +7,6 @@ The rank-based rules (median, trimmed mean, Krum) ignore the values of the other
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable
 
 import jax
@@ -215,9 +214,8 @@ def _cuts(ratio: float, most: int) -> np.ndarray:
 
     A margin of 1e-9 corrects floating point: 0.1 x 30 gives 3.
     """
-    return np.array(
-        [min(math.floor(ratio * n + 1e-9), max(n - 1, 0) // 2) for n in range(most + 1)], np.int32
-    )
+    n = np.arange(most + 1)
+    return np.minimum(np.floor(ratio * n + 1e-9), np.maximum(n - 1, 0) // 2).astype(np.int32)
 
 
 def _squared_distances(clients: Tree, own: Tree) -> Array:

@@ -113,10 +113,6 @@ def custom_of(
     return Custom(user_data.of_call(data, label, group, transformer), **objects)
 
 
-FUNCTIONS = ("task", "algorithm", "weighting", "selection", "aggregate", "send", "attack")
-"""Arguments that hold functions."""
-
-
 def digests_of(custom: Custom, metrics: Mapping[str, Metric]) -> dict[str, str]:
     """Returns the digests of what a caller passed: of arguments by name, of metrics by "metric NAME"."""
     from fedvg_jax.core.identity import identify
@@ -132,7 +128,7 @@ def digests_of(custom: Custom, metrics: Mapping[str, Metric]) -> dict[str, str]:
 
 def code_of(custom: Custom, metrics: Mapping[str, Metric]) -> dict[str, str]:
     """Returns the digests that a run's manifest has of functions from Python, which `sources` does not cover."""
-    return digests_of(Custom(**{name: getattr(custom, name) for name in FUNCTIONS}), metrics)
+    return digests_of(Custom(**{name: getattr(custom, name) for name in checks.FUNCTIONS}), metrics)
 
 
 def traced_anew(custom: Custom) -> Custom:
@@ -146,7 +142,8 @@ def traced_anew(custom: Custom) -> Custom:
         if value is not None and not isinstance(value, kind):
             got = type(value).__name__
             raise UsageError(f"{name} cannot be a {got}; give an object, and names to Config(...)")
-    return custom._replace(**{name: new_functions(getattr(custom, name)) for name in FUNCTIONS})
+    anew = {name: new_functions(getattr(custom, name)) for name in checks.FUNCTIONS}
+    return custom._replace(**anew)
 
 
 KINDS = {

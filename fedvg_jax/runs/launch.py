@@ -87,7 +87,7 @@ def read(words: Sequence[str]) -> tuple[Launch | None, list[str]]:
         return None, others
     address = ADDRESS.fullmatch(where)
     if where != "auto" and not (address and 0 < int(address[1]) < 2**16):
-        raise UsageError(f"distributed takes auto or HOST:PORT, got {where}")
+        raise UsageError(f"distributed takes auto or HOST:PORT, PORT below 65536; got {where}")
     return Launch(where, options.processes, options.process), others
 
 

@@ -255,7 +255,7 @@ def named(text: str) -> Callable[[], Any]:
         return pkgutil.resolve_name(text)
     except (ImportError, AttributeError, ValueError) as error:
         raise UsageError(
-            f"--executor {text[:100]}: {one_line(str(error))}; give MODULE:FUNCTION; the function returns an executor"
+            f"--executor {text[:100]}: {error}; give MODULE:FUNCTION; the function returns an executor"
         ) from None
 
 
@@ -344,7 +344,7 @@ def num_processes(
 
 
 def _num_devices(config: Config) -> int:
-    """Returns the devices of a run; see `runs.assemble.registry.num_devices`."""
+    """Returns the devices of a run; see `resolve.machine.num_devices`."""
     if config.devices != "auto":
         return int(config.devices)
     num_devices = hardware.auto_devices(costs(config.model).client_bytes, False)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from fedvg_jax.config.checks import FUNCTIONS
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
 from fedvg_jax.config.presets import METHODS
 from fedvg_jax.core.types import Algorithm, Selection, Send, Task, UsageError, Weighting
 
-OBJECTS = ("weighting", "algorithm", "task", "selection", "aggregate", "send", "attack")
-"""Arguments of a run that take objects from Python, which may be values of axes."""
-
-AXES = {{"aggregate": "robust"}.get(argument, argument): argument for argument in OBJECTS}
-"""Axis, which has the name of the setting -> argument."""
+AXES = {{"aggregate": "robust"}.get(argument, argument): argument for argument in FUNCTIONS}
+"""Axis, which has the name of the setting -> argument that takes objects from Python."""
 
 TAKEN = {"method": METHODS, "weighting": (NATIVE, *WEIGHTINGS), "algorithm": ALGORITHMS}
 """Axis -> names that stand for what the setting of that name takes."""

@@ -39,7 +39,7 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Folder], list[Stored]]:
     for folder in [source for given in folders for source in _sources(given)]:
         if (folder / sweep_folder.DOCUMENT).exists():
             sweeps.append(sweep_folder.read(folder))
-            runs += [_read_trial(folder, trial) for trial in sweeps[-1].trials.values()]
+            runs += [read_trial(folder, trial) for trial in sweeps[-1].trials.values()]
         else:
             runs.append(_read_run(folder))
     return runs, sweeps
@@ -59,7 +59,7 @@ def _is_source(path: Path) -> bool:
     return (path / sweep_folder.DOCUMENT).exists() or run_folder.is_run(path)
 
 
-def _read_trial(out: Path, trial: Trial) -> Folder:
+def read_trial(out: Path, trial: Trial) -> Folder:
     """Returns what the folder of a sweep's trial has to offer."""
     folder = sweep_folder.trial_folder(out, trial.name)
     try:

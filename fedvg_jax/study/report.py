@@ -23,7 +23,7 @@ from fedvg_jax.study.groups import Study
 from fedvg_jax.study.markup import Table, csv_text, html_table, hypertext, latex, plain_html
 from fedvg_jax.study.outcomes import CHOICES, Choice
 from fedvg_jax.study.places import value_text
-from fedvg_jax.study.reading import Folder, read_result
+from fedvg_jax.study.reading import Folder, read_result, read_trial
 from fedvg_jax.study.sweep_folder import Stored, SweepResult, count
 from fedvg_jax.study.sweep_trials import Trial
 
@@ -241,7 +241,24 @@ def _read_results(results: Sequence[Any]) -> tuple[list[Folder], list[Stored]]:
         read.append(read_result(result))
         if result.sweep:
             sweeps[id(result.sweep)] = result.sweep
+    read += _unfinished_others([each for each in results if isinstance(each, SweepResult)])
     return read, [*sweeps.values()]
+
+
+def _unfinished_others(results: Sequence[SweepResult]) -> list[Folder]:
+    """Returns the unfinished trials of the same sweeps that are not among the results: those of other shards."""
+    names = {(id(each.sweep), each.name) for each in results}
+    sweeps = {}
+    for each in results:
+        if each.sweep and isinstance(each.result, History) and each.result.folder:
+            sweeps[id(each.sweep)] = each.sweep, each.result.folder.parent.parent
+    others = [
+        read_trial(out, trial)
+        for key, (sweep, out) in sweeps.items()
+        for name, trial in sweep.trials.items()
+        if (key, name) not in names
+    ]
+    return [other for other in others if other.kind == "missing"]
 
 
 def _trial_of(history: History, name: str, sweep: Stored | None) -> Trial:

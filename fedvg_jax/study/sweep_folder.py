@@ -18,7 +18,7 @@ from fedvg_jax import config as configs
 from fedvg_jax.config import Config, checks
 from fedvg_jax.data import datasets
 from fedvg_jax.host import files
-from fedvg_jax.host.errors import UsageError, one_line
+from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs.record import folder as run_folder, stored as records
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study.sweep_trials import Trial
@@ -125,7 +125,8 @@ def read(out: Path) -> Stored:
         return Stored(**content)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"{path} is damaged, or of another version ({type(error).__name__} {one_line(str(error))})"
+            f"{path} is damaged, or of another version ({type(error).__name__} {error}); name another folder, or report"
+            f" the runs in {out / TRIALS}"
         ) from None
 
 

@@ -18,12 +18,13 @@ import cloudpickle
 import jax
 
 from fedvg_jax.config import Config
+from fedvg_jax.config.checks import FUNCTIONS
 from fedvg_jax.core.types import Metric
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.resolve import data as populations, experiment as experiments
-from fedvg_jax.resolve.custom import FUNCTIONS, Custom, traced_anew
+from fedvg_jax.resolve.custom import Custom, traced_anew
 from fedvg_jax.runs.assemble import programs, simulation
 from fedvg_jax.runs.record import checkpoint, folder as run_folder, stored
 from fedvg_jax.runs.record.history import DivergedError, History
@@ -229,8 +230,8 @@ def pack(recipe: Recipe) -> bytes:
         return cloudpickle.dumps((recipe, jax_settings))
     except Exception as error:  # whatever the `__reduce__` of an object raises
         raise UsageError(
-            f"an object cannot be sent to other processes ({one_line(str(error))[:200]}); make it of functions,"
-            " numbers and arrays, or leave out jobs and executor"
+            f"an object cannot be sent to other processes ({error!s:.200}); make it of functions, numbers"
+            " and arrays, or leave out jobs and executor"
         ) from None
 
 

@@ -21,6 +21,7 @@ from rich.table import Table
 
 import fedvg_jax
 from fedvg_jax.config import Config, cohort_size, method_title
+from fedvg_jax.config.methods import NATIVE, weighting_names
 from fedvg_jax.config.options import algorithm_of, concurrency
 from fedvg_jax.core import tree
 from fedvg_jax.data.arrays import Arrays, classes_without_rows
@@ -117,21 +118,21 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
     if partition == config.partition:  # it may come from Python
         partition = output.partition_label(config)
     training = f"; {concurrency(config)} in training" if config.buffered.size else ""
+    devices = f"{num_devices(config)} of {machine.num_devices} x {machine.kind}"
+    parts = f"{sizes[0]:,} to train, {num_val:,} to validate, {sizes[2]:,} to test"
+    local = f"{config.local_epochs} local epochs of batches of {config.batch_size}"
     lines = [
-        f"fedvg_jax {fedvg_jax.__version__} on {machine.platform} ({num_devices(config)} of {machine.num_devices} x"
-        f" {machine.kind}), jax {jax.__version__}",
-        f"data    {sim.arrays.name}: {data_text(sim.arrays)}; {sizes[0]:,} to train, {num_val:,} to validate,"
-        f" {sizes[2]:,} to test",
-        f"clients {config.clients}, partition {partition}{training}; {cohort_size(config)} a round,"
-        f" {config.local_epochs} local"
-        f" epochs of batches of {config.batch_size} at lr {config.lr:g}",
+        f"fedvg_jax {fedvg_jax.__version__} on {machine.platform} ({devices}), jax {jax.__version__}",
+        f"data    {sim.arrays.name}: {data_text(sim.arrays)}; {parts}",
+        f"clients {config.clients}, partition {partition}{training}; {cohort_size(config)} a round, {local} at lr"
+        f" {config.lr:g}",
         f"model   {_model_text(sim)}",
         f"method  {method_text(config, sim.experiment.custom)}",
     ]
     if unused:
         lines.append(f"unused  {unused}")
-    is_fedvg = "fedvg" in config.weighting and "weighting" not in sim.experiment.custom
-    if is_fedvg and num_val < FEW_ROWS:
+    weightings = () if "weighting" in sim.experiment.custom else weighting_names(config.weighting)
+    if "fedvg" in weightings and num_val < FEW_ROWS:
         lines.append(
             f"D_val   {num_val} rows: below {FEW_ROWS}, most of the variance of FedVG's weights is noise"
         )
@@ -166,9 +167,10 @@ def method_text(config: Config, given: Mapping[str, str] = {}) -> str:
         given: what the caller passed in place of the config's -> its name; "" for one without.
     """
     title, vg = method_title(output.method_name(config, given)), config.fedvg
-    if "native" in config.weighting and not {"algorithm", "weighting"} & given.keys():
+    names = () if "weighting" in given else weighting_names(config.weighting)
+    if NATIVE in names and "algorithm" not in given:
         title += f", weights {algorithm_of(config).native_weighting}"
-    if "fedvg" in config.weighting and "weighting" not in given:
+    if "fedvg" in names:
         title += f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)"
     return title
 

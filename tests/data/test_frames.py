@@ -91,3 +91,13 @@ def test_groups_are_integers_or_strings_however_they_are_stored(kind):
 def test_other_groups_are_refused_with_what_makes_strings_of_them(groups):
     with usage_error("groups", "str(group)"):
         grouped(groups)
+
+
+def test_a_model_is_evaluated_on_frames_as_on_their_arrays():
+    x, y = np.repeat(AGE, 10)[:, None], np.repeat(LABELS, 10)
+    sim = fv.simulation(fv.Config(clients=1, model="linear", partition="iid"), data=(x, y))
+    frames = pandas.DataFrame(x, columns=["age"]), pandas.Series(y)
+    arrays = fv.evaluate(sim, sim.state.variables, (x, y))
+    assert fv.evaluate(sim, sim.state.variables, frames) == arrays
+    with usage_error("x must be numbers"):
+        fv.evaluate(sim, sim.state.variables, (pandas.DataFrame({"age": ["a"] * 4}), LABELS))

@@ -215,7 +215,7 @@ def test_gradients_through_an_optimiser_are_finite_where_a_weight_has_no_gradien
 
     @worlds.jit
     @functools.partial(jax.grad, argnums=(0, 1))
-    def slopes(hyper, weights):
+    def gradients_of(hyper, weights):
         rule, start = optimiser(hyper, jnp.int32(0)), weights
         after = rule.init(start)
         for _ in range(2):
@@ -224,7 +224,7 @@ def test_gradients_through_an_optimiser_are_finite_where_a_weight_has_no_gradien
             weights = weights + updates
         return (weights**2).sum()
 
-    by_argument = slopes(resolve.method.scalars(Config(**settings)), jnp.float32([0.7, 0.3]))
+    by_argument = gradients_of(resolve.method.scalars(Config(**settings)), jnp.float32([0.7, 0.3]))
     assert (
         all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(by_argument))
         and by_argument[0]["lr"] != 0

@@ -145,7 +145,7 @@ def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
     model, clients = jax.tree.map(lambda x: x.astype(jnp.float32), view())
 
     @worlds.jit
-    def slopes(hyper, clients, weights):
+    def gradients_of(hyper, clients, weights):
         def number(hyper, clients):
             return sum(
                 x.sum() for x in jax.tree.leaves(RULES[name](hyper, model, clients, weights))
@@ -156,7 +156,7 @@ def test_gradients_of_a_rule_are_finite_where_clients_are_absent(name):
     for dropped in ([0, 7], range(K)):
         at = tree.where(jnp.asarray(np.isin(np.arange(K), dropped)), tree.repeat(model, K), clients)
         weights = jax.tree.map(lambda x: x.astype(jnp.float32), weights_of(model, dropped))
-        by_argument = slopes(worlds.hyper(clip_norm=2.0), at, weights)
+        by_argument = gradients_of(worlds.hyper(clip_norm=2.0), at, weights)
         assert all(np.isfinite(x).all() for x in jax.tree.leaves(by_argument))
 
 

@@ -192,6 +192,19 @@ def test_shards_compute_every_trial_once(tmp_path):
     assert all(run.summary["resumed_from"] is None for run in runs.values())
 
 
+def test_trials_of_other_shards_are_missing_in_a_comparison(tmp_path):
+    pytest.importorskip("pandas", reason="needs the report extra")
+    config = dataclasses.replace(CONFIG, weighting=Config().weighting)
+    axes = {"method": ["fedavg", "fedvg"], "seed": [0, 1]}
+    results = fv.run_sweep(config, axes, tmp_path, shard="1/2")
+    assert len(results) == 2
+    with one_line("no run folder yet"):
+        fv.compare(results)
+    results = fv.run_sweep(config, axes, tmp_path, shard="2/2")
+    assert len(fv.compare(results).tables["runs"]) == 4
+    assert len(fv.compare(results[:2]).tables["runs"]) == 2
+
+
 @pytest.mark.parametrize(
     ("numbers", "shard"), [("7 4 5 8", "3/4"), ("0 4 0 3", "1/4"), ("1 1 1 1", "1/1")]
 )

@@ -220,12 +220,12 @@ def hold_out_groups(
     ([0, 1], [], [2, 3, 4, 5])
     """
     _, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
-    room = np.array([num_test, num_val, len(groups)])
+    left = np.array([num_test, num_val, len(groups)])
     part_of = np.zeros(len(counts), int)
     for group in stream.permutation(len(counts)):
-        part = next(part for part in range(3) if counts[group] <= room[part])
+        part = next(part for part in range(3) if counts[group] <= left[part])
         part_of[group] = part
-        room[part] -= counts[group]
+        left[part] -= counts[group]
     order = stream.permutation(len(groups)).astype(np.int32)
     part_of_row = part_of[member][order]
     return [order[part_of_row == part] for part in range(3)]

@@ -100,14 +100,10 @@ def _convolve_widened(x: Array, w: Array, precision) -> Array:
     (channels, height, width, images), (k, _, _, features) = x.shape, w.shape
     taps = (k + 1) // 2
     pixels = x.reshape(channels, height // 2, 2, width // 2, 2, images).transpose(2, 4, 0, 1, 3, 5)
-    shifted = [
-        jnp.pad(w, ((a, 1 - a), (b, 1 - b), (0, 0), (0, 0))) for a in range(2) for b in range(2)
-    ]
-    kernel = (
-        jnp.stack(shifted, -2)
-        .reshape(taps, 2, taps, 2, channels, 4 * features)
-        .transpose(0, 2, 1, 3, 4, 5)
-    )
+    places = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    shifted = [jnp.pad(w, ((a, 1 - a), (b, 1 - b), (0, 0), (0, 0))) for a, b in places]
+    kernel = jnp.stack(shifted, -2).reshape(taps, 2, taps, 2, channels, 4 * features)
+    kernel = kernel.transpose(0, 2, 1, 3, 4, 5)
     pixels = pixels.reshape(4 * channels, height // 2, width // 2, images)
     y = _convolve(pixels, kernel.reshape(taps, taps, 4 * channels, 4 * features), precision)
     return y.reshape(4, 1, 1, features, *y.shape[1:])

@@ -54,7 +54,7 @@ def synchronous(
         experiment, clock, training, sent: as in `seconds_of`.
 
     Raises:
-        UsageError: nobody meets the deadline.
+        UsageError: no client meets the deadline.
     """
     config, cohorts = experiment.settings, experiment.cohorts
     sizes = client_rows.sizes(experiment.population.partition.train)

@@ -154,9 +154,7 @@ def make_program(experiment: Experiment, cached: Cache | None = None) -> Program
     """
     model, method = experiment.model, experiment.method
     key = experiment.key, trace_settings(), hw.current()
-    is_named = not {"task", "algorithm", "weighting", "aggregate", "send", "attack"} & {
-        *experiment.custom
-    }
+    is_named = experiment.custom.keys() <= {"data", "partition", "selection"}
     cached = _of_settings if is_named else cached or new_cache()
     arguments = model, method, experiment.executor, experiment.settings.clients
     return cached(key, lambda: _make(*arguments))

@@ -332,10 +332,8 @@ def saved_shapes(state: SimState, leaves: Mapping[str, np.ndarray]) -> SimState:
     """
 
     def with_entries_of(prefix: str, entries: Tree) -> Tree:
-        of_prefix = (
-            leaf for path, leaf in leaves.items() if path == prefix or path.startswith(f"{prefix}.")
-        )
-        count = len(next(of_prefix, ()))
+        saved = (leaf for path, leaf in leaves.items() if f"{path}.".startswith(f"{prefix}."))
+        count = len(next(saved, ()))
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct((count, *leaf.shape[1:]), leaf.dtype), entries
         )

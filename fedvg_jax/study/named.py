@@ -66,7 +66,7 @@ def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Meaning]
     Values of an axis of `AXES`, or of "method", that are objects stand in a dict, name -> object or setting.
 
     Raises:
-        UsageError: a name is none, or means another value of the setting.
+        UsageError: a name is none, or means another value of the setting; or a method has an object of another axis.
 
     >>> def root(task): ...
     >>> plain, named = name_values({"weighting": {"root": root, "baseline": "samples"}, "seed": "0:2"})
@@ -91,6 +91,10 @@ def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Meaning]
             n: value for n, value in values.items() if not (isinstance(value, str) and value == n)
         }
         named[axis] = {name: _meaning(axis, value) for name, value in own.items()}
+    for name, (objects, settings) in named.get("method", {}).items():
+        its = {axis for axis, argument in AXES.items() if argument in objects or axis in settings}
+        if both := its & axes.keys():
+            raise UsageError(f"axes: {min(both)} is an axis, and part of {name}; leave one out")
     return plain, named
 
 

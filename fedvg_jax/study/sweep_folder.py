@@ -121,8 +121,7 @@ def read(out: Path) -> Stored:
         for entry in content["trials"]:
             config = configs.apply(Config(), entry.pop("config"), str(path))
             trials[entry["name"]] = Trial(config=config, **entry)
-        content["trials"] = trials
-        return Stored(**content)
+        return Stored(**content | {"trials": trials, "axes": [*content["axes"]]})
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} is damaged, or of another version ({type(error).__name__} {error}); name another folder, or report"

@@ -88,7 +88,8 @@ def make_tuning(
             )
         return None
     better = _direction(metric, custom) if metric else ""
-    if fixed := [name for name in settings if name in (*RANGED, *SHORTHANDS, "dataset")]:
+    apart = (*RANGED, *SHORTHANDS, "dataset")
+    if fixed := [n for n in settings if n in apart or not isinstance(n, str)]:
         raise UsageError(f"tune: {fixed[0]} cannot be tuned; make it an axis")
     axes = sweep_trials.parse_axes({**settings, "seed": seeds or SEEDS}, "tune")
     grid = {axis.names[0]: [value for (value,) in axis.values] for axis in axes}

@@ -284,7 +284,9 @@ def test_a_folder_without_its_settings_is_named_and_is_no_method_of_its_own(tmp_
             collect([named])
 
 
-@pytest.mark.parametrize("text", ["[", "{}", '{"axes": [], "trials": [1]}'])
+@pytest.mark.parametrize(
+    "text", ["[", "{}", '{"axes": [], "trials": [1]}', '{"title": "", "axes": 3, "trials": []}']
+)
 def test_damaged_sweep_is_one_line(tmp_path, text):
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(UsageError, match=r"sweep\.json is damaged"):

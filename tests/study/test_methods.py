@@ -8,6 +8,7 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
+from support.files import one_line
 from support.run_folders import problems, settings_of, write_document, write_run
 from support.small_sweeps import timeless
 
@@ -52,13 +53,31 @@ def test_methods_of_one_axis_equal_runs_alone_and_are_methods_of_one_report(tmp_
 
 
 def test_a_name_on_two_axes_means_two_objects():
-    rules = fv.weightings.uniform(), fv.weightings.samples()
-    methods = {"x": fv.Method(weighting=rules[0]), "y": fv.Method(settings={"lr": CONFIG.lr})}
-    trials = fv.run_sweep(CONFIG, {"method": methods, "weighting": {"x": rules[1]}})
-    alone = [fv.run(CONFIG, weighting=rule) for rule in rules]
-    assert [timeless(trial.result.records) for trial in trials] == [
-        timeless(history.records) for history in alone
-    ]
+    rule, algorithm = fv.weightings.uniform(), fv.algorithms.fedavgm()
+    axes = {
+        "weighting": {"x": rule, "samples": "samples"},
+        "algorithm": {"x": algorithm, "fedavg": "fedavg"},
+    }
+    samples = dataclasses.replace(CONFIG, weighting="samples")
+    by_name = {each.name: each.result.records for each in fv.run_sweep(samples, axes)}
+    alone = {
+        "weighting=x,algorithm=fedavg": fv.run(CONFIG, weighting=rule),
+        "weighting=samples,algorithm=x": fv.run(samples, algorithm=algorithm),
+    }
+    for name, history in alone.items():
+        assert timeless(by_name[name]) == timeless(history.records)
+
+
+@pytest.mark.parametrize("method", [METHODS["mine"], METHODS["calm"]], ids=["object", "text"])
+def test_a_part_of_a_method_that_is_an_axis_is_refused(method):
+    axes = {"method": {"named": method}, "weighting": ["uniform", "samples"]}
+    with one_line("weighting is an axis"):
+        fv.run_sweep(CONFIG, axes)
+
+
+def test_several_settings_cannot_be_tuned_as_one(tmp_path):
+    with one_line("momentum"):
+        fv.run_sweep(CONFIG, {}, tmp_path, tune={("lr", "momentum"): [(0.1, 0.9)]})
 
 
 def test_a_changed_object_of_a_method_is_refused(tmp_path):

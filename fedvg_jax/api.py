@@ -31,6 +31,7 @@ from fedvg_jax.engine.evaluate import ROWS, make_evaluate
 from fedvg_jax.host import processes
 from fedvg_jax.resolve import experiment as experiments
 from fedvg_jax.resolve.custom import Objects, code_of, custom_of, names_objects, new_functions
+from fedvg_jax.resolve.texts import settle
 from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.record import folder as run_folder, history
@@ -105,6 +106,7 @@ def run(
     fedvg_jax.UsageError: metric 'test_loss' is already a name of the history; give it another
     """
     settings = configs.check(Config() if config is None else config)
+    settings, custom = settle(settings, custom_of(**objects))
     has_folder = settings.out is not None or settings.resume is not None
     with processes.together():
         output.check_targets(settings, has_folder)
@@ -118,7 +120,6 @@ def run(
         _check_arguments(callback, "a callback", "record, state")
     if on_records is not None:
         _check_arguments(on_records, "on_records", "records")
-    custom = custom_of(**objects)
     code = code_of(custom, metrics) if config.out else {}  # only a manifest has it
     fields = {"metrics": metrics, "code": code}
     observers = {"callbacks": callbacks, "on_chunk": on_records}

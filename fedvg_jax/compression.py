@@ -25,7 +25,7 @@ from jax import Array, lax
 from jax.flatten_util import ravel_pytree
 
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Send, Tree, UsageError
+from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Send, Tree
 
 __all__ = ["BY_NAME", "qsgd", "top_k"]
 
@@ -39,8 +39,7 @@ def qsgd(levels: int = 4) -> Send:
     >>> arrived["w"].tolist()
     [0.0, -3.0]
     """
-    if levels < 1:
-        raise UsageError(f"qsgd: levels must be at least 1; got {levels}")
+    LEVELS.require("qsgd: levels", levels)
 
     def quantise(key: Array, v: Array) -> Array:
         norm = norms.l2(v).astype(v.dtype)
@@ -58,7 +57,7 @@ def qsgd(levels: int = 4) -> Send:
         bits = tree.size(params) * (1 + levels.bit_length())
         return -(-bits // 8) + sum(leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
-    return Send(lambda hyper, params: (), apply, num_bytes)
+    return Send(lambda hyper, params: (), apply, num_bytes, f"qsgd:{levels}")
 
 
 # --- top-k
@@ -79,8 +78,7 @@ def top_k(fraction: float = 0.01) -> Send:
     >>> arrived["w"].tolist(), error["w"].tolist()
     ([0.0, -3.0], [1.5, 0.0])
     """
-    if not 0 < fraction <= 1:
-        raise UsageError(f"top_k: fraction must be in (0, 1]; got {fraction}")
+    fraction = FRACTION.require("top_k: fraction", fraction)
 
     def count(params: Tree) -> int:
         return max(1, round(fraction * tree.size(params)))
@@ -96,12 +94,15 @@ def top_k(fraction: float = 0.01) -> Send:
             INDEX_BYTES + max(leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
         )
 
-    return Send(lambda hyper, params: tree.zeros_like(params), apply, num_bytes)
+    text = f"topk:{fraction}"
+    return Send(lambda hyper, params: tree.zeros_like(params), apply, num_bytes, text)
 
+
+FRACTION, LEVELS = Range(0, 1, excludes_low=True), Range(1)
 
 BY_NAME = {
     "none": None,
-    "topk": Choice(top_k, Argument(0.01, Range(0, 1, excludes_low=True))),
-    "qsgd": Choice(qsgd, Argument(4, Range(1))),
+    "topk": Choice(top_k, Argument(0.01, FRACTION)),
+    "qsgd": Choice(qsgd, Argument(4, LEVELS)),
 }
 """The compressions that the setting `send` names."""

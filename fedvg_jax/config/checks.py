@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -26,6 +25,7 @@ from fedvg_jax.config.options import (
 )
 from fedvg_jax.config.presets import DATASETS, OUTSIDE, dataset_preset, reference_behaviours
 from fedvg_jax.core.types import UsageError, compiled
+from fedvg_jax.engine import robust
 
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
 """Smallest and largest normal number of IEEE 754 single precision; XLA flushes smaller ones to 0."""
@@ -183,16 +183,11 @@ def _training_problems(config: Config) -> Iterator[str]:
 
 
 def _corruption_problems(config: Config) -> Iterator[str]:
-    """Yields contradictions of robust rules with the size of the cohort, and corruptions of no client."""
-    (rule, value), size = options.choice(config, "robust"), options.cohort_size(config)
-    if rule == "trimmed_mean" and value > 0 and math.floor(value * size + 1e-9) < 1:
-        yield f"robust {rule}:{value:g} leaves out none of {size} clients; use a larger F or --join-ratio, or mean"
-    if rule == "krum":
-        bad, kept = value
-        if size < 2 * bad + 3:
-            yield f"robust krum:F takes at most (K - 3) / 2 corrupt clients of a cohort of K = {size}; got {bad}"
-        if not 1 <= kept <= size - bad:
-            yield f"robust krum:F,M averages 1 to K - F = {size - bad} models; got {kept}"
+    """Yields contradictions of a robust rule with the size of the cohort, and corruptions of no client."""
+    rule, value = options.choice(config, "robust")
+    find, arguments = robust.BY_NAME[rule].problem, value if isinstance(value, tuple) else (value,)
+    if find and (problem := find(options.cohort_size(config), *arguments)):
+        yield f"robust {config.robust} {problem}"
     is_corrupt = (config.corrupt.kind, config.attack) != ("none", "none")
     if is_corrupt and options.num_corrupt(config) == 0:
         fraction, least = config.corrupt.clients, 0.5 / config.clients

@@ -147,11 +147,19 @@ class Setting(NamedTuple):
     """The allowed names behind which a value may stand."""
 
     def made(self, config: Any) -> Any:
-        """Returns what the setting names, made from the value behind the name; None where that stands for nothing."""
-        name, value = self.split(self.get(config))
+        """Returns what the setting names; None where that stands for nothing.
+
+        It is made from the value behind the name, or from the name of the traced scalar that has the value.
+        """
+        choice, value = self.choice(self.get(config))
+        traced = choice and choice.argument and choice.argument.traced
+        return choice and choice.made(traced or value)
+
+    def choice(self, text: str) -> tuple[Choice | None, Any]:
+        """Returns what stands behind the name in a text, and the value behind the name."""
+        name, value = self.split(text)
         assert isinstance(self.facts.allowed, Mapping), "names stand for objects"
-        choice = self.facts.allowed[name]
-        return None if choice is None else choice.made(value)
+        return self.facts.allowed[name], value
 
     def split(self, text: str) -> tuple[str, Any]:
         """Returns the name in a text NAME or NAME:VALUE, and the value, by default the name's default.

@@ -13,6 +13,7 @@ of a minibatch, `V` validation batches, `G` groups of tensors, `C` classes, `T` 
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -61,6 +62,18 @@ class Range(NamedTuple):
         )
         return self.low <= value <= self.high and math.isfinite(value) and not is_end
 
+    def require(self, what: str, value: Any) -> float:
+        """Returns a number; raises UsageError for one outside the range, or for what is none.
+
+        >>> Range(0, 1).require("top_k: fraction", 2)
+        Traceback (most recent call last):
+            ...
+        fedvg_jax.UsageError: top_k: fraction must be in [0, 1]; got 2
+        """
+        if not isinstance(value, numbers.Real) or not self.holds(float(value)):
+            raise UsageError(f"{what} must be {self.words}; got {value!s:.100}")
+        return float(value)
+
 
 class Hyperparameter(NamedTuple):
     """A continuous hyperparameter that an algorithm or a weighting declares.
@@ -101,8 +114,10 @@ class Choice(NamedTuple):
     """What a name in a setting stands for."""
 
     make: Callable[..., Any] | None = None
-    """Makes the object from the argument, unless that is traced; None if the name itself says what to do."""
+    """Makes the object from the argument; None if the name itself says what to do."""
     argument: Argument | None = None
+    problem: Callable[..., str] | None = None
+    """(size of a cohort, *argument) -> why they do not fit together, "" if they do; None for whatever fits"""
 
     def made(self, value: Any) -> Any:
         """Returns what the name stands for, with the value behind it.
@@ -111,9 +126,14 @@ class Choice(NamedTuple):
         (9, 'mean')
         """
         assert self.make is not None
-        if self.argument is None or self.argument.traced:
+        if self.argument is None:
             return self.make()
         return self.make(*value) if isinstance(value, tuple) else self.make(value)
+
+
+def hyper_or_number(hyper: Hyper, value: float | str) -> Any:
+    """Returns a number of a factory, or the hyperparameter that is named in its place."""
+    return hyper[value] if isinstance(value, str) else value
 
 
 class Metric(NamedTuple):
@@ -407,6 +427,8 @@ class Selection(NamedTuple):
     """population -> ids of K different clients"""
     num_candidates: int = 0
     """Most losses that `choose` asks for in a round; with 0 it may ask for none, and rounds run in chunks."""
+    text: str = ""
+    """as the setting `selection` names it; "" for another"""
 
 
 # --- a federated algorithm: a few pure functions ----------------------------------------------------------------------
@@ -469,6 +491,8 @@ class Send(NamedTuple):
     """(hyper, key of round and client, delta_k = theta_g - theta_k, state) -> (what arrives of delta_k, state)"""
     num_bytes: Callable[[Tree], int]
     """the sent parameters, arrays or shapes -> bytes of what is sent in place of them"""
+    text: str = ""
+    """as the setting `send` names it; "" for another"""
 
 
 class Algorithm(NamedTuple):

@@ -17,21 +17,21 @@ import optax
 from jax import Array
 
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Tree, Variables
+from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Tree, Variables, hyper_or_number
 
 __all__ = ("BY_NAME", "noise", "scaling", "sign_flip")
 
 Disturb = Callable[[Hyper, Array, Array, Variables, Variables], Variables]
 """(hyper, key, ids of the cohort [K], global model, trained models [K, ...]) -> returned models [K, ...]"""
 
-Attack = Callable[[Array, Array, Tree, Tree], Tree]
-"""(scale, key, theta_g, delta_k) -> what one corrupt client returns"""
+Attack = Callable[[Hyper, Array, Tree, Tree], Tree]
+"""(hyper, key, theta_g, delta_k) -> what one corrupt client returns"""
 
 _CORRUPT = 100  # domain of the random stream, distinct from the schedule's domains
 
 
 def disturbance(attack: Attack, corrupt: np.ndarray, num_clients: int) -> Disturb:
-    """Returns the models after `attack` by some clients, at the hyperparameter `attack_scale`.
+    """Returns the models after `attack` by some clients.
 
     Args:
         attack: what one corrupt client returns.
@@ -45,9 +45,7 @@ def disturbance(attack: Attack, corrupt: np.ndarray, num_clients: int) -> Distur
     ) -> Variables:
         def attacked_params(client: Array, params: Tree) -> Tree:
             delta = tree.sub(variables.params, params)
-            return attack(
-                hyper["attack_scale"], jax.random.fold_in(key, client), variables.params, delta
-            )
+            return attack(hyper, jax.random.fold_in(key, client), variables.params, delta)
 
         attacked = jax.vmap(attacked_params)(ids, clients.params)
         return clients._replace(
@@ -63,37 +61,72 @@ def corrupt_clients(seed: int, num_clients: int, num_corrupt: int) -> np.ndarray
     return np.sort(rng.choice(num_clients, num_corrupt, replace=False))
 
 
-def sign_flip(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
-    """Returns theta_g + scale delta_k, the update in the opposite direction: c = -scale.
+def sign_flip(scale: float | str = 1.0) -> Attack:
+    """Returns the attack theta_g + scale delta_k, the update in the opposite direction: c = -scale.
+
+    Args:
+        scale: at least 0, or the name of a hyperparameter that has it.
 
     Source: Li et al., "RSA: Byzantine-Robust Stochastic Aggregation Methods", AAAI 2019.
     """
-    return tree.add(params, tree.scale(scale, delta))
+
+    def attack(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
+        return tree.add(params, tree.scale(scale, delta))
+
+    return _scaled("sign_flip", scale, attack)
 
 
-def scaling(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
-    """Returns theta_g - scale delta_k, a longer update in the same direction: c = scale.
+def scaling(scale: float | str = 1.0) -> Attack:
+    """Returns the attack theta_g - scale delta_k, a longer update in the same direction: c = scale.
+
+    Args:
+        scale: as in `sign_flip`.
 
     Source: Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS 2020.
     """
-    return tree.sub(params, tree.scale(scale, delta))
+
+    def attack(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
+        return tree.sub(params, tree.scale(scale, delta))
+
+    return _scaled("scaling", scale, attack)
 
 
-def noise(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
-    """Returns Gaussian noise in place of the update, of about its length.
+def noise(scale: float | str = 1.0) -> Attack:
+    """Returns the attack that puts Gaussian noise in place of the update, of about its length.
 
     theta_g + scale ||delta_k|| / sqrt(d) N(0, I),   d the number of scalars
+
+    Args:
+        scale: as in `sign_flip`.
     """
-    std = scale * norms.joint_l2(delta) / jnp.sqrt(jnp.asarray(tree.size(delta), scale.dtype))
-    return tree.add(params, tree.scale(std, optax.tree.random_like(key, params)))
+
+    def attack(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
+        length = scale * norms.joint_l2(delta)
+        std = length / jnp.sqrt(jnp.asarray(tree.size(delta), length.dtype))
+        return tree.add(params, tree.scale(std, optax.tree.random_like(key, params)))
+
+    return _scaled("noise", scale, attack)
 
 
-_SCALE = Argument(1.0, Range(0), "attack_scale")
+def _scaled(name: str, scale: float | str, attack: Callable[..., Tree]) -> Attack:
+    """Returns an attack that reads its scale; a number is checked, and part of the text that names the attack."""
+    value = scale if isinstance(scale, str) else SCALE.require(f"{name}: scale", scale)
+
+    def scaled(hyper: Hyper, key: Array, params: Tree, delta: Tree) -> Tree:
+        return attack(hyper_or_number(hyper, value), key, params, delta)
+
+    vars(scaled)["text"] = "" if isinstance(value, str) else f"{name}:{value}"
+    return scaled
+
+
+SCALE = Range(0)
+
+_SCALED = Argument(1.0, SCALE, "attack_scale")
 
 BY_NAME = {
     "none": None,
-    "sign_flip": Choice(lambda: sign_flip, _SCALE),
-    "scaling": Choice(lambda: scaling, _SCALE),
-    "noise": Choice(lambda: noise, _SCALE),
+    "sign_flip": Choice(sign_flip, _SCALED),
+    "scaling": Choice(scaling, _SCALED),
+    "noise": Choice(noise, _SCALED),
 }
 """The attacks that the setting `attack` names."""

@@ -76,9 +76,9 @@ def constant_rate(hyper: Hyper, round: Array) -> Array:
     return jnp.ones_like(round)
 
 
-def exponential_rate(hyper: Hyper, round: Array) -> Array:
-    """Returns the factor lr_decay^t of the learning rate in round t, from 0."""
-    return hyper["lr_decay"] ** round
+def exponential_rate(decay: str) -> Callable[[Hyper, Array], Array]:
+    """Returns the schedule of the factor decay^t in round t, from 0; `decay` names a hyperparameter."""
+    return lambda hyper, round: hyper[decay] ** round
 
 
 def cosine_rate(hyper: Hyper, round: Array) -> Array:
@@ -89,7 +89,7 @@ def cosine_rate(hyper: Hyper, round: Array) -> Array:
 LR_SCHEDULES = {
     "constant": Choice(lambda: constant_rate),
     "exponential": Choice(
-        lambda: exponential_rate, Argument(0.99, Range(0, 1, excludes_low=True), "lr_decay")
+        exponential_rate, Argument(0.99, Range(0, 1, excludes_low=True), "lr_decay")
     ),
     "cosine": Choice(lambda: cosine_rate),
 }

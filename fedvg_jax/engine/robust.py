@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +17,46 @@ from jax import Array, lax
 from jax.sharding import NamedSharding
 
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Tree, Variables
+from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Tree, Variables, hyper_or_number
 from fedvg_jax.weightings import aggregation, basic
 
 __all__ = ("BY_NAME", "clipped_mean", "krum", "median", "trimmed_mean", "weighted_mean")
 
-Rule = Callable[[Hyper, Variables, Variables, Variables], Variables]
+Rule = Callable[..., Variables]
 """(hyper, global model, stacked clients [K, ...], weights [K]) -> new global model"""
 
 
+class Facts(NamedTuple):
+    """What is known of a rule of this file; a caller's has the defaults."""
+
+    text: str = ""
+    """as the setting `robust` names it"""
+    ignores_weights: bool = False
+    """whether it leaves out clients of weight 0 and otherwise ignores the weights"""
+    adds_on_devices: bool = False
+    """whether it takes the `sharding` of clients that several devices hold: each device adds up its clients"""
+
+
+def facts(rule: Rule) -> Facts:
+    """Returns what is known of a rule.
+
+    >>> facts(krum(1)).text, facts(krum(1)).ignores_weights, facts(clipped_mean(2)).ignores_weights
+    ('krum:1,1', True, False)
+    """
+    return getattr(inspect.unwrap(rule), "facts", Facts())
+
+
+def _with(**known: str | bool) -> Callable[[Rule], Rule]:
+    """Returns a decorator that attaches `Facts` to a rule."""
+
+    def attach(rule: Rule) -> Rule:
+        vars(rule)["facts"] = Facts(**known)  # pyright: ignore[reportArgumentType]
+        return rule
+
+    return attach
+
+
+@_with(text="mean", adds_on_devices=True)
 def weighted_mean(
     hyper: Hyper,
     variables: Variables,
@@ -44,22 +76,7 @@ def weighted_mean(
     return aggregation.aggregate(variables, clients, weights, sharding=sharding)
 
 
-def _by_rank(rule: Rule) -> Rule:
-    """Marks a rule that ignores the values of the weights above 0."""
-    rule.__dict__["ignores_weights"] = True
-    return rule
-
-
-def ignores_weights(rule: Rule) -> bool:
-    """Returns whether a rule leaves out clients of weight 0 and otherwise ignores the weights.
-
-    >>> ignores_weights(krum(1)), ignores_weights(clipped_mean)
-    (True, False)
-    """
-    return "ignores_weights" in vars(inspect.unwrap(rule))
-
-
-@_by_rank
+@_with(text="median", ignores_weights=True)
 def median(hyper: Hyper, variables: Variables, clients: Variables, weights: Variables) -> Variables:
     """Returns the median of every coordinate; for an even number of clients, the mean of the middle two.
 
@@ -80,6 +97,7 @@ def trimmed_mean(ratio: float) -> Rule:
 
     Source: Yin et al., as `median`.
     """
+    ratio = RATIO.require("trimmed_mean: ratio", ratio)
 
     def mean(ordered: Array, count: Array) -> Array:
         cut = jnp.asarray(_cuts(ratio, len(ordered)))[count]
@@ -88,7 +106,7 @@ def trimmed_mean(ratio: float) -> Rule:
         total = tree.where(kept, ordered, jnp.zeros_like(ordered)).sum(0)
         return total / jnp.maximum(count - 2 * cut, 1).astype(total.dtype)
 
-    @_by_rank
+    @_with(text=f"trimmed_mean:{ratio}", ignores_weights=True)
     def rule(
         hyper: Hyper, variables: Variables, clients: Variables, weights: Variables
     ) -> Variables:
@@ -112,8 +130,10 @@ def krum(num_bad: int, num_kept: int = 1) -> Rule:
 
     Source: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", NeurIPS 2017.
     """
+    COUNT.require("krum: num_bad", num_bad)
+    Range(1).require("krum: num_kept", num_kept)
 
-    @_by_rank
+    @_with(text=f"krum:{num_bad},{num_kept}", ignores_weights=True)
     def rule(
         hyper: Hyper, variables: Variables, clients: Variables, weights: Variables
     ) -> Variables:
@@ -146,43 +166,66 @@ def krum_scores(clients: Tree, participating: Array, num_bad: int) -> Array:
     return jnp.where(near[None], ordered, 0).sum(1)
 
 
-def clipped_mean(
-    hyper: Hyper,
-    variables: Variables,
-    clients: Variables,
-    weights: Variables,
-    sharding: NamedSharding | None = None,
-) -> Variables:
-    """Returns the weighted mean of updates clipped to norm C.
+def clipped_mean(max_norm: float | str) -> Rule:
+    """Returns the rule that averages updates clipped to norm C, with the weights.
 
         theta <- theta_g - sum_k s_k delta_k min(1, C / ||delta_k||)
 
-    The norm is over trained tensors; C is `clip_norm`. Running statistics are averaged without clipping.
+    The norm is over trained tensors. Running statistics are averaged without clipping.
+
+    Args:
+        max_norm: C > 0, or the name of a hyperparameter that has it.
 
     Source: Sun et al., "Can You Really Backdoor Federated Learning?", 2019.
     """
-    most = hyper["clip_norm"]
-    deltas = jax.tree.map(
-        lambda theta, stack: theta[None] - stack, variables.params, clients.params
-    )
-    factor = most / jnp.maximum(jax.vmap(norms.joint_l2)(deltas), most)
-    clipped = weights._replace(
-        params=jax.tree.map(lambda w: jnp.where(w > 0, factor * w, 0), weights.params)
-    )
-    return aggregation.aggregate(variables, clients, clipped, sharding=sharding)
+    text = ""
+    if not isinstance(max_norm, str):
+        max_norm = NORM.require("clipped_mean: max_norm", max_norm)
+        text = f"clipped_mean:{max_norm}"
+
+    @_with(text=text, adds_on_devices=True)
+    def rule(
+        hyper: Hyper,
+        variables: Variables,
+        clients: Variables,
+        weights: Variables,
+        sharding: NamedSharding | None = None,
+    ) -> Variables:
+        most = hyper_or_number(hyper, max_norm)
+        deltas = jax.tree.map(
+            lambda theta, stack: theta[None] - stack, variables.params, clients.params
+        )
+        factor = most / jnp.maximum(jax.vmap(norms.joint_l2)(deltas), most)
+        clipped = weights._replace(
+            params=jax.tree.map(lambda w: jnp.where(w > 0, factor * w, 0), weights.params)
+        )
+        return aggregation.aggregate(variables, clients, clipped, sharding=sharding)
+
+    return rule
 
 
-OVER_DEVICES = (weighted_mean, clipped_mean)
-"""Rules that take the `sharding` of clients that several devices hold: each device adds up its clients."""
+def _trims_none(cohort_size: int, ratio: float) -> str:
+    if ratio == 0 or _cuts(ratio, cohort_size)[cohort_size] > 0:
+        return ""
+    return f"leaves out none of {cohort_size} clients; use a larger F or --join-ratio, or mean"
+
+
+def _krum_problem(cohort_size: int, num_bad: int, num_kept: int) -> str:
+    if cohort_size < 2 * num_bad + 3:
+        return f"takes at most (K - 3) / 2 corrupt clients of a cohort of K = {cohort_size}; got {num_bad}"
+    if not 1 <= num_kept <= cohort_size - num_bad:
+        return f"averages 1 to K - F = {cohort_size - num_bad} models; got {num_kept}"
+    return ""
+
+
+RATIO, COUNT, NORM = Range(0, 0.5, excludes_high=True), Range(0), Range(0, excludes_low=True)
 
 BY_NAME = {
     "mean": Choice(lambda: weighted_mean),
     "median": Choice(lambda: median),
-    "trimmed_mean": Choice(trimmed_mean, Argument(0.1, Range(0, 0.5, excludes_high=True))),
-    "krum": Choice(krum, Argument((1, 1), Range(0))),
-    "clipped_mean": Choice(
-        lambda: clipped_mean, Argument(10.0, Range(0, excludes_low=True), "clip_norm")
-    ),
+    "trimmed_mean": Choice(trimmed_mean, Argument(0.1, RATIO), _trims_none),
+    "krum": Choice(krum, Argument((1, 1), COUNT), _krum_problem),
+    "clipped_mean": Choice(clipped_mean, Argument(10.0, NORM, "clip_norm")),
 }
 """The rules that the setting `robust` names."""
 

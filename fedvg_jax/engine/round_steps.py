@@ -394,7 +394,8 @@ def apply_rule(
 ) -> Variables:
     """Returns the aggregate of models [H, ...] with weights [H], by default theta_g - sum_k s_k (theta_g - theta_k)."""
     theta, clients = origin(parts, inputs.state.variables), sent_models(parts, inputs, clients)
-    options = {"sharding": parts.executor.clients} if parts.aggregate in robust.OVER_DEVICES else {}
+    adds_on_devices = robust.facts(parts.aggregate).adds_on_devices
+    options = {"sharding": parts.executor.clients} if adds_on_devices else {}
     return tree.like(parts.aggregate(inputs.hyper, theta, clients, weights, **options), theta)
 
 

@@ -11,7 +11,7 @@ __all__ = ["BY_NAME", "by_size", "power_of_choice"]
 
 def by_size() -> Selection:
     """Clients drawn one after another without replacement, each with probability n_k / sum_j n_j over those left."""
-    return Selection(lambda population: draw_by_size(population, population.cohort_size))
+    return Selection(lambda p: draw_by_size(p, p.cohort_size), text="size")
 
 
 def power_of_choice(num_candidates: int) -> Selection:
@@ -23,13 +23,14 @@ def power_of_choice(num_candidates: int) -> Selection:
     Args:
         num_candidates: d, from K to N; K is `by_size`, N takes the largest losses of all.
     """
+    Range(1).require("power_of_choice: num_candidates", num_candidates)
 
     def choose(population: Population) -> np.ndarray:
         candidates = draw_by_size(population, num_candidates)
         order = np.argsort(-population.losses(candidates), kind="stable")
         return candidates[order[: population.cohort_size]]
 
-    return Selection(choose, num_candidates)
+    return Selection(choose, num_candidates, f"power_of_choice:{num_candidates}")
 
 
 def draw_by_size(population: Population, count: int) -> np.ndarray:

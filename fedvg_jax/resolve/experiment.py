@@ -27,6 +27,7 @@ from fedvg_jax.resolve.custom import Custom, Objects, custom_of, names_objects, 
 from fedvg_jax.resolve.machine import make_executor
 from fedvg_jax.resolve.method import make_hyper, make_method, named_weighting, weighting_entries
 from fedvg_jax.resolve.model import check_accuracies, check_settings_of_task, make_model
+from fedvg_jax.resolve.texts import settle
 from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.assemble.simulation import Simulation, assemble
 from fedvg_jax.runs.experiment import Cohorts, Experiment
@@ -57,7 +58,7 @@ def simulation(config: Config, **objects: Unpack[Objects]) -> Simulation:
     >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
     ('digits', 4, (2,))
     """
-    return simulate(check(config), custom_of(**objects))
+    return simulate(*settle(check(config), custom_of(**objects)))
 
 
 def simulate(

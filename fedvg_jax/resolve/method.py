@@ -132,7 +132,7 @@ def _refuse_contradictions(
     is_local = bool(config.local) or is_personal
     is_chunked = client_chunk_size(config) < cohort_size(config)
     has_weights = custom.weighting or config.weighting not in ("uniform", "samples", "native")
-    ignores = robust.ignores_weights(rule)
+    ignores = robust.facts(rule).ignores_weights
     problems = (
         (is_robust and sends_messages(algorithm), robust_name, f"messages that {name} averages"),
         (is_robust and is_chunked, robust_name, "client_chunk: it needs all models of a cohort"),

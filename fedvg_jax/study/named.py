@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from fedvg_jax.config import Config
 from fedvg_jax.config.checks import FUNCTIONS
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
 from fedvg_jax.config.presets import METHODS
 from fedvg_jax.core.types import Algorithm, Selection, Send, Task, UsageError, Weighting
+from fedvg_jax.resolve.texts import as_settings
 
 AXES = {{"aggregate": "robust"}.get(argument, argument): argument for argument in FUNCTIONS}
 """Axis, which has the name of the setting -> argument that takes objects from Python."""
@@ -60,8 +62,11 @@ Named = Mapping[str, Mapping[str, Meaning]]
 """Axis -> name of the caller's own on it -> what that stands for."""
 
 
-def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Meaning]]]:
-    """Returns axes with names in place of values, and what these names stand for.
+def name_values(
+    axes: Any,
+    config: Config = Config(),  # noqa: B008  immutable
+) -> tuple[dict[Any, Any], dict[str, dict[str, Meaning]]]:
+    """Returns axes with names in place of values, and what these names stand for, beside settings of the sweep.
 
     Values of an axis of `AXES`, or of "method", that are objects stand in a dict, name -> object or setting.
 
@@ -90,7 +95,7 @@ def name_values(axes: Any) -> tuple[dict[Any, Any], dict[str, dict[str, Meaning]
         own = {
             n: value for n, value in values.items() if not (isinstance(value, str) and value == n)
         }
-        named[axis] = {name: _meaning(axis, value) for name, value in own.items()}
+        named[axis] = {name: _meaning(axis, value, config) for name, value in own.items()}
     for name, (objects, settings) in named.get("method", {}).items():
         its = {axis for axis, argument in AXES.items() if argument in objects or axis in settings}
         if both := its & axes.keys():
@@ -107,7 +112,7 @@ def _is_wrong(axis: str, name: Any, value: Any) -> bool:
     )
 
 
-def _meaning(axis: str, value: Any) -> Meaning:
+def _meaning(axis: str, value: Any, config: Config) -> Meaning:
     """Returns what a value of an axis stands for."""
     if axis == "method" and isinstance(value, str):
         return Meaning({}, {axis: value})
@@ -123,7 +128,8 @@ def _meaning(axis: str, value: Any) -> Meaning:
             objects[argument] = part
     if method.hyper:
         objects["hyper"] = method.hyper
-    return Meaning(objects, settings)
+    of_objects, objects = as_settings(config, objects)
+    return Meaning(objects, settings | of_objects)
 
 
 def chosen(named: Named, values: Mapping[str, Any]) -> Iterator[tuple[str, Meaning]]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedvg_jax.config import SETTINGS, Config
+from fedvg_jax.config import SETTINGS, Config, check as check_settings
 from fedvg_jax.core.identity import identify
 from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.host import hardware
@@ -26,6 +26,7 @@ from fedvg_jax.host.errors import UsageError
 from fedvg_jax.resolve.custom import digests_of
 from fedvg_jax.resolve.experiment import hyper_of
 from fedvg_jax.resolve.method import make_method
+from fedvg_jax.resolve.texts import settle
 from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import History
@@ -237,7 +238,9 @@ def run_sweep(
         raise UsageError("tune needs out=, a folder for the tuning runs and their choices")
     if executor is not None and jobs != 1:
         raise UsageError(f"jobs {jobs}: executor has the processes; leave out jobs")
-    plain, methods = named.name_values(axes)
+    start, custom = settle(check_settings(start), recipe.custom)
+    recipe = recipe._replace(custom=custom)
+    plain, methods = named.name_values(axes, start)
     layer = Layer(sweep_trials.parse_axes(plain, named=methods))
     sweep = Sweep((layer,), start, "", methods, recipe.custom.names)
     plan = tuning.make_plan(sweep, out, tuned)

@@ -29,7 +29,7 @@ def view(shape=(4, 3)):
 
 @functools.cache
 def _jitted(kind):
-    return worlds.jit(attacks.disturbance(attacks.BY_NAME[kind].made(None), CORRUPT, N))
+    return worlds.jit(attacks.disturbance(attacks.BY_NAME[kind].made("attack_scale"), CORRUPT, N))
 
 
 def disturbed(kind, model, clients, scale=1.5, ids=IDS, key=KEY):

@@ -101,7 +101,7 @@ def test_client_chunks_on_devices_equal_the_whole_cohort_with_running_statistics
     net, task, algorithm = world(), worlds.STATISTIC, worlds.algorithm("feddyn")
     rule = worlds.weighting("fedvg", algorithm, task, granularity="layerwise", norm="delta")
     options = {
-        "disturb": attacks.disturbance(attacks.noise, np.array([0, 2]), 6),
+        "disturb": attacks.disturbance(attacks.noise("attack_scale"), np.array([0, 2]), 6),
         "stats_too": True,
     }
     options["private"], algorithm = privacy.tensorwise, algorithm._replace(send=compression.qsgd(2))

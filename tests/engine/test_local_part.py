@@ -218,7 +218,7 @@ def test_corrections_count_the_steps_in_which_the_sent_tensors_move(rule):
 
 
 def test_attack_changes_no_tensor_that_stays_with_the_client():
-    attack = attacks.disturbance(attacks.scaling, np.arange(2), 2)
+    attack = attacks.disturbance(attacks.scaling("attack_scale"), np.arange(2), 2)
     (plain, heads, _), (state, own, _) = (
         first_round(fv.algorithms.fedavg(), **o) for o in ({}, {"disturb": attack})
     )

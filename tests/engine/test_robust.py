@@ -18,7 +18,7 @@ from fedvg_jax.weightings import basic
 K, NUM_BAD, NUM_KEPT = 9, 1, 3
 RULES = {
     "mean": robust.weighted_mean, "median": robust.median, "trimmed_mean": robust.trimmed_mean(0.3),
-    "krum": robust.krum(NUM_BAD, NUM_KEPT), "clipped_mean": robust.clipped_mean,
+    "krum": robust.krum(NUM_BAD, NUM_KEPT), "clipped_mean": robust.clipped_mean("clip_norm"),
 }  # fmt: skip
 DROPPED = {"all there": [], "two dropped": [0, 7], "one there": [0, 1, 2, 3, 5, 6, 7, 8]}
 
@@ -168,9 +168,13 @@ def test_settings_reach_the_round():
     settings = config.apply(config.Config(), changes, "test")
     hyper = resolve.method.scalars(settings)
     method = resolve.method.make_method(settings, Custom())
-    assert method.aggregate is robust.clipped_mean
     assert (float(hyper["clip_norm"]), float(hyper["attack_scale"])) == (2, 3)
     theta, clients = Variables({"w": jnp.zeros(())}, {}), Variables({"w": jnp.ones(20)}, {})
+    long, weights = (
+        Variables({"w": jnp.full(20, 5.0)}, {}),
+        Variables({"w": jnp.full(20, 0.05)}, {}),
+    )
+    assert method.aggregate(hyper, theta, long, weights).params["w"] == pytest.approx(2)
     ids = jnp.arange(20, dtype=jnp.int32)
     returned = method.disturb(hyper, jax.random.key(7), ids, theta, clients).params["w"]
     corrupt = resolve.data.corrupt_clients(settings)

@@ -16,6 +16,9 @@ from fedvg_jax import config, resolve
 from fedvg_jax.config import Config
 from fedvg_jax.config.options import as_reference
 from fedvg_jax.engine import federated_round, schedule as schedules
+from fedvg_jax.resolve.custom import Custom
+from fedvg_jax.resolve.experiment import static_settings
+from fedvg_jax.resolve.texts import settle
 from fedvg_jax.runs.assemble import tables
 from fedvg_jax.weightings import basic
 
@@ -78,24 +81,50 @@ def test_program_depends_on_static_settings_only(settings):
 OBJECTS = {
     "aggregate": ({"robust": "trimmed_mean:0.3"}, fedvg_jax.robust.trimmed_mean(0.3)),
     "send": ({"send": "topk:0.05"}, fedvg_jax.compression.top_k(0.05)),
-    "attack": ({"attack": "sign_flip"}, fedvg_jax.attacks.sign_flip),
+    "attack": ({"attack": "sign_flip"}, fedvg_jax.attacks.sign_flip()),
     "selection": ({"selection": "size"}, fedvg_jax.selection.by_size()),
     "algorithm": ({"algorithm": "scaffold"}, fedvg_jax.algorithms.scaffold()),
+    "weighting": ({"weighting": "samples"}, fedvg_jax.weightings.samples()),
 }
 """Argument -> settings, and the object that they stand for."""
+
+
+def wrapped(name, value):
+    """The same object, of which the package cannot know that it is one of its own."""
+    if not isinstance(value, tuple):
+        return functools.partial(value)
+    field = {"algorithm": "init", "weighting": "weigh", "selection": "choose", "send": "init"}[name]
+    return value._replace(**{field: functools.partial(getattr(value, field))})
 
 
 @pytest.mark.parametrize("name", OBJECTS)
 def test_an_object_gives_the_bits_of_the_setting_that_names_it(name):
     settings, given = OBJECTS[name]
     named = fedvg_jax.run(replace(SMALL, **settings))
-    assert_equal_runs(named, fedvg_jax.run(SMALL, **{name: given}))
+    assert_equal_runs(named, fedvg_jax.run(SMALL, **{name: wrapped(name, given)}))
     assert_different_models(named, fedvg_jax.run(SMALL))
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_object_of_the_package_is_the_setting_that_names_it_and_a_changed_one_is_none(name):
+    settings, given = OBJECTS[name]
+    named = replace(SMALL, **settings)
+    config, custom = settle(SMALL, Custom(**{name: given}))
+    assert custom == Custom() and static_settings(config) == static_settings(named)
+    other = wrapped(name, given)
+    config, custom = settle(SMALL, Custom(**{name: other}))
+    assert config == SMALL and getattr(custom, name) is other
+
+
+def test_hyperparameters_beside_an_object_of_the_package_are_settings():
+    scaffold = fedvg_jax.algorithms.scaffold()
+    config, custom = settle(SMALL, Custom(algorithm=scaffold, hyper={"scaffold.eta_g": 0.5}))
+    assert config.scaffold.eta_g == 0.5 and custom == Custom()
 
 
 def test_trials_of_a_custom_attack_have_the_corrupt_clients_of_their_seeds():
     """The ids are constants of a program, which other seeds must not share."""
-    settings, attack = replace(SMALL, clients=8), fedvg_jax.attacks.sign_flip
+    settings, attack = replace(SMALL, clients=8), wrapped("attack", fedvg_jax.attacks.sign_flip())
     trials = fedvg_jax.run_sweep(settings, {"seed": [0, 1, 2]}, attack=attack)
     for seed, trial in enumerate(trials):
         assert_equal_runs(trial.result, fedvg_jax.run(replace(settings, seed=seed), attack=attack))

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 import jax
 import numpy as np
 
-from fedvg_jax import config as configs
 from fedvg_jax.config import Config
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import (
@@ -105,8 +104,7 @@ def run(
         ...
     fedvg_jax.UsageError: metric 'test_loss' is already a name of the history; give it another
     """
-    settings = configs.check(Config() if config is None else config)
-    settings, custom = settle(settings, custom_of(**objects))
+    settings, custom = settle(Config() if config is None else config, custom_of(**objects))
     has_folder = settings.out is not None or settings.resume is not None
     with processes.together():
         output.check_targets(settings, has_folder)

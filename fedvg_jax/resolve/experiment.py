@@ -7,15 +7,7 @@ import math
 from typing import TYPE_CHECKING, Unpack
 
 from fedvg_jax import algorithms
-from fedvg_jax.config import (
-    SETTINGS,
-    Config,
-    apply,
-    check,
-    client_chunk_size,
-    cohort_size,
-    epochs_range,
-)
+from fedvg_jax.config import SETTINGS, Config, apply, client_chunk_size, cohort_size, epochs_range
 from fedvg_jax.config.checks import unmet
 from fedvg_jax.config.declare import listed
 from fedvg_jax.config.options import as_reference, choice, concurrency, has_clock, num_asked
@@ -58,7 +50,7 @@ def simulation(config: Config, **objects: Unpack[Objects]) -> Simulation:
     >>> sim.arrays.name, len(sim.partition.train), sim.schedule(0).clients.shape
     ('digits', 4, (2,))
     """
-    return simulate(*settle(check(config), custom_of(**objects)))
+    return simulate(*settle(config, custom_of(**objects)))
 
 
 def simulate(

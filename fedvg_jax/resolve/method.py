@@ -12,7 +12,7 @@ import optax
 
 from fedvg_jax.algorithms.base import sends_messages
 from fedvg_jax.config import SETTINGS, WEIGHTINGS, Config, client_chunk_size, cohort_size, methods
-from fedvg_jax.config.checks import FLOAT32
+from fedvg_jax.config.checks import FLOAT32, unmet
 from fedvg_jax.config.declare import listed, suggestion
 from fedvg_jax.config.methods import (
     HYPERPARAMETERS,
@@ -300,7 +300,7 @@ def make_hyper(
     """Returns all hyperparameters of a run as float32 scalars, and the declared values that no setting determines.
 
     The value of a declared hyperparameter is the first that exists of: `given[name]`; its setting, if a built-in
-    algorithm or weighting declares it so; the declared default.
+    algorithm or weighting declares it so and the settings name that; the declared default.
 
     Args:
         config: its fields set the hyperparameters of local training and of built-in algorithms and weightings.
@@ -328,7 +328,8 @@ def make_hyper(
     of_rounds = values.keys() - methods.SETTINGS.keys()
     for name, parameter in _declared(algorithm, weighting, of_rounds).items():
         of_setting = values.get(name)
-        if name not in given and of_setting is not None and parameter in HYPERPARAMETERS:
+        is_set = parameter in HYPERPARAMETERS and unmet(config, name) is None
+        if is_set and name not in given:
             continue
         values[name] = np.float32(checked(parameter, given.get(name, parameter.value)))
         if of_setting != values[name]:

@@ -20,11 +20,11 @@ from fedvg_jax.resolve.custom import Custom
 
 
 def settle(config: Config, custom: Custom) -> tuple[Config, Custom]:
-    """Returns checked settings and the objects of a call, without the objects that settings make; see `as_settings`."""
+    """Returns the checked settings of a call, and its objects without those that settings make; see `as_settings`."""
     objects = {name: value for name, value in custom._asdict().items() if value is not None}
+    if not isinstance(config, Config):
+        return check(config), custom  # which raises
     settings, others = as_settings(config, objects)
-    if not settings:
-        return config, custom
     return check(apply(config, settings, "objects")), Custom(**others)
 
 

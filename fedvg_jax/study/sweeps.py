@@ -18,7 +18,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fedvg_jax.config import SETTINGS, Config, check as check_settings
+from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.core.identity import identify
 from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.host import hardware
@@ -238,7 +238,7 @@ def run_sweep(
         raise UsageError("tune needs out=, a folder for the tuning runs and their choices")
     if executor is not None and jobs != 1:
         raise UsageError(f"jobs {jobs}: executor has the processes; leave out jobs")
-    start, custom = settle(check_settings(start), recipe.custom)
+    start, custom = settle(start, recipe.custom)
     recipe = recipe._replace(custom=custom)
     plain, methods = named.name_values(axes, start)
     layer = Layer(sweep_trials.parse_axes(plain, named=methods))

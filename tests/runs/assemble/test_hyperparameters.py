@@ -62,14 +62,17 @@ def test_a_round_reads_only_lr_and_declared_hyperparameters(algorithm, weighting
     jax.eval_shape(step, state, world.schedule(0, 2, probe_ratio=0.5), world.data(), hyper)
 
 
-def test_a_built_in_algorithm_passed_as_an_object_takes_the_config_s_field():
-    settings = dataclasses.replace(config.Config(), fedprox=dict(mu=0.5), fedavgm=dict(lr=0.25))
-    for algorithm, name, value in (
-        (algorithms.fedprox(), "fedprox.mu", 0.5),
-        (algorithms.fedavgm(), "fedavgm.lr", 0.25),
-    ):
-        parts = settings, algorithm, weightings.uniform()
-        assert make_hyper(*parts)[0][name] == value
+@pytest.mark.parametrize(("name", "value"), [("fedprox.mu", 0.5), ("fedavgm.lr", 0.25)])
+def test_a_declared_parameter_of_settings_has_their_value_where_they_name_its_owner(name, value):
+    """Otherwise the settings of a run would list it as unused."""
+    owner = name.partition(".")[0]
+    algorithm = config.ALGORITHMS[owner].make()._replace(native_weighting="uniform")
+    (parameter,) = (each for each in algorithm.hyperparameters if each.name == name)
+    settings = config.apply(config.Config(), {name: value}, "test")
+    named = dataclasses.replace(settings, algorithm=owner)
+    for chosen, expected in ((settings, parameter.value), (named, value)):
+        parts = chosen, algorithm, weightings.uniform()
+        assert make_hyper(*parts)[0][name] == np.float32(expected)
         assert make_hyper(*parts, {name: 0.75}, [name])[0][name] == 0.75
 
 

@@ -209,7 +209,10 @@ class DivergedError(UsageError):
 
 def by_round(records: Sequence[Record]) -> list[Record]:
     """Returns the numbers of every round."""
-    return [{k: v for k, v in record.items() if not isinstance(v, list)} for record in records]
+    rows = []
+    for record in records:
+        rows.append({k: v for k, v in record.items() if not isinstance(v, list)})
+    return rows
 
 
 def by_client(records: Sequence[Record]) -> list[Record]:
@@ -301,7 +304,9 @@ def bytes_sent(records: Sequence[Record]) -> dict[str, int]:
     >>> bytes_sent([{"bytes_down": 4, "bytes_up": 2}, {"bytes_down": 4, "bytes_up": 1}])
     {'bytes_down': 8, 'bytes_up': 3}
     """
-    return {name: sum(r.get(name, 0) for r in records) for name in (BYTES_DOWN, BYTES_UP)}
+    down = sum(record.get(BYTES_DOWN, 0) for record in records)
+    up = sum(record.get(BYTES_UP, 0) for record in records)
+    return {BYTES_DOWN: down, BYTES_UP: up}
 
 
 def primary_metric(record: Record) -> str:

@@ -121,7 +121,7 @@ def run(
     custom = custom_of(**objects)
     code = code_of(custom, metrics) if config.out else {}  # only a manifest has it
     fields = {"metrics": metrics, "code": code}
-    observers = {"callbacks": callbacks, "on_chunk": on_records}
+    observers = {"callbacks": callbacks, "on_records": on_records}
     if _is_shown(progress):
         from rich.console import Console
 

@@ -90,7 +90,7 @@ class Recorder:
         self._running_since = time.perf_counter()  # a clock that cannot be set
 
     def seconds(self) -> tuple[float, float]:
-        """Returns the seconds of compiling and of running, over all parts of the run."""
+        """Returns the seconds of compiling and of running, over all segments of the run."""
         return self._compiling, self.start.seconds[1] + time.perf_counter() - self._running_since
 
     def submit(self, write: Callable[..., None], *arguments: Any) -> None:

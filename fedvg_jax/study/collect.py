@@ -169,16 +169,16 @@ def _with_unpaired(frame: Frame, conditions: Sequence[Condition]) -> Frame:
     import pandas
 
     counts = frame.pivot_table("name", "method", PLACE[1:], aggfunc="count", sort=False)
-    absent = counts.isna().melt(ignore_index=False).reset_index()
-    absent = absent[absent.pop("value")].assign(run=None, kind="missing")
-    if absent.empty:
+    missing = counts.isna().melt(ignore_index=False).reset_index()
+    missing = missing[missing.pop("value")].assign(run=None, kind="missing")
+    if missing.empty:
         return frame
     lines = []
-    for row in absent.itertuples():
+    for row in missing.itertuples():
         condition = places.condition_text(conditions[row.condition])
         where = f"{row.method}, {condition}".removesuffix(", ")
         lines.append(f"{where}: no run with {places.seeds_text((row.seed, row.partition_seed))}")
-    return pandas.concat([frame, absent.assign(problem=lines)], ignore_index=True)
+    return pandas.concat([frame, missing.assign(problem=lines)], ignore_index=True)
 
 
 def _refuse_mixed(frame: Frame) -> None:

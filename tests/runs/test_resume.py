@@ -126,7 +126,7 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
     def stop(record, state):
         if record["round"] == 3:
-            time.sleep(0.5)  # longer than the second part takes
+            time.sleep(0.5)  # longer than the second segment takes
             signal.raise_signal(signal.SIGINT)
 
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
@@ -139,7 +139,7 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
         result.summary["resumed_from"],
         result.summary["rounds"],
     ) == (3, 6)
-    # both have the first part
+    # both have the first segment
     assert min(part.summary["run_seconds"] for part in (first, result)) > 0.5
     paths = " ".join(leaves(straight))
     for part in ("state.server", "state.clients", "state.variables.stats", "best.params"):

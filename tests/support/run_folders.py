@@ -144,7 +144,7 @@ def problems(group, kind: str) -> list[str]:
 
 def write_document(folder: Path, axes: list[dict], trials: dict, title="") -> None:
     """Writes sweep.json of axes, setting -> values, and of trials, name -> (values, settings)."""
-    told = (*sweep_trials.PLACES, "fidelity")
+    told = (*sweep_trials.DATA_FOLDERS, "fidelity")
     listed = {}
     for name, (values, run) in trials.items():
         names = {n: v for n, v in values.items() if n in told or n.startswith("hyper.")}

@@ -1,4 +1,4 @@
-"""From an experiment to everything that its rounds need: programs, the first state, rows and schedules."""
+"""Makes of an experiment what its rounds need: programs, the first state, rows and schedules."""
 
 from __future__ import annotations
 

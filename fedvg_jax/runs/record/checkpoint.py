@@ -253,10 +253,9 @@ def _in_structure(template: Tree, leaves: Mapping[str, np.ndarray]) -> Any:
     expected = {path: _shape(leaf) for path, leaf in by_path.items()}
     shapes = {path: _shape(leaf) for path, leaf in leaves.items()}
     for path in sorted(expected.keys() | shapes.keys()):
-        if expected.get(path) != shapes.get(path):
-            raise ValueError(
-                f"other shapes: {path} is {shapes.get(path)}, not {expected.get(path)}"
-            )
+        stored_shape, shape = shapes.get(path), expected.get(path)
+        if stored_shape != shape:
+            raise ValueError(f"other shapes: {path} is {stored_shape}, not {shape}")
     return jax.tree.structure(template).unflatten([leaves[path] for path in by_path])
 
 

@@ -145,8 +145,7 @@ class Recorder:
         if self._folder is None:
             return
         content = {"state": state, "best": self.best, "seconds": np.array(self.seconds())}
-        what = self._folder, self._round, content, self._history, self._config.keep
-        self.submit(_save, *what)
+        self.submit(_save, self._folder, self._round, content, self._history, self._config.keep)
         self._saved_round, self._saved_at = self._round, time.perf_counter()
 
     def wait(self) -> None:
@@ -211,8 +210,9 @@ def open_run_folder(sim: Simulation, log: Log) -> Iterator[Recorder]:
                 _prepare_folder(sim, folder, start, log)
                 # in the background, because digests of data take long
                 recorder.submit(_write_manifest, sim, folder, sources, len(start.records), log)
-        checkpoint_of = {"checkpoint": str(start.resumed_from)}
-        processes.refuse_different(checkpoint_of, f"let all see the same files of {folder}")
+        processes.refuse_different(
+            {"checkpoint": str(start.resumed_from)}, f"let all see the same files of {folder}"
+        )
         yield recorder
 
 

@@ -199,12 +199,12 @@ def _refuse_mixed(frame: Frame) -> None:
         for argument, digest in manifest.get("code", {}).items():
             name = f"{argument} {run.custom.get(argument, '')}".strip()
             rows.append((name, "code", str(digest), run.folder))
-    digests = pandas.DataFrame(rows, columns=["what", "group", "digest", "folder"])
-    different = digests.drop_duplicates(["what", "group", "digest"])
+    digests: Frame = pandas.DataFrame(rows, columns=["what", "group", "digest", "folder"])
     lines = []
-    for (what, _), runs in different.groupby(["what", "group"], sort=False):
-        if len(runs) > 1:
-            lines += [f"{what} {run.digest:.12} in {run.folder}" for run in runs.itertuples()]
+    for (what, _), runs in digests.groupby(["what", "group"], sort=False):
+        mixed = runs.drop_duplicates("digest")
+        if len(mixed) > 1:
+            lines += [f"{what} {run.digest:.12} in {run.folder}" for run in mixed.itertuples()]
     if lines:
         raise UsageError(
             f"the runs are of different data, partitions or code: {_listed(lines)}; report them apart, or give objects"

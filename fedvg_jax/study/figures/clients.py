@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +38,9 @@ def weight_shares(records: Sequence[Record]) -> Frame:
 
     rows = []
     for record in records:
-        lost = [record.get(name, ()) for name in ("dropped", "untrained", "diverged")]
-        left_out = {*itertools.chain(*lost)}
+        left_out = set()
+        for name in ("dropped", "untrained", "diverged"):
+            left_out.update(record.get(name, ()))
         cohort = zip(record["clients"], record["num_samples"], record["weights"], strict=True)
         for client, size, weight in cohort:
             share = np.nan

@@ -1,4 +1,4 @@
-"""Names of several settings, and from names and values to settings: of files, flags, axes, run folders and Python.
+"""Names that stand for several settings, and `apply`, which makes settings of the names and values of any source.
 
 A name is a preset of `--dataset NAME`, or a shorthand, `--method NAME` or `--fidelity NAME`. `fidelity.toml` has a row
 for each difference between the paper, the published code and this package: a name of `--reference`, settings that give

@@ -85,7 +85,7 @@ class Recorder:
         self.start_clock(0.0)
 
     def start_clock(self, compile_seconds: float) -> None:
-        """Starts to count the seconds of running, after those of compiling."""
+        """Starts to count the seconds of running, after `compile_seconds` of compiling."""
         self._compiling = self.start.seconds[0] + compile_seconds
         self._running_since = time.perf_counter()  # a clock that cannot be set
 

@@ -1,4 +1,4 @@
-"""Reports: run folders -> a study -> tables, figures, and one HTML page with all of them, which needs no network."""
+"""Writes the report of a study: tables, figures, and one HTML page with all of them, which needs no network."""
 
 from __future__ import annotations
 
@@ -247,7 +247,7 @@ def _read_results(results: Sequence[Any]) -> tuple[list[Folder], list[Stored]]:
 
 
 def _unfinished_others(results: Sequence[SweepResult]) -> list[Folder]:
-    """Returns the unfinished trials of the same sweeps that are not among the results: those of other shards."""
+    """Returns the unfinished trials of the same sweeps that other shards compute, and that are not in the results."""
     names = {(id(each.sweep), each.name) for each in results}
     sweeps = {}
     for each in results:

@@ -332,6 +332,14 @@ def spread(seconds: Sequence[float]) -> dict[str, Any]:
     return {"median": median, "min": min(seconds), "max": max(seconds), "repeats": len(seconds)}
 
 
+def spread_by_part(timings: Sequence[dict[str, float]]) -> dict[str, Any]:
+    """Returns the median and the range of the seconds of every part, from the seconds of each repeat by part."""
+    spreads = {}
+    for part in timings[0]:
+        spreads[part] = spread([seconds[part] for seconds in timings])
+    return spreads
+
+
 def read(path: Path | None) -> dict[str, Any]:
     """Returns the contents of a results file; {} if there is none."""
     return json.loads(path.read_text(encoding="utf-8")) if path and path.exists() else {}

@@ -179,9 +179,8 @@ def picture(found, path: Path):
         for rule, records in by_rule.items():
             evaluated = [r for r in records if "test_accuracy" in r]
             rounds = [r["round"] for r in evaluated]
-            accuracies, confidences = (
-                [100 * r[name] for r in evaluated] for name in ("test_accuracy", "confidence")
-            )
+            accuracies = [100 * r["test_accuracy"] for r in evaluated]
+            confidences = [100 * r["confidence"] for r in evaluated]
             style = {"color": COLOURS[rule], "lw": 1.8}
             top.plot(rounds, accuracies, label=LABELS.get(rule, rule), **style)
             bottom.plot(rounds, confidences, **style)
@@ -208,10 +207,10 @@ def main(fast: bool = False, path: Path = Path("own_model.png")):
         "Flax NNX: a network": of_nnx(),
     }
     rules = ["certainty"] if fast else list(COLOURS)
-    found = {
-        name: {rule: run(task, rule, 2 if fast else 60) for rule in rules}
-        for name, task in models.items()
-    }
+    rounds = 2 if fast else 60
+    found = {}
+    for name, task in models.items():
+        found[name] = {rule: run(task, rule, rounds) for rule in rules}
     picture(found, path)
     return found
 

@@ -120,7 +120,7 @@ def run(
         _check_arguments(on_records, "on_records", "records")
     code = code_of(custom, metrics) if config.out else {}  # only a manifest has it
     fields = {"metrics": metrics, "code": code}
-    observers = {"callbacks": callbacks, "on_chunk": on_records}
+    observers = {"callbacks": callbacks, "on_records": on_records}
     if _is_shown(progress):
         from rich.console import Console
 

@@ -164,7 +164,7 @@ def parse_features(argv: Sequence[str]) -> tuple[Config, str]:
 
 
 def write_features(argv: Sequence[str]) -> int:
-    """Writes the features of a data set as `runs.feature_file.write` does, and returns the exit code.
+    """Writes the features of a data set as `feature_file.write` does, and returns the exit code.
 
     Raises:
         UsageError: as `parse_features`, the reader and `write`.

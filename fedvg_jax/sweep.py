@@ -213,11 +213,15 @@ def make_sweep(flags: dict[str, list[str]], file: sweep_trials.SweepFile) -> Swe
         flags: words by name; see `split_flags`.
         file: its content.
     """
-    columns = {name: _typed_list(name, words) for name, words in flags.items()}
-    several = {name: values for name, values in columns.items() if len(values) != 1}
-    settings = {name: values[0] for name, values in columns.items() if len(values) == 1}
-    kept = [axis for axis in file.layer.axes if not {*axis.names} <= columns.keys()]
-    of_file = {name: value for name, value in file.layer.settings.items() if name not in columns}
+    several, settings = {}, {}
+    for name, words in flags.items():
+        values = _typed_list(name, words)
+        if len(values) == 1:
+            (settings[name],) = values
+        else:
+            several[name] = values
+    kept = [axis for axis in file.layer.axes if not {*axis.names} <= flags.keys()]
+    of_file = {name: value for name, value in file.layer.settings.items() if name not in flags}
     layers = (
         Layer(settings={"keep": 1}, source="sweep"),
         Layer(tuple(kept), of_file, file.layer.source),

@@ -1,4 +1,4 @@
-"""Packages import in one direction, without circles, and no library that is not used."""
+"""Packages import in one direction, without circles, and no library that is not used; a line has one thought."""
 
 import ast
 import functools
@@ -107,12 +107,9 @@ def test_an_import_loads_no_library_that_is_not_used(modules):
 
 
 def test_in_runs_only_the_module_that_writes_settings_down_knows_them():
-    knowing = {
-        module
-        for module in sources()
-        if module.startswith("runs/") and any(".config" in name for name in imports(module))
-    }
-    assert knowing == {"runs/record/folder"}
+    in_runs = [module for module in sources() if module.startswith("runs/")]
+    knowing = [module for module in in_runs if ".config" in " ".join(imports(module))]
+    assert knowing == ["runs/record/folder"]
 
 
 ALGORITHMS = {*algorithms.BY_NAME} - {"fedavg", "elastic"}
@@ -133,3 +130,28 @@ def test_the_name_of_an_algorithm_stands_in_its_file_the_registry_and_tables():
         and not module.startswith("algorithms/")
     ]
     assert not elsewhere
+
+
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def nested(tree: ast.AST, kinds: type | tuple[type, ...]) -> list[int]:
+    """Returns the lines of the expressions of some kinds that hold another one."""
+    lines = []
+    for node in ast.walk(tree):
+        if isinstance(node, kinds):
+            inner = [part for part in ast.walk(node) if isinstance(part, kinds)]
+            if len(inner) > 1:
+                lines.append(node.lineno)
+    return lines
+
+
+@pytest.mark.parametrize("kinds", [ast.IfExp, COMPREHENSIONS], ids=["conditions", "comprehensions"])
+def test_no_conditional_expression_or_comprehension_holds_another(kinds):
+    """Functions have names for what is between; a lambda counts as a part of the expression that it stands in."""
+    root, finds = PACKAGE.parent, []
+    for folder in ("fedvg_jax", "benchmarks", "tests", "examples", "docs"):
+        for path in sorted((root / folder).rglob("*.py")):
+            lines = nested(ast.parse(path.read_text("utf-8")), kinds)
+            finds += [f"{path.relative_to(root)}:{line}" for line in lines]
+    assert not finds

@@ -182,8 +182,8 @@ def assert_says(printed, shown):
     """Asserts that a line of the output is the answer of a page, up to a point: other machines round differently."""
     (said,) = (line for line in printed.splitlines() if "of FedAvg by" in line)
     assert NUMBER.sub("", said) == NUMBER.sub("", shown)
-    values = ([float(value) for value in NUMBER.findall(line)] for line in (said, shown))
-    assert all(abs(ours - theirs) < 1 for ours, theirs in zip(*values, strict=True))
+    values = zip(NUMBER.findall(said), NUMBER.findall(shown), strict=True)
+    assert all(abs(float(ours) - float(theirs)) < 1 for ours, theirs in values)
 
 
 @pytest.mark.slow

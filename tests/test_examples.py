@@ -29,9 +29,9 @@ def test_seeds_in_one_program_equal_the_runs_of_a_sweep(monkeypatch):
     example = loaded("seeds")
     config = dataclasses.replace(example.CONFIG, rounds=2, local_epochs="1", model="linear")
     monkeypatch.setattr(example, "CONFIG", config)
-    points = fedvg_jax.run_sweep(config, {("seed", "partition_seed"): [(0, 0), (1, 1)]})
+    results = fedvg_jax.run_sweep(config, {("seed", "partition_seed"): [(0, 0), (1, 1)]})
     assert example.main(2) == pytest.approx(
-        [point.result.summary["test_accuracy_final"] for point in points]
+        [each.result.summary["test_accuracy_final"] for each in results]
     )
 
 

@@ -188,7 +188,7 @@ EFFECTS = {
 OF_A_ROUND = ("server-stats", "untrained")
 
 
-def test_every_departure_of_the_profile_has_an_effect_on_a_run():
+def test_every_difference_of_the_profile_has_an_effect_on_a_run():
     official = {name for name, row in presets.SWITCHES.items() if row.official}
     assert {*EFFECTS, *OF_A_ROUND} == official | presets.official_settings().keys() - {"reference"}
 
@@ -196,7 +196,7 @@ def test_every_departure_of_the_profile_has_an_effect_on_a_run():
 @pytest.mark.parametrize(
     ("flags", "value_of", "corrected", "official"), EFFECTS.values(), ids=EFFECTS
 )
-def test_departure_of_the_profile_changes_what_a_run_is_made_of(
+def test_difference_of_the_profile_changes_what_a_run_is_made_of(
     flags, value_of, corrected, official
 ):
     assert corrected != official

@@ -6,7 +6,6 @@ full minibatches compiled by torch.compile; torch.compile(mode="reduce-overhead"
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from benchmarks import machine
 from benchmarks.speed import contest, torch_nets
 from fedvg_jax.core.types import Batch
 from fedvg_jax.runs.assemble import simulation
@@ -84,7 +84,8 @@ def measure(sim: simulation.Simulation, model: str, smoke: bool) -> Iterator[dic
             contestant.run()  # captures and compiles
             repeats = 1 if smoke or variant.launch == "eager" else 3
             times = [contestant.run() for _ in range(repeats)]
-            seconds = {name: statistics.median(t[name] for t in times) for name in times[0]}
+            spreads = machine.spread_by_part(times)
+            seconds = {name: spread["median"] for name, spread in spreads.items()}
         except Exception as error:  # torch.compile needs a C compiler; the others still count
             seconds = {"error": f"{type(error).__name__}: {error}"[:300]}
         results["ways"][variant.name] = seconds
@@ -138,10 +139,9 @@ class Round:
         self.x = pixels if variant.channels_last else pixels.permute(0, 3, 1, 2).contiguous()
         self.y = torch.tensor(np.asarray(sim.arrays.y)).long().to(device)
         stops = planned.start + planned.num_steps
-        self.clients = [
-            [self.on_device(rows) for rows in planned.rows[a:b]]
-            for a, b in zip(planned.start, stops, strict=True)
-        ]
+        self.clients = []
+        for start, stop in zip(planned.start, stops, strict=True):
+            self.clients.append([self.on_device(rows) for rows in planned.rows[start:stop]])
         scoring = np.asarray(sim.data.scoring)
         full = scoring[(scoring >= 0).all(1)]
         passes = [full[i : i + PASS_GROUPS] for i in range(0, len(full), PASS_GROUPS)]

@@ -110,7 +110,7 @@ def phases(box: workload.Box) -> Results:
         "chosen": dict(box.chosen),
     }
     times = [ours.time() for _ in range(2 if box.smoke else 5)]
-    results["seconds"] = {name: machine.spread([t[name] for t in times]) for name in times[0]}
+    results["seconds"] = machine.spread_by_part(times)
     steps, length = int(planned[0].num_steps.sum()), int(planned[0].plan.length.sum())
     rows = len(planned[0].clients) * int((np.asarray(sim.data.scoring) >= 0).sum())
     results |= {"lanes": planned[0].plan.client.shape[1], "steps": steps, "dependent steps": length}
@@ -129,7 +129,7 @@ def run(box: workload.Box) -> Results:
         if time.monotonic() > deadline:
             signal.raise_signal(signal.SIGINT)  # stops the run after this chunk, as Ctrl-C does
 
-    history = loop.run_simulation(sim, on_records=stop_in_time)
+    history = loop.run_simulation(sim, on_progress=stop_in_time)
     seconds, num_rounds, rounds = (
         history.summary["run_seconds"],
         len(history.records),

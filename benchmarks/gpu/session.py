@@ -1,4 +1,4 @@
-"""Measures ResNet-18's federated rounds on a GPU beside the strongest PyTorch, or runs the study of the paper's cell.
+"""Times ResNet-18's federated rounds on a GPU beside the strongest PyTorch, or runs the paper's condition as a study.
 
     python -m benchmarks.gpu [--minutes 9] [--sections NAME ...] [--cpu-smoke] [--out FILE.json]
     python -m benchmarks.gpu study [--minutes 9] [--data-dir DIR] [--cpu-smoke] --out DIR

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu study`: the paper's cell as sweeps that continue where they stopped.
+"""`python -m benchmarks.gpu study`: the paper's condition as sweeps that continue where they stopped.
 
 Each of `STAGES` is a sweep in its own folder under --out, in the protocol's order. The study stops by itself before its
 time limit.

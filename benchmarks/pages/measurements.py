@@ -44,13 +44,10 @@ def cohort_memory() -> str:
         for p in load("cohort_memory")["points"]
     }
     cohorts = sorted({cohort for cohort, _ in points})
-    rows = [
-        [
-            f"`--client-chunk {size}`" + ("" if size else " (the whole cohort)"),
-            *(points.get((c, size), "") for c in cohorts),
-        ]
-        for size in sorted({size for _, size in points}, key=lambda size: (size > 0, -size))
-    ]
+    rows = []
+    for size in sorted({size for _, size in points}, key=lambda size: (size > 0, -size)):
+        setting = f"`--client-chunk {size}`" + ("" if size else " (the whole cohort)")
+        rows.append([setting, *(points.get((cohort, size), "") for cohort in cohorts)])
     return table(["setting", *(f"cohort of {cohort}" for cohort in cohorts)], rows)
 
 
@@ -58,9 +55,9 @@ def hypergradient_memory() -> str:
     """Returns MiB that a hypergradient through k rounds holds."""
     sizes = load("hypergradient_memory")["bytes"]
     counts = list(next(iter(sizes.values())))
-    rows = [
-        [name, *(f"{by_rounds[c] / MIB:,.1f}" for c in counts)] for name, by_rounds in sizes.items()
-    ]
+    rows = []
+    for name, by_rounds in sizes.items():
+        rows.append([name, *(f"{by_rounds[count] / MIB:,.1f}" for count in counts)])
     return table(["rounds", *counts], rows)
 
 
@@ -108,11 +105,12 @@ def costs() -> str:
 def planning() -> str:
     """Returns CPU time and memory of planning a round, by clients and cohort."""
     measured = load(COSTS)["planning"]
-    rows = [
-        [f"{p['clients']:,}", f"{p['cohort']:,}", f"{1e3 * p['seconds']['median']:.3g} ms"]
-        + [f"{p[key] / MIB:,.1f} MiB" for key in ("partition_bytes", "plan_bytes")]
-        for p in measured["points"]
-    ]
+    rows = []
+    for point in measured["points"]:
+        counts = [f"{point['clients']:,}", f"{point['cohort']:,}"]
+        seconds = f"{1e3 * point['seconds']['median']:.3g} ms"
+        sizes = [f"{point[key] / MIB:,.1f} MiB" for key in ("partition_bytes", "plan_bytes")]
+        rows.append([*counts, seconds, *sizes])
     head = ["clients", "cohort", "CPU time", "partition", "minibatches of a round"]
     return f"{table(head, rows)}\n\nWith 12 rows a client. {source(measured['machine'])}\n"
 

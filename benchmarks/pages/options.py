@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +63,12 @@ def shown(value: Any) -> str:
 def methods() -> str:
     """Returns `--method NAME` -> the settings it stands for, of the base methods and FedVG."""
     bases = {name: presets.of_method(name) for name in presets.METHODS if "+" not in name}
-    rows = [
-        [f"`{name}`", ", ".join(f"`{key} = {v}`" for key, v in settings.items())]
-        for name, settings in bases.items()
-    ]
+    rows = [[f"`{name}`", _assignments(settings)] for name, settings in bases.items()]
     return table(["`--method`", "settings"], rows)
+
+
+def _assignments(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"`{key} = {value}`" for key, value in settings.items())
 
 
 def presets_of_data_sets() -> str:
@@ -78,15 +81,14 @@ def presets_of_data_sets() -> str:
             if settings.get(key, getattr(default, key, None)) != getattr(default, key, None)
         }
         alike.setdefault(tuple(changed.items()), []).append(f"`{name}`")
-    several = [key for key in SETTINGS if sum(key in dict(changed) for changed in alike) > 1]
-    rows = [
-        [
-            ", ".join(data_sets),
-            *(f"`{dict(changed).get(key, getattr(default, key))}`" for key in several),
-            ", ".join(f"`{key} = {value}`" for key, value in changed if key not in several),
-        ]
-        for changed, data_sets in alike.items()
-    ]
+    counts = Counter(key for changed in alike for key, _ in changed)
+    several = [key for key in SETTINGS if counts[key] > 1]
+    rows = []
+    for changed, data_sets in alike.items():
+        values = dict(changed)
+        columns = [f"`{values.get(key, getattr(default, key))}`" for key in several]
+        others = {key: value for key, value in changed if key not in several}
+        rows.append([", ".join(data_sets), *columns, _assignments(others)])
     return table(["`--dataset`", *(f"`{name}`" for name in several), "others"], rows)
 
 
@@ -122,5 +124,7 @@ def published_behaviour(row, defaults: dict[str, Any]) -> str:
     is_default = row.by_default or (
         flags and all(defaults.get(name) == value for name, value in settings.items())
     )
-    note = " (default)" if is_default else " (official)" if row.official else ""
+    note = " (official)" if row.official else ""
+    if is_default:
+        note = " (default)"
     return "; ".join(filter(None, [flags + note, escape(row.reason)]))

@@ -131,19 +131,17 @@ METHODS = {
 
 def draw_methods(path: Path) -> None:
     """Writes the README's picture: methods minus FedAvg on CIFAR-10 at alpha 0.05, Holm's correction over them."""
-    # the latter has equal weights
-    folders = [
-        uses.read("methods_cifar10"),
-        uses.read("features_cifar10"),
-    ]
-    found = {
-        method: next(gap for f in folders if (gap := uses.against(f, "0.05", method)))
-        for method in METHODS
-    }
-    p_values = statistics.holm([gap.p for gap in found.values()])
+    # equal weights are in the second folder only
+    folders = [uses.read("methods_cifar10"), uses.read("features_cifar10")]
+    gaps = {}
+    for method in METHODS:
+        of_folders = [uses.against(folder, "0.05", method) for folder in folders]
+        gaps[method] = next(filter(None, of_folders))
+    p_values = statistics.holm([gap.p for gap in gaps.values()])
     bars = []
-    for (method, gap), p in zip(found.items(), p_values, strict=True):
-        outcome = "undecided" if p >= uses.LEVEL else "ahead" if gap.mean > 0 else "behind"
+    for (method, gap), p in zip(gaps.items(), p_values, strict=True):
+        outcome = "ahead" if gap.mean > 0 else "behind"
+        outcome = outcome if p < uses.LEVEL else "undecided"
         bars.append(Bar(METHODS[method], gap.mean, gap.low, gap.high, outcome))
     figure, axes = plt.subplots(figsize=(6.5, 2.9), layout="constrained")
     draw_bars(axes, bars)

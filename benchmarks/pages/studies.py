@@ -189,10 +189,11 @@ def rows_of_runs(path: Path, choice: str, baseline: str = "fedvg") -> list[Row]:
     """Returns the rows from a runs.csv, by the statistics of a report; `baseline` is a method."""
     runs = pd.read_csv(path, dtype={"alpha": str})
     settings = [*runs][: [*runs].index("method")]
-    runs["setting"] = [
-        ", ".join(f"{name} {value}" for name, value in zip(settings, values, strict=True))
-        for values in runs[settings].to_numpy().tolist()
-    ]
+    titles = []
+    for values in runs[settings].to_numpy().tolist():
+        pairs = zip(settings, values, strict=True)
+        titles.append(", ".join(f"{name} {value}" for name, value in pairs))
+    runs["setting"] = titles
     runs["method"] = runs.method.map(name_of_today)
     by_place = runs.set_index(["seed", "partition_seed"]).groupby(["setting", "method"], sort=False)
     values = {place: of_place[choice].to_dict() for place, of_place in by_place}

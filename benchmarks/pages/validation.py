@@ -16,9 +16,10 @@ def outcomes(sets: Mapping[str, str]) -> str:
     """Returns the outcome of every hypothesis in folders of results, folder -> title."""
     rows = []
     for folder, title in sets.items():
-        found = uses.primary(uses.read(folder)).items()
-        of_hypothesis = ([c for (name, _), c in found if name == h] for h in uses.CONTROLS)
-        rows.append([title, *map(uses.verdict, of_hypothesis)])
+        of_hypothesis = {control: [] for control in uses.CONTROLS}
+        for (control, _), contrast in uses.primary(uses.read(folder)).items():
+            of_hypothesis[control].append(contrast)
+        rows.append([title, *map(uses.verdict, of_hypothesis.values())])
     return table(["data", *_hypotheses()], rows)
 
 

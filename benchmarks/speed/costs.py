@@ -161,7 +161,8 @@ def plot(results: dict[str, Any], picture: Path) -> None:
         key = "parameters" if axis == "width" else axis
         x = np.array([point[key] for point in of_axis["points"]], float)
         seconds = [point["seconds"] for point in of_axis["points"]]
-        y, low, high = (1e3 * np.array([s[k] for s in seconds]) for k in ("median", "min", "max"))
+        bands = [(each["median"], each["min"], each["max"]) for each in seconds]
+        y, low, high = 1e3 * np.transpose(bands)
         panel.fill_between(x, low, high, alpha=0.25, linewidth=0)
         panel.plot(x, y, "o-", markersize=4, label="median, with range")
         panel.plot(x, y[-1] * x / x[-1], ":", color="0.5", label="proportional")

@@ -306,11 +306,15 @@ def _format(x: Tensor, channels_last: bool) -> Tensor:
 
 def _convert_layout(workload: Workload, channels_last: bool) -> Workload:
     """Returns the workload with images and kernels in a memory format."""
-    params, base = (
-        {n: _format(p, channels_last) if p.ndim == 4 else p for n, p in part.items()}
-        for part in (workload.params, workload.base)
+
+    def convert(tensors: Tensors) -> Tensors:
+        return {n: _format(p, channels_last) if p.ndim == 4 else p for n, p in tensors.items()}
+
+    return workload._replace(
+        x=_format(workload.x, channels_last),
+        params=convert(workload.params),
+        base=convert(workload.base),
     )
-    return workload._replace(x=_format(workload.x, channels_last), params=params, base=base)
 
 
 def _gather(workload: Workload, batches: list[Tensor], channels_last: bool):
@@ -379,13 +383,14 @@ def aggregate(clients: Sequence[tuple[Tensors, Tensors]], scores: Sequence[float
     inverse = [1 / (g + eps) for g in scores]
     weights = [x / sum(inverse) for x in inverse]
 
-    def mean(parts: list[Tensors]) -> Tensors:
-        return {
-            name: sum(w * part[name] for w, part in zip(weights, parts, strict=True))
-            for name in parts[0]
-        }
+    def mean(parts: Sequence[Tensors]) -> Tensors:
+        means = {}
+        for name in parts[0]:
+            means[name] = sum(w * part[name] for w, part in zip(weights, parts, strict=True))
+        return means
 
-    return weights, tuple(mean([client[i] for client in clients]) for i in range(2))
+    params, stats = zip(*clients, strict=True)
+    return weights, (mean(params), mean(stats))
 
 
 def to_float64(workload: Workload) -> Workload:

@@ -114,9 +114,7 @@ def measure(name: str, args: argparse.Namespace) -> dict[str, Any]:
                 times[peer].append(running[peer].request("time"))
             order.reverse()
         about = {peer: contestant.about for peer, contestant in running.items()}
-    seconds = {}
-    for peer, timings in times.items():
-        seconds[peer] = {part: machine.spread([t[part] for t in timings]) for part in timings[0]}
+    seconds = {peer: machine.spread_by_part(timings) for peer, timings in times.items()}
     ours = seconds["ours"]["round"]["median"]
     ratios = {peer: round(s["round"]["median"] / ours, 3) for peer, s in seconds.items()}
     print(f"  ours {ours:.3g} s; multiples {ratios}; skipped {skipped}", flush=True)

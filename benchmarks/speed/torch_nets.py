@@ -61,7 +61,10 @@ def as_arrays(model: str, kind: str, params: Tensors) -> dict[str, np.ndarray]:
 
 def stacked(models: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
     """Returns arrays of several clients' models by name, with an axis for the clients in front."""
-    return {name: np.stack([arrays[name] for arrays in models]) for name in models[0]}
+    by_name = {}
+    for name in models[0]:
+        by_name[name] = np.stack([arrays[name] for arrays in models])
+    return by_name
 
 
 def _channels(model: str, name: str) -> int | None:

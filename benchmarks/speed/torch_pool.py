@@ -62,7 +62,10 @@ def cohort(
     _copy_into(pool.start, start)
     order = sorted(range(len(clients)), key=lambda k: -len(clients[k]))
     scores, cpu_seconds = [0.0] * len(clients), 0.0
-    jobs = [(k, [rows.numpy() for rows in clients[k]], max_batches) for k in order]
+    jobs = []
+    for k in order:
+        batches = [rows.numpy() for rows in clients[k]]
+        jobs.append((k, batches, max_batches))
     for k, score, seconds in pool.processes.imap_unordered(_train_and_score, jobs):
         scores[k] = score
         cpu_seconds += seconds
@@ -99,8 +102,8 @@ def _copy_into(target: tuple[Tensors, Tensors], source: tuple[Tensors, Tensors])
 
 def _copy(workload: Any) -> tuple[Tensors, Tensors]:
     """Returns a copy of the initial model in shared memory, in the same memory format."""
-    params, stats = (
-        {name: t.clone().share_memory_() for name, t in part.items()}
-        for part in (workload.params, workload.stats)
-    )
-    return params, stats
+
+    def shared(tensors: Tensors) -> Tensors:
+        return {name: tensor.clone().share_memory_() for name, tensor in tensors.items()}
+
+    return shared(workload.params), shared(workload.stats)

@@ -1,4 +1,4 @@
-"""The settings of a run: `options`, `methods` and `networks` declare them, `checks` refuses others. No jax."""
+"""The settings of a run: `options`, `methods` and `networks` declare them, `checks` refuses others."""
 
 from fedvg_jax.config.checks import check, refuse_unused, to_json, unused
 from fedvg_jax.config.command_line import dotted, read_toml

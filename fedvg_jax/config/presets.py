@@ -1,4 +1,4 @@
-"""Names of several settings, and from names and values to settings: of files, flags, axes, run folders and Python.
+"""Names that stand for several settings, and `apply`, which makes settings of the names and values of any source.
 
 A name is a preset of `--dataset NAME`, or a shorthand, `--method NAME` or `--fidelity NAME`. `fidelity.toml` has a row
 for each difference between the paper, the published code and this package: a name of `--reference`, settings that give
@@ -32,7 +32,7 @@ _PAPER: dict = {
 }
 """Settings that the data sets of the paper share, unless a line below overrides them."""
 
-_OWN: dict = {
+_CUSTOM: dict = {
     "model": "lenet5",
     "clients": 20,
     "join_ratio": 0.25,
@@ -66,8 +66,8 @@ DATASETS: dict[str, dict] = {
     "tinyimagenet": _PAPER | {"model": "resnet50", "batch_size": 128, "momentum": 0.9},
     "covid19": _PAPER | {"model": "resnet50", "clients": 20, "join_ratio": 0.25},
     "dermamnist": _PAPER | {"model": "resnet50", "clients": 25, "join_ratio": 0.2},
-    "npz": _OWN,
-    "folder": _OWN,
+    "npz": _CUSTOM,
+    "folder": _CUSTOM,
     "csv": {"clients": 10, "min_samples_rule": "top_up", "rounds": 50, "lr": 0.1},
 }
 """Data set -> its preset. The presets of the paper's data sets are its table of hyperparameters. The paper does not
@@ -178,7 +178,7 @@ def dataset_preset(name: str) -> dict:
     >>> dataset_preset("covid19")["clients"], dataset_preset("tfds:mnist")["model"], dataset_preset("nosuch")
     (20, 'lenet5', {})
     """
-    return _OWN if name.startswith(tuple(OUTSIDE)) else DATASETS.get(name, {})
+    return _CUSTOM if name.startswith(tuple(OUTSIDE)) else DATASETS.get(name, {})
 
 
 # --- from names and values to settings

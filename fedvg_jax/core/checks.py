@@ -35,19 +35,20 @@ def expect(pytree: Tree, like: Tree, what: str, *, any_float: bool = False) -> N
         ...
     fedvg_jax.UsageError: stats leaf 'w' is float32 of shape (2,); expected float32 of shape (3,)
     """
-    got, expected = (
-        {path: described(leaf, any_float) for path, leaf in tree.by_path(each).items()}
-        for each in (pytree, like)
-    )
+    got = _described_by_path(pytree, any_float)
+    expected = _described_by_path(like, any_float)
     for path in expected | got:
-        if got.get(path) != expected.get(path):
-            raise UsageError(
-                f"{what} leaf '{path}' is {got.get(path, 'absent')}; expected {expected.get(path, 'absent')}"
-            )
+        ours, theirs = got.get(path, "absent"), expected.get(path, "absent")
+        if ours != theirs:
+            raise UsageError(f"{what} leaf '{path}' is {ours}; expected {theirs}")
     if jax.tree.structure(pytree) != jax.tree.structure(like):
         raise UsageError(
             f"{what} is {jax.tree.structure(pytree)}; expected {jax.tree.structure(like)}"
         )
+
+
+def _described_by_path(pytree: Tree, any_float: bool) -> dict[str, str]:
+    return {path: described(leaf, any_float) for path, leaf in tree.by_path(pytree).items()}
 
 
 def described(leaf: Any, any_float: bool = False) -> str:

@@ -102,7 +102,9 @@ def whole(model: Tree, part: Tree) -> Any:
     >>> whole({"w": 1, "b": None}, {"w": None, "b": 2}), whole({"w": 1}, None)
     ({'b': 2, 'w': 1}, {'w': 1})
     """
-    return model if part is None else _map(lambda p, own: own if p is None else p, part, model)
+    if part is None:
+        return model
+    return _map(lambda p, own: own if p is None else p, part, model)
 
 
 def rest_of(model: Tree, part: Tree) -> Any:

@@ -155,7 +155,7 @@ def fetch_hub_set(name: str, target: Path) -> None:
 
 @contextmanager
 def drafting(target: Path) -> Iterator[Path]:
-    """Yields a folder, whose file or folder of the name of `target` then takes its place; the others are removed.
+    """Yields a folder. Its entry with the name of `target` then takes the place of `target`; the others are removed.
 
     Raises:
         UsageError: the folder cannot be written.

@@ -245,7 +245,7 @@ def make_round(
 def _over_devices(
     run: Callable, parts: RoundParts, inputs: RoundInputs
 ) -> tuple[SimState, Metrics]:
-    """Returns `run(parts, inputs)`, for which devices that divide client states exchange those of the cohort.
+    """Returns `run(parts, inputs)`. Devices that divide client states exchange the states of the cohort for it.
 
     The rows of a run are a multiple of the devices. States with other row counts, as in custom loops, are not divided.
     """

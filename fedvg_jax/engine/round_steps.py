@@ -96,7 +96,7 @@ class Averages(NamedTuple):
 
     table: ClientTable
     weights: Any
-    """s_k, leaves [K], 0 for dropped clients and for those of later client chunks."""
+    """s_k, leaves [K], 0 for dropped clients and for clients of later client chunks."""
     model: Any
     """The aggregate of the clients' models."""
     messages: Tree

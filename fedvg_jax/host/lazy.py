@@ -10,7 +10,7 @@ from typing import Any
 
 
 def attach(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
-    """Returns `__getattr__` and `__all__` of a package whose stub, `__init__.pyi`, imports its public names.
+    """Returns `__getattr__` and `__all__` of a package with a stub, `__init__.pyi`, that imports its public names.
 
     Args:
         package: its `__name__`.

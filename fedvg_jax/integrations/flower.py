@@ -45,7 +45,7 @@ class FedVG(FedAvg):
 
     Attributes:
         rounds: for every round so far, id of a client -> its weight, averaged over the trained tensors; 0 for a client
-            whose model or gradient is not finite.
+            with a model or a gradient that is not finite.
     """
 
     def __init__(

@@ -71,10 +71,10 @@ def inverse_norm_weights(
     for client, gradient in enumerate(gradients):
         checks.expect({**gradient}, trained, f"gradient of client {client}", any_float=True)
     measure = types.named(NORMS, norm, "norm")
-    measured = {
-        name: jnp.stack([measure(jnp.asarray(g[name], jnp.float32)) for g in gradients])
-        for name in trained
-    }
+    measured = {}
+    for name in trained:
+        of_clients = [measure(jnp.asarray(g[name], jnp.float32)) for g in gradients]
+        measured[name] = jnp.stack(of_clients)
     statistics = {name: 0 for name in floats if name not in trained}
     weights = weights_of_norms(
         inverse(eps), Variables(measured, statistics), granularity, block_of or first_component

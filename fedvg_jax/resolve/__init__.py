@@ -1,4 +1,6 @@
-"""From settings and a caller's objects to everything that a run is, once. Nothing behind this package reads settings.
+"""Makes an `Experiment`, which is everything that a run is, of settings and of objects from Python.
+
+Nothing behind this package reads the text of a setting.
 
 `experiment` resolves them, with `data`, `model`, `method` and `machine`, each for its part.
 """

@@ -61,6 +61,6 @@ def num_devices(config: Config) -> int:
     if processes > size or (not is_auto and (wanted > min(available, size) or wanted % processes)):
         raise UsageError(
             f"devices {wanted}: jax has {available}, {processes} process(es) share them, and {size} clients are"
-            " held at a time; use --devices auto, or set JAX_NUM_CPU_DEVICES before jax starts"
+            " trained at a time; use --devices auto, or set JAX_NUM_CPU_DEVICES before jax starts"
         )
     return wanted

@@ -1,1 +1,1 @@
-"""From a config to a finished run."""
+"""Runs an experiment: makes its simulation, computes the rounds, and records them in a run folder."""

@@ -120,7 +120,7 @@ class Cohorts(NamedTuple):
     chunk_size: int
     """H, clients that are trained at a time"""
     num_asked: int
-    """clients that are asked in a round, of which the first K to arrive are the cohort"""
+    """clients that are asked in a round; the first K of them to arrive are the cohort"""
     local_epochs: tuple[int, int]
     """smallest and largest number"""
     skips_single_rows: bool = False

@@ -29,11 +29,12 @@ class Observers(NamedTuple):
 
     callbacks: Sequence[Callback] = ()
     """called after every round with (a copy of the record, state); chunks are then one round long"""
-    on_chunk: Callable[[list[Record]], None] | None = None
+    on_records: Callable[[list[Record]], None] | None = None
     """called after every chunk with copies of its records, before they are written; first with those before a resumed
     run's checkpoint. It may raise `StopRun`, as callbacks may."""
-    on_records: Callable[[list[Record]], None] = lambda records: None
-    """called with the records of every chunk; first with those before a resumed run's checkpoint"""
+    on_progress: Callable[[list[Record]], None] = lambda records: None
+    """called with the records of every chunk when they are written; first with those before a resumed run's
+    checkpoint"""
     log: Callable[[str], None] = _log_warning
     """called with one line about a resumed run, about the first round that averages no client, and about a signal"""
     on_stop: Callable[[str], None] = lambda name: None
@@ -58,11 +59,11 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
     with recording.open_run_folder(sim, observers.log) as recorder:
         start = recorder.start
         if start.records:
-            observers.on_records(start.records)
+            observers.on_progress(start.records)
         if start.is_finished:
-            if observers.on_chunk:
+            if observers.on_records:
                 with contextlib.suppress(history.StopRun):  # the run is over
-                    observers.on_chunk(copy.deepcopy(start.records))
+                    observers.on_records(copy.deepcopy(start.records))
             return _finished_history(sim)
         return _run_rounds(sim, recorder, observers)
 
@@ -117,8 +118,8 @@ def _run_rounds(
         observers.log(privacy.COVERS if sim.account else privacy.UNKNOWN)
     run = Run(sim, recorder, observers, list(start.records), [])
     is_over = len(run.records) >= sim.config.rounds
-    if run.records and observers.on_chunk:
-        calls = [functools.partial(observers.on_chunk, copy.deepcopy(run.records))]
+    if run.records and observers.on_records:
+        calls = [functools.partial(observers.on_records, copy.deepcopy(run.records))]
         is_over |= is_ended_by(calls, run.endings)
     compiled = None if is_over else chunks.compile_programs(sim)
     recorder.start_clock(compiled.seconds if compiled else 0.0)
@@ -151,14 +152,14 @@ def call_observers(run: Run, records: list[Record], state: SimState) -> bool:
         records: of the chunk.
         state: after it.
     """
-    last, on_chunk = records[-1], run.observers.on_chunk
+    last, on_records = records[-1], run.observers.on_records
     calls = [
         functools.partial(callback, copy.deepcopy(last), state)
         for callback in run.observers.callbacks
     ]
-    if on_chunk:
+    if on_records:
         recorded = _until_divergence(run, records)
-        calls.append(functools.partial(on_chunk, copy.deepcopy(recorded)))
+        calls.append(functools.partial(on_records, copy.deepcopy(recorded)))
     return is_ended_by(calls, run.endings)
 
 
@@ -197,7 +198,7 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     is_first_warning = warning and not endings.no_client_warning(run.records)
     run.records.extend(recorded)
     run.recorder.add(recorded, state)
-    run.observers.on_records(recorded)
+    run.observers.on_progress(recorded)
     if problem:
         raise history.DivergedError(
             f"round {len(run.records)}: {problem}; use a smaller --lr, correct the data, the model or the weighting,"

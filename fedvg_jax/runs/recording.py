@@ -85,12 +85,12 @@ class Recorder:
         self.start_clock(0.0)
 
     def start_clock(self, compile_seconds: float) -> None:
-        """Starts to count the seconds of running, after those of compiling."""
+        """Starts to count the seconds of running, after `compile_seconds` of compiling."""
         self._compiling = self.start.seconds[0] + compile_seconds
         self._running_since = time.perf_counter()  # a clock that cannot be set
 
     def seconds(self) -> tuple[float, float]:
-        """Returns the seconds of compiling and of running, over all parts of the run."""
+        """Returns the seconds of compiling and of running, over all segments of the run."""
         return self._compiling, self.start.seconds[1] + time.perf_counter() - self._running_since
 
     def submit(self, write: Callable[..., None], *arguments: Any) -> None:
@@ -145,8 +145,7 @@ class Recorder:
         if self._folder is None:
             return
         content = {"state": state, "best": self.best, "seconds": np.array(self.seconds())}
-        what = self._folder, self._round, content, self._history, self._config.keep
-        self.submit(_save, *what)
+        self.submit(_save, self._folder, self._round, content, self._history, self._config.keep)
         self._saved_round, self._saved_at = self._round, time.perf_counter()
 
     def wait(self) -> None:
@@ -211,8 +210,9 @@ def open_run_folder(sim: Simulation, log: Log) -> Iterator[Recorder]:
                 _prepare_folder(sim, folder, start, log)
                 # in the background, because digests of data take long
                 recorder.submit(_write_manifest, sim, folder, sources, len(start.records), log)
-        checkpoint_of = {"checkpoint": str(start.resumed_from)}
-        processes.refuse_different(checkpoint_of, f"let all see the same files of {folder}")
+        processes.refuse_different(
+            {"checkpoint": str(start.resumed_from)}, f"let all see the same files of {folder}"
+        )
         yield recorder
 
 

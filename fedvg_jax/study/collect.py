@@ -72,7 +72,7 @@ def make_study(
     placed = _places(read, sweeps, is_one_sweep)
     conditions = tuple(dict.fromkeys(place.condition for place in placed))
     frame = make_frame(read, placed, conditions)
-    _refuse_mixed(read, placed)
+    _refuse_mixed(frame)
     if not is_one_sweep:
         frame = _with_unpaired(frame, conditions)
     missing = frame.loc[frame["kind"] == "missing", "problem"]
@@ -109,7 +109,9 @@ def _places(read: Sequence[Folder], sweeps: Sequence[Stored], is_one_sweep: bool
     if is_one_sweep:
         return places.places(settings, sweeps[0].axes)
     tuned = tuning.tuned_by_all(sweeps, len(read))
-    others = [{n: v for n, v in each.items() if n not in tuned} for each in settings]
+    others = []
+    for each in settings:
+        others.append({n: v for n, v in each.items() if n not in tuned})
     placed = places.places(others)
     chosen: dict[tuple, dict[str, Any]] = {}
     for place, each in zip(placed, settings, strict=True):
@@ -167,40 +169,42 @@ def _with_unpaired(frame: Frame, conditions: Sequence[Condition]) -> Frame:
     import pandas
 
     counts = frame.pivot_table("name", "method", PLACE[1:], aggfunc="count", sort=False)
-    absent = counts.isna().melt(ignore_index=False).reset_index()
-    absent = absent[absent.pop("value")].assign(run=None, kind="missing")
-    if absent.empty:
+    missing = counts.isna().melt(ignore_index=False).reset_index()
+    missing = missing[missing.pop("value")].assign(run=None, kind="missing")
+    if missing.empty:
         return frame
     lines = []
-    for row in absent.itertuples():
+    for row in missing.itertuples():
         condition = places.condition_text(conditions[row.condition])
         where = f"{row.method}, {condition}".removesuffix(", ")
         lines.append(f"{where}: no run with {places.seeds_text((row.seed, row.partition_seed))}")
-    return pandas.concat([frame, absent.assign(problem=lines)], ignore_index=True)
+    return pandas.concat([frame, missing.assign(problem=lines)], ignore_index=True)
 
 
-def _refuse_mixed(read: Sequence[Folder], placed: Sequence[Place]) -> None:
+def _refuse_mixed(frame: Frame) -> None:
     """Raises UsageError for runs of one condition with different data, different partitions of one seed, or other code.
 
     A partition from Python may depend on all seeds.
     """
-    folders: dict[tuple, dict[str, Path]] = {}  # what is one in which runs -> digest -> a folder
-    for run, place in [(folder.run, place) for folder, place in zip(read, placed, strict=True)]:
-        if run is None:
-            continue
-        seed, partition_seed = place.seeds
-        own_seed = seed if "partition" in run.custom else None
-        digests: dict[tuple, Any] = {("data", place.condition): run.manifest.get("data")}
-        drawn = "partition", place.condition, partition_seed, own_seed
-        digests[drawn] = run.manifest.get("partition", partition_seed)
-        for argument, digest in run.manifest.get("code", {}).items():
-            digests[f"{argument} {run.custom.get(argument, '')}".strip(),] = digest
-        for what, digest in digests.items():
-            folders.setdefault(what, {}).setdefault(str(digest), run.folder)
+    import pandas
+
+    rows = []
+    for row in frame[frame["run"].notna()].itertuples():
+        run, manifest = row.run, row.run.manifest
+        own_seed = row.seed if "partition" in run.custom else None
+        drawn_by = row.condition, row.partition_seed, own_seed
+        partition = manifest.get("partition", row.partition_seed)
+        rows.append(("data", row.condition, str(manifest.get("data")), run.folder))
+        rows.append(("partition", drawn_by, str(partition), run.folder))
+        for argument, digest in manifest.get("code", {}).items():
+            name = f"{argument} {run.custom.get(argument, '')}".strip()
+            rows.append((name, "code", str(digest), run.folder))
+    digests: Frame = pandas.DataFrame(rows, columns=["what", "group", "digest", "folder"])
     lines = []
-    for (what, *_), mixed in folders.items():
+    for (what, _), runs in digests.groupby(["what", "group"], sort=False):
+        mixed = runs.drop_duplicates("digest")
         if len(mixed) > 1:
-            lines += [f"{what} {digest:.12} in {folder}" for digest, folder in mixed.items()]
+            lines += [f"{what} {run.digest:.12} in {run.folder}" for run in mixed.itertuples()]
     if lines:
         raise UsageError(
             f"the runs are of different data, partitions or code: {_listed(lines)}; report them apart, or give objects"

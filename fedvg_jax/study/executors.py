@@ -1,7 +1,7 @@
 """A sweep is a map over executors: processes of this machine, or any `concurrent.futures.Executor`.
 
 On this machine every process is a separate executor, so that one that is killed takes no other along, and the trials
-of one program follow one another in a process. No jax.
+of one program follow one another in a process.
 """
 
 from __future__ import annotations

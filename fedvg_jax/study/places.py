@@ -57,8 +57,10 @@ def settings_of(trial: Trial) -> dict[str, Any]:
 
 def shared_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the settings that all runs use with the same value, by dotted name."""
-    first, *others = runs
-    return {n: v for n, v in first.items() if all((n, v) in run.items() for run in others)}
+    shared = dict(runs[0])
+    for run in runs[1:]:
+        shared = {n: v for n, v in shared.items() if (n, v) in run.items()}
+    return shared
 
 
 def places(runs: Sequence[Mapping[str, Any]], axes: Collection[str] = ()) -> list[Place]:

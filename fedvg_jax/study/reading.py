@@ -80,9 +80,8 @@ def _read_run(folder: Path, trial: Trial | None = None) -> Folder:
         UsageError: its settings or results cannot be read, or belong to another trial.
     """
     history = History.load(folder)
-    partition, manifest = (
-        files.read_object_if_any(folder / f"{stem}.json") for stem in ("partition", "manifest")
-    )
+    partition = files.read_object_if_any(folder / "partition.json")
+    manifest = files.read_object_if_any(folder / "manifest.json")
     assert history.config is not None
     if trial and (changed := run_folder.differences(trial.config, history.config)):
         raise UsageError(f"other settings than those of the sweep: {changed[0]}")

@@ -1,4 +1,4 @@
-"""Reports: run folders -> a study -> tables, figures, and one HTML page with all of them, which needs no network."""
+"""Writes the report of a study: tables, figures, and one HTML page with all of them, which needs no network."""
 
 from __future__ import annotations
 
@@ -110,8 +110,9 @@ def _compared(study: Study, folder: Path | None, command: str) -> Compared:
     texts = {f"{name}.csv": csv_text(frame) for name, frame in frames.items()}
     texts |= {f"{table.name}.tex": latex(table) for table in made}
     paths, pictures = [], []
+    compared = Compared(frames, "\n".join(sentences))
     if folder is None:
-        return Compared(frames, "\n".join(sentences))
+        return compared
     with files.writing(folder, "--out"), base.drawing():
         (folder / "tables").mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
@@ -122,7 +123,7 @@ def _compared(study: Study, folder: Path | None, command: str) -> Compared:
                 paths += base.save(drawing, folder / "figures")
                 pictures.append(_picture(drawing, paths[-2]))
         files.replace(folder / PAGE, page(study, made, sentences, pictures, command))
-    return Compared(frames, "\n".join(sentences), [*paths, folder / PAGE])
+    return compared._replace(paths=[*paths, folder / PAGE])
 
 
 TEMPLATE = string.Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
@@ -246,7 +247,7 @@ def _read_results(results: Sequence[Any]) -> tuple[list[Folder], list[Stored]]:
 
 
 def _unfinished_others(results: Sequence[SweepResult]) -> list[Folder]:
-    """Returns the unfinished trials of the same sweeps that are not among the results: those of other shards."""
+    """Returns the unfinished trials of the same sweeps that other shards compute, and that are not in the results."""
     names = {(id(each.sweep), each.name) for each in results}
     sweeps = {}
     for each in results:

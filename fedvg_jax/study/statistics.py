@@ -54,7 +54,8 @@ def compare(ours: Mapping[Seeds, float], theirs: Mapping[Seeds, float]) -> Compa
     from scipy import stats
 
     shared = sorted(ours.keys() & theirs.keys())
-    first, second = (np.array([values[seeds] for seeds in shared]) for values in (ours, theirs))
+    first = np.array([ours[seeds] for seeds in shared])
+    second = np.array([theirs[seeds] for seeds in shared])
     differences = first - second
     mean = float(differences.mean()) if shared else math.nan
     if len(shared) < 2:
@@ -146,17 +147,14 @@ def findings(study: Study) -> list[str]:
     compared = compare_pairs(study)
     if compared.empty:
         return []
-    lead = study.outcome.sign * compared["difference"]
-    ordered = compared.assign(lead=lead).sort_values("lead", ascending=False)
+    lead, is_open = study.outcome.sign * compared["difference"], compared["outcome"] == "undecided"
+    ordered = compared.assign(lead=lead, is_open=is_open)
+    ordered = ordered.sort_values(["is_open", "lead"], ascending=[True, False])
     lines = []
     for position in range(len(study.conditions)):
         rows = ordered[(ordered["condition"] == position) & (ordered["n"] > 0)]
-        words = [_comparison(study.outcome, row) for row in rows.itertuples()]
-        is_open = rows["outcome"] == "undecided"
         sentences = _lost(study, position)
-        sentences += [f"{text}." for text in itertools.compress(words, ~is_open)]
-        if undecided := list(itertools.compress(words, is_open)):
-            sentences.append(f"Undecided: {'; '.join(undecided)}.")
+        sentences += [_comparison(study.outcome, row) for row in rows.itertuples()]
         where = condition_text(study.conditions[position])
         if sentences:
             lines.append(f"{where}: {' '.join(sentences)}".removeprefix(": "))
@@ -195,16 +193,16 @@ def _clock(study: Study) -> str:
 
 
 def _comparison(outcome: Outcome, row: Any) -> str:
-    """Returns a comparison in words."""
+    """Returns a sentence on a comparison."""
     ours, against = method_title(row.method), method_title(row.against)
     is_open = row.outcome == "undecided"
     sign = -1 if row.difference < 0 and not is_open else 1
     limits = sorted((sign * row.t_low, sign * row.t_high))
     size = amount(outcome, sign * row.difference, *limits)
     if is_open:
-        return f"{ours} against {against}, {size}"
+        return f"{ours} against {against} is undecided: the difference is {size}."
     verdict = "ahead of" if row.outcome == "ahead" else "behind"
-    return f"{ours} is {verdict} {against} by {size}"
+    return f"{ours} is {verdict} {against} by {size}."
 
 
 def amount(outcome: Outcome, mean: float, low: float, high: float) -> str:

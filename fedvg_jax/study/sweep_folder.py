@@ -1,4 +1,4 @@
-"""The folder of a sweep: sweep.json, and one run folder per trial. No jax.
+"""The folder of a sweep: sweep.json, and one run folder per trial.
 
 sweep.json             the axes, and all settings of every trial
 trials/NAME/           the run folder of a trial

@@ -34,7 +34,7 @@ HYPER = "hyper."
 RANGED = ("seed", "partition_seed")
 """Settings that take ranges such as 0:5."""
 
-PLACES = ("data_dir", "validation.data_dir")
+DATA_FOLDERS = ("data_dir", "validation.data_dir")
 """Folders of data, which may differ between machines. An empty text stands for none, for which TOML has no value."""
 
 OF_SINGLE_RUNS = ("out", "resume", "export")
@@ -209,7 +209,7 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
             raise UsageError(f"{source}: {name} must be numbers; got {given!r:.100}") from None
     check_name(name, source)
     scalars = [python_scalar(value) for value in values]
-    if name in PLACES:
+    if name in DATA_FOLDERS:
         scalars = [value or None for value in scalars]
     return [number for scalar in scalars for number in seeds(name, scalar)]
 
@@ -291,14 +291,14 @@ def _make_trial(sweep: Sweep, values: Mapping[str, Any]) -> Trial:
     used, names = {}, {}
     for axis in sweep.axes:
         for name in axis.names:
-            goes_along = name in PLACES and len(axis.names) > 1
+            goes_along = name in DATA_FOLDERS and len(axis.names) > 1
             if goes_along or name in replaced or unmet(config, name):
                 continue
             # so that 1 and 1.0 are one learning rate
             is_own = values[name] in sweep.named.get(name, ())
             is_typed = name in flat and not is_own and values[name] != "native"
             used[name] = flat[name] if is_typed else values[name]
-            if is_own or name in (*PLACES, "fidelity") or name.startswith(HYPER):
+            if is_own or name in (*DATA_FOLDERS, "fidelity") or name.startswith(HYPER):
                 names["model" if name == "task" else name] = plain(used[name])
     return Trial(name_of(used), used, config, custom, names)
 
@@ -366,5 +366,5 @@ def _refuse_never_used(sweep: Sweep, trials: Sequence[Trial]) -> None:
     for name in sorted({*sweep.layers[-1].settings, *sweep.names} - used):
         if all(unmet(trial.config, name) for trial in trials):
             refuse_unused(trials[0].config, [name])
-        if name in sweep.names and name not in PLACES:
+        if name in sweep.names and name not in DATA_FOLDERS:
             raise UsageError(f"axes: {name} has no effect beside objects from Python; leave it out")

@@ -90,11 +90,10 @@ def accuracy(study: Study) -> Table:
     numbers = by_group[choice].agg(mean="mean", std="std", n="count")
     numbers["lost"] = by_group["lost"].any()
     numbers = numbers.reset_index().sort_values("condition", kind="stable")
-    lost = numbers.pop("lost")
     shown: dict[str, dict[str, str]] = {method: {} for method in study.methods}
-    for row, is_marked in zip(numbers.itertuples(), lost, strict=True):
+    for row in numbers.itertuples():
         text = spread(row.mean, row.std, outcome.digits)
-        if is_marked:
+        if row.lost:
             text += f" {MARK}"
         elif (row.condition, row.method) in ahead:
             text = f"**{text}**"
@@ -109,7 +108,8 @@ def accuracy(study: Study) -> Table:
     )
     note = "Bold: has all its runs and is ahead in every comparison. " + statistics.family(compared)
     notes = (note, *footnotes(study))
-    return Table("accuracy", title, _settings(study, numbers), texts, notes)
+    numbers = _settings(study, numbers.drop(columns="lost"))
+    return Table("accuracy", title, numbers, texts, notes)
 
 
 # --- effects

@@ -191,7 +191,7 @@ def _run(
             simulation_of(prepared, trial, folder),
             log=log or lines.append,
             on_stop=signals.append,
-            on_records=lambda records: rounds.append(records[-1]["round"]),
+            on_progress=lambda records: rounds.append(records[-1]["round"]),
         )
     except Exception as error:  # one trial's error, of whatever kind, must not end the others
         result = failure_of(error, rounds[-1])

@@ -92,7 +92,9 @@ def make_tuning(
     if fixed := [n for n in settings if n in apart or not isinstance(n, str)]:
         raise UsageError(f"tune: {fixed[0]} cannot be tuned; make it an axis")
     axes = sweep_trials.parse_axes({**settings, "seed": seeds or SEEDS}, "tune")
-    grid = {axis.names[0]: [value for (value,) in axis.values] for axis in axes}
+    grid = {}
+    for axis in axes:
+        grid[axis.names[0]] = [value for (value,) in axis.values]
     return Tuning(grid, grid.pop("seed"), metric or "", better)
 
 

@@ -93,11 +93,11 @@ def run(
     log = functools.partial(output.say, console)
     with round_progress(console, config.rounds) as show:
 
-        def on_records(records: list[Record]) -> None:
+        def on_progress(records: list[Record]) -> None:
             on_chunk_done()
             show(records)
 
-        finished = output.run_simulation(sim, **observers, on_records=on_records, log=log)
+        finished = output.run_simulation(sim, **observers, on_progress=on_progress, log=log)
     if processes.is_first():
         print_results(console, finished)
     loop.export(sim, finished)

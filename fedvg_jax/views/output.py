@@ -103,7 +103,7 @@ def check_targets(config: Config, has_folder: bool) -> None:
 
 def run_simulation(sim: Simulation, **observers: Any) -> History:
     """Runs a simulation as `loop.run_simulation` does, and reports it to the trackers that its settings name."""
-    from fedvg_jax.runs import loop  # with jax, which no help needs
+    from fedvg_jax.runs import loop  # which no help needs
 
     if not sim.config.track:
         return loop.run_simulation(sim, **observers)
@@ -142,7 +142,7 @@ def unit(arrays: Arrays) -> str:
     >>> unit(data.load("digits")), unit(data.load("iris")), unit(data.load("literature"))
     ('images', 'rows', 'characters')
     """
-    from fedvg_jax.data.arrays import is_images, is_sequences  # with NumPy, which no help needs
+    from fedvg_jax.data.arrays import is_images, is_sequences  # which no help needs
 
     if is_images(arrays):
         return "images"

@@ -73,7 +73,7 @@ def require(config: Config, has_folder: bool) -> None:
 def run_simulation(
     sim: Simulation,
     *,
-    on_records: Callable[[list[Record]], None] = lambda records: None,
+    on_progress: Callable[[list[Record]], None] = lambda records: None,
     log: Callable[[str], None] = _log_warning,
     **observers: Any,
 ) -> History:
@@ -81,7 +81,7 @@ def run_simulation(
 
     Args:
         sim: the simulation, of settings that `require` admits.
-        on_records: see `loop.run_simulation`.
+        on_progress: see `loop.run_simulation`.
         log: as there; gets a line about every tracker, too.
         **observers: its other arguments.
     """
@@ -105,7 +105,7 @@ def run_simulation(
             call(name, writer.log, number, values)
 
     def report(records: list[Record]) -> None:
-        on_records(records)
+        on_progress(records)
         if names and records[0]["round"] == 1:
             run = _describe(sim)
             for name in names:
@@ -115,7 +115,7 @@ def run_simulation(
 
     is_complete = False
     try:
-        history = loop.run_simulation(sim, **observers, log=log, on_records=report)
+        history = loop.run_simulation(sim, **observers, log=log, on_progress=report)
         is_complete = history.summary.get("stopped_by") is None
         results = {f"summary/{name}": value for name, value in scalars(history.summary).items()}
         write(len(history.records), results)

@@ -50,7 +50,10 @@ def test_pytorch_loop_agrees_with_our_models_and_weights_on_the_same_minibatches
     gaps = compare(tmp_path, contestant, peers.Lean(peers.read(tmp_path)))
     assert contest.agrees(gaps), gaps
     other = peers.read(tmp_path)
-    other = other._replace(rounds=[[[rows[1:] for rows in client] for client in other.rounds[0]]])
+    clients = []
+    for minibatches in other.rounds[0]:
+        clients.append([rows[1:] for rows in minibatches])
+    other = other._replace(rounds=[clients])
     assert not contest.agrees(compare(tmp_path, contestant, peers.Lean(other)))
 
 

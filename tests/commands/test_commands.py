@@ -75,10 +75,11 @@ def test_documented_runs_are_parsed():
 
 def test_documented_resumes_work(folder):
     lines = [re.sub(r" --(config|data-dir|track) \S+", "", line) for line in documented("sim")]
-    first, again = (
-        arguments(next(x for x in lines if f"--resume {name}" in x))
-        for name in ("auto", "runs/first")
-    )
+
+    def resuming(name):
+        return arguments(next(line for line in lines if f"--resume {name}" in line))
+
+    first, again = resuming("auto"), resuming("runs/first")
     assert sim.main([*first, *SMALL]) == 0
     (run,) = folder.glob("runs/*")
     assert (

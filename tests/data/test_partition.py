@@ -19,7 +19,7 @@ def make(labels=LABELS, **changes):
 
 
 def sizes(parts):
-    return np.sum([[len(rows) for rows in part] for part in parts], 0)
+    return np.sum([list(map(len, part)) for part in parts], 0)
 
 
 GOLDEN = [
@@ -70,7 +70,7 @@ def test_extreme_alphas_give_no_nan_and_no_warning(alpha):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         parts = draw.draw_partition(LABELS, num_clients=8, alpha=alpha, rule="top_up")
-    size = np.sum([[len(rows) for rows in part] for part in parts], 0)
+    size = sizes(parts)
     assert size.sum() == len(LABELS) and size.min() >= 10
     if alpha < 1e-2:  # each of 4 labels belongs to one client, so at least 4 of 8 are topped up
         assert np.sum(size == 10) >= 4
@@ -165,4 +165,5 @@ def test_rows_by_client_are_read_and_split(tmp_path):
 def test_given_parts_are_taken_as_they_are():
     given = ([[0, 1], [2]], [[3], []], [[4], [5]])
     parts = check(given, test_ratio=0.6, val_ratio=0.3, min_samples=100, seed=7)
-    assert [[rows.tolist() for rows in part] for part in parts] == [list(part) for part in given]
+    for part, expected in zip(parts, given, strict=True):
+        assert [rows.tolist() for rows in part] == expected

@@ -33,6 +33,9 @@ def prepare(library, folder: Path):
     def example(i):
         return {"id": str(i), "image": io.BytesIO(png(X[i])), "label": i % 3}
 
+    def examples(rows):
+        return ((i, example(i)) for i in rows)
+
     class Tiny(library.core.GeneratorBasedBuilder, skip_registration=True):
         VERSION = library.core.Version("1.0.0")
         pkg_dir_path = folder
@@ -43,7 +46,7 @@ def prepare(library, folder: Path):
             )
 
         def _split_generators(self, _):
-            return {split: ((i, example(i)) for i in rows) for split, rows in SPLITS.items()}
+            return {split: examples(rows) for split, rows in SPLITS.items()}
 
         def _generate_examples(self):
             raise NotImplementedError  # the class asks for it; the splits give the examples

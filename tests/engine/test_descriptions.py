@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import worlds
+from support.small_sweeps import timeless
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import ClientRows
@@ -27,10 +28,7 @@ CONFIG = fv.Config(
 
 
 def records(history):
-    return [
-        {name: value for name, value in record.items() if "seconds" not in name}
-        for record in history.records
-    ]
+    return timeless(history.records)
 
 
 @pytest.mark.parametrize(

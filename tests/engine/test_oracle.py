@@ -60,12 +60,11 @@ def menu(rules):
     def is_one(node):
         return isinstance(node, dict) and node.keys() == norms.BY_NAME.keys()
 
-    by_mode = {
-        mode: once(
-            signals.normed(signals.validation_gradient(worlds.TASK, mode == "train", 1), every_norm)
-        )
-        for mode in {scoring.mode for _, scoring in rules}
-    }
+    by_mode = {}
+    for _, scoring in rules:
+        if scoring.mode not in by_mode:
+            gradient = signals.validation_gradient(worlds.TASK, scoring.mode == "train", 1)
+            by_mode[scoring.mode] = once(signals.normed(gradient, every_norm))
 
     def of(name, scoring):
         def signal(*client):

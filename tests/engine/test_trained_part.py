@@ -92,16 +92,15 @@ def test_clients_share_every_convolution_of_the_base(conv):
     )
     equations = list(programs.equations(gradients, *tree.repeat((trained, rows), clients)))
     products = [e for e in equations if e.primitive.name == "dot_general"]
-    of_clients = [
-        e for e in products if clients in [e.invars[0].aval.shape[i] for i in batched_axes(e)]
-    ]
+    of_clients = [product for product in products if clients in batched_sizes(product)]
     assert len(of_clients) == 2
     convolutions = [e for e in equations if e.primitive.name == "conv_general_dilated"]
     assert all(e.params["feature_group_count"] == 1 for e in convolutions)
 
 
-def batched_axes(product):
-    return product.params["dimension_numbers"][1][0]
+def batched_sizes(product):
+    axes = product.params["dimension_numbers"][1][0]
+    return [product.invars[0].aval.shape[axis] for axis in axes]
 
 
 # --- rounds

@@ -148,7 +148,9 @@ def test_two_rounds_of_flower_equal_two_rounds_of_the_engine(case):
         fraction_evaluate=0.0,
     )
     result = strategy.start(LocalGrid(jax_client), record_of(named(start)), num_rounds=2)
-    ours = [[of_round[node] for node in NODES] for of_round in strategy.rounds]
+    ours = []
+    for of_round in strategy.rounds:
+        ours.append([of_round[node] for node in NODES])
     np.testing.assert_allclose(ours, weights, atol=1e-5)
     worlds.assert_close(variables_of(numpy_of(result.arrays)), state.variables, 1e-5)
 

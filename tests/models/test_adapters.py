@@ -60,12 +60,12 @@ def test_adapters_compute_what_their_merged_kernels_do_and_at_first_nothing(x64)
     task, adapted, start, moved = make()
     batch = fv.Batch(jnp.asarray(IMAGES), jnp.arange(40) % 3)
     with_adapters, plain = (moved, start), (adapters.merged(moved), adapters.removed(moved))
-    (actual, first), (merged, base) = worlds.jit(
-        lambda: [
-            [of.predict(*m, batch) for m in models]
-            for of, models in ((adapted, with_adapters), (task, plain))
-        ]
-    )()
+
+    def predictions(task, models):
+        return worlds.jit(lambda: [task.predict(*model, batch) for model in models])()
+
+    actual, first = predictions(adapted, with_adapters)
+    merged, base = predictions(task, plain)
     worlds.assert_close(actual, merged, 1e-12)
     np.testing.assert_array_equal(first, base)
     assert np.abs(actual - base).max() > 0.1

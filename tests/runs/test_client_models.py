@@ -75,7 +75,7 @@ def test_personal_accuracies_are_those_of_ditto_s_personal_models():
 
 
 def recorded(result):
-    return [{name: record[name] for name in NAMES} for record in result[1].records]
+    return [[*map(record.get, NAMES)] for record in result[1].records]
 
 
 def test_accuracies_do_not_depend_on_where_rows_and_client_states_lie():

@@ -48,9 +48,8 @@ def test_val_and_test_are_measured_on_the_rows_of_their_names(evaluated):
 def test_the_best_round_and_its_model_are_chosen_on_validation_rows(evaluated):
     """In this run, the test rows would choose another one."""
     _, history, models = evaluated
-    val, test = (
-        [record[f"{part}_accuracy"] for record in history.records] for part in ("val", "test")
-    )
+    val = [record["val_accuracy"] for record in history.records]
+    test = [record["test_accuracy"] for record in history.records]
     best = int(np.argmax(val))
     assert np.argmax(test) != best
     assert history.summary["best_val_round"] == best + 1

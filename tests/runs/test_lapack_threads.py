@@ -28,8 +28,8 @@ def test_lapack_has_one_thread_while_rounds_are_computed():
         return fv.weightings.by_scalar(scalar)
 
     with threadpoolctl.threadpool_limits(2, "blas"):
-        points = fv.run_sweep(CONFIG, {"seed": [0, 1]}, **linear.GIVEN, weighting=watching)
+        results = fv.run_sweep(CONFIG, {"seed": [0, 1]}, **linear.GIVEN, weighting=watching)
         jax.effects_barrier()
-        assert [isinstance(point.result, fv.History) for point in points] == [True, True]
+        assert [isinstance(each.result, fv.History) for each in results] == [True, True]
         assert threads() == {2}
     assert {1} in seen  # trials before the first round have two

@@ -126,7 +126,7 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
 
     def stop(record, state):
         if record["round"] == 3:
-            time.sleep(0.5)  # longer than the second part takes
+            time.sleep(0.5)  # longer than the second segment takes
             signal.raise_signal(signal.SIGINT)
 
     straight, stopped = tmp_path / "straight", tmp_path / "stopped"
@@ -139,7 +139,7 @@ def test_stopped_and_resumed_run_equals_an_uninterrupted_one(tmp_path):
         result.summary["resumed_from"],
         result.summary["rounds"],
     ) == (3, 6)
-    # both have the first part
+    # both have the first segment
     assert min(part.summary["run_seconds"] for part in (first, result)) > 0.5
     paths = " ".join(leaves(straight))
     for part in ("state.server", "state.clients", "state.variables.stats", "best.params"):
@@ -206,6 +206,17 @@ def test_lines_behind_the_newest_checkpoint_are_computed_again(whole, run):
     path.write_bytes(b"".join(lines[:4]) + bytes(300) + b"\n" + lines[5][:-40])
     simulate(run, resume=str(run), log=pytest.fail)
     assert_same(run, whole)
+
+
+def test_files_of_a_user_beside_checkpoints_stay_and_change_no_run(whole, run):
+    """A copy of a checkpoint with the number of a later round, and a file."""
+    folder = left_at(run, 4) / "checkpoints"
+    shutil.copytree(folder / "000004", folder / "000099")
+    (folder / "notes.txt").write_text("of a user")
+    before = contents(folder / "000099") | {folder / "notes.txt": b"of a user"}
+    simulate(run, resume=str(run), keep=1)
+    assert_same(run, whole)
+    assert names(run) == ["000006"] and before.items() <= contents(run).items()
 
 
 def test_a_damaged_checkpoint_is_left_for_the_one_before(whole, run):
@@ -371,7 +382,8 @@ def test_changed_setting_that_affects_results_is_refused_by_name(unfinished):
         with naming(name):
             value = effective(SMALL)[name]
             is_number = bool({int, float} & {*config.SETTINGS[name].types})
-            other = (value or 0) + 1 if is_number else not value if type(value) is bool else "other"
+            other = not value if type(value) is bool else "other"
+            other = (value or 0) + 1 if is_number else other
             changed = config.apply(SMALL, {name: other}, "test")
             changed = replace(changed, resume="runs/a", out=None)
             if name in run_folder.RESUMABLE_CHANGES:

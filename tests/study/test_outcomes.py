@@ -50,10 +50,12 @@ def folder(tmp_path_factory):
 def corrected(p_values):
     """Returns Holm's correction by its definition: max over smaller p of p times the number of tests left."""
     ordered = sorted(p_values)
-    return [
-        max(min(1, p * (len(ordered) - i)) for i, p in enumerate(ordered) if p <= own)
-        for own in p_values
-    ]
+    times_left = [(p, min(1, p * (len(ordered) - i))) for i, p in enumerate(ordered)]
+
+    def largest_up_to(own):
+        return max(product for p, product in times_left if p <= own)
+
+    return [largest_up_to(own) for own in p_values]
 
 
 @pytest.mark.parametrize("baseline", ["fedavg", "all"])
@@ -115,7 +117,8 @@ def write_clocked(folder, **clock):
         accuracies = [0.6 if number >= reached[method] else 0.5 for number in (1, 2, 3)]
         settings = {"method": method, "seed": seed, "fields": fields, "clock": clock}
         write_run(folder / f"{method}{seed}", accuracies, **settings)
-    return {m: np.array([n * (10 + s + 0.1 * s * n) for s in range(5)]) for m, n in reached.items()}
+    seeds = np.arange(5)
+    return {m: n * (10 + seeds + 0.1 * seeds * n) for m, n in reached.items()}
 
 
 def test_virtual_seconds_to_a_target_are_compared_like_any_metric_and_the_answer_names_the_clock(
@@ -329,10 +332,8 @@ def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_h
     found = fv.compare(folders, metric="min:size", baseline="fedvg")
     chosen = {row["condition"]: row["values"] for row in collect(folders).tuned}
     assert chosen["weighting=root"] == "lr 0.1 (at an end of its grid)"
-    own = {
-        m: [r.result.records[-1]["size"] for r in results[2 * i :][:2]]
-        for i, m in enumerate((*weightings, "half"))
-    }
+    sizes = np.reshape([each.result.records[-1]["size"] for each in results], (-1, 2))
+    own = dict(zip((*weightings, "half"), sizes, strict=True))
     rows = found.tables["effects"].set_index("method")
     for method in {*own} - {"fedvg"}:
         (name,) = (name for name in rows.index if name.startswith(method))

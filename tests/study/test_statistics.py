@@ -31,9 +31,13 @@ def test_holm_is_the_step_down_of_bonferroni():
     assert statistics.holm([0.9, 0.8]) == [1.0, 1.0]
 
 
+def by_seed(values):
+    return {(seed, 0): value for seed, value in enumerate(values)}
+
+
 def test_comparisons_are_those_of_scipy():
     ours, theirs = np.random.default_rng(0).normal(size=(2, 8))
-    result = statistics.compare(*({(s, 0): v[s] for s in range(8)} for v in (ours, theirs)))
+    result = statistics.compare(by_seed(ours), by_seed(theirs))
     test = stats.ttest_rel(ours, theirs)
     assert result.t_p == pytest.approx(test.pvalue)
     assert result.t_interval == pytest.approx(tuple(test.confidence_interval(0.95)))
@@ -41,6 +45,6 @@ def test_comparisons_are_those_of_scipy():
 
 def test_differences_that_are_equal_up_to_rounding_have_no_p_value():
     """0.6 - 0.5 and 0.7 - 0.6 differ in the last bit."""
-    ours, theirs = ({(seed, 0): 0.1 * seed + lead for seed in range(5, 9)} for lead in (0.1, 0.0))
-    result = statistics.compare(ours, theirs)
+    values = 0.1 * np.arange(5, 9)
+    result = statistics.compare(by_seed(values + 0.1), by_seed(values))
     assert math.isnan(result.t_p) and result.t_interval == pytest.approx((0.1, 0.1))

@@ -52,12 +52,12 @@ def watch(monkeypatch):
     run = output.run_simulation
 
     def watch(hook):
-        def watched(sim, on_records, **listeners):
+        def watched(sim, on_progress, **listeners):
             def report(records):
-                on_records(records)
+                on_progress(records)
                 hook(sim.config, records)
 
-            return run(sim, on_records=report, **listeners)
+            return run(sim, on_progress=report, **listeners)
 
         monkeypatch.setattr(output, "run_simulation", watched)
 

@@ -128,9 +128,11 @@ def test_results_that_lack_runs_are_marked_explained_not_tested_and_not_bold(tmp
     assert "† method=fedprox,seed=0: diverged in round 28: too large" in table.notes
     said, _ = findings(study)
     assert said.startswith("FedProx has no result in 2 of 8 runs. FedVG has no result in 1 of 8")
-    assert "FedVG is ahead of FedAvg by " in said and "Undecided: FedProx against FedAvg, " in said
+    assert (
+        "FedVG is ahead of FedAvg by " in said and "FedProx against FedAvg is undecided: " in said
+    )
     assert pandas.isna(effects(study)["fedprox"]["t_p"]) and effects(study)["fedvg"]["n"] == 7
-    assert "Undecided: " in findings(study, baseline="fedprox")[0]
+    assert " is undecided: " in findings(study, baseline="fedprox")[0]
 
 
 def test_runs_that_stopped_early_are_marked(tmp_path):
@@ -153,7 +155,10 @@ def test_a_metric_that_is_not_finite_in_the_chosen_round_is_marked_and_not_teste
     assert pandas.isna(effects(study, **best)["fedvg"]["t_p"]) and not bold(study, **best)
     notes = " ".join(results(study, **best).notes)
     assert [f"† fedvg{seed}: mae" in notes for seed in range(4)] == [True] * 3 + [False]
-    assert findings(study, **best)[0].startswith("FedVG has no result in 3 of 6 runs. Undecided: ")
+    said = findings(study, **best)[0]
+    assert said.startswith(
+        "FedVG has no result in 3 of 6 runs. FedVG against FedAvg is undecided: "
+    )
     assert effects(study)["fedvg"]["n"] == 6 and "†" not in " ".join(results(study).notes)
 
 
@@ -181,7 +186,7 @@ def test_only_significant_leads_are_bold_and_ahead(tmp_path, metric):
     # 3.18 x 1.29 / 2
     size = "20.5 points (95 % interval 18.4 to 22.6)" if metric == "accuracy" else "0.20 in loss"
     assert said.startswith(f"FedVG is ahead of FedAvg by {size}") and "(n = 4)" in how
-    assert ". Undecided: uniform against FedAvg, " in said
+    assert ". uniform against FedAvg is undecided: the difference is " in said
     assert bold(study) == {"FedVG"} and not bold(study, baseline="all")
     assert "FedAvg is behind FedVG by " in findings(study, baseline="fedvg")[0]
     titles = [table.title for table in tables.all_tables(tables.comparing(study))]
@@ -190,7 +195,8 @@ def test_only_significant_leads_are_bold_and_ahead(tmp_path, metric):
 
 def test_a_difference_of_one_pair_of_runs_has_no_interval(tmp_path):
     study = collect([write_finals(tmp_path, {"fedavg": (0.5,), "fedvg": (0.75,)})])
-    assert findings(study)[0] == "Undecided: FedVG against FedAvg, 25.0 points."
+    undecided = "FedVG against FedAvg is undecided: the difference is 25.0 points."
+    assert findings(study)[0] == undecided
 
 
 @pytest.mark.parametrize("num_alphas", [1, 4])

@@ -31,6 +31,7 @@ def of_round(text):
 def num_bytes(shape):
     """Returns the bytes of a shape, or of all members of a tuple."""
     arrays = re.findall(r"\b([a-z]+\d*)\[([\d,]*)\]", shape)
-    return sum(
-        BYTES[kind] * math.prod(int(d) for d in dims.split(",") if d) for kind, dims in arrays
-    )
+    size = 0
+    for kind, dims in arrays:
+        size += BYTES[kind] * math.prod(int(d) for d in dims.split(",") if d)
+    return size

@@ -154,7 +154,10 @@ def zeros_like(params: Tree) -> Tree:
 
 
 def each(f: Callable, *trees: Tree) -> Tree:
-    return {path: f(*(tree[path] for tree in trees)) for path in trees[0]}
+    results = {}
+    for path in trees[0]:
+        results[path] = f(*(tree[path] for tree in trees))
+    return results
 
 
 def mean(trees: list[Tree]) -> Tree:
@@ -332,11 +335,10 @@ class Elastic(Algorithm):
         return each(lambda o: o / (1 - mu**steps), average) if steps else average
 
     def residual(self, hyper, server, theta, cohort):
-        sensitivity = {
-            path: sum(s * o[path] for s, o in zip(weights, cohort.probes, strict=True))
-            for path, weights in cohort.weights.items()
-            if path in theta
-        }
+        sensitivity = {}
+        for path in theta:
+            weighted = zip(cohort.weights[path], cohort.probes, strict=True)
+            sensitivity[path] = sum(s * o[path] for s, o in weighted)
         most = max(sensitivity.values())
         zeta = {
             path: 1 + hyper["elastic.tau"] - (o / most if most > 0 else 1)
@@ -541,10 +543,10 @@ def by_fedvg(returned, pool, table, scoring):
     for path in (*returned[0].params, *returned[0].stats):
         members = [tensor for tensor in returned[0].params if group_of(tensor) == group_of(path)]
         if members:
-            flatness = [
-                1 / (np.mean([norms[tensor] for tensor in members]) + scoring.eps)
-                for norms in measured
-            ]
+            flatness = []
+            for norms in measured:
+                size = np.mean([norms[tensor] for tensor in members])
+                flatness.append(1 / (size + scoring.eps))
         else:  # a running statistic has no gradient of its own
             flatness = [1] * len(returned)
         weights[path] = in_proportion(flatness)
@@ -557,9 +559,10 @@ WEIGHTINGS = {"samples": by_samples, "uniform": by_uniform, "fedvg": by_fedvg}
 def weigh(name: str, *args):
     """Weights of every tensor, and scores; "a+b" is the mean of two, with the second's scores."""
     parts = [WEIGHTINGS[part](*args) for part in name.split("+")]
-    return {
-        path: np.mean([weights[path] for weights, _ in parts], 0) for path in parts[0][0]
-    }, parts[-1][1]
+    means = {}
+    for path in parts[0][0]:
+        means[path] = np.mean([weights[path] for weights, _ in parts], 0)
+    return means, parts[-1][1]
 
 
 # --- the round -----------------------------------------------------------------------------------------------------
@@ -612,12 +615,12 @@ def train(state: State, schedule, k: int, pool, hyper, algorithm: Algorithm) -> 
 
 def averaged(old: Tree, new: list[Tree], weights: Tree) -> Tree:
     """Returns the weighted mean, or `old` without any client."""
-    return {
-        path: sum(w * n[path] for w, n in zip(weights[path], new, strict=True))
-        if new
-        else old[path]
-        for path in old
-    }
+    if not new:
+        return old
+    means = {}
+    for path in old:
+        means[path] = sum(w * n[path] for w, n in zip(weights[path], new, strict=True))
+    return means
 
 
 def round_step(

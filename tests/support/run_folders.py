@@ -112,7 +112,9 @@ def write_sweep(folder: Path, axes: dict, accuracy, *, title="a sweep", **settin
     for name, values in axes.items():
         trials = [{**trial, name: value} for trial in trials for value in values]
     folder.mkdir(parents=True)
-    named = {",".join(f"{k}={v}" for k, v in trial.items()): trial for trial in trials}
+    named = {}
+    for trial in trials:
+        named[",".join(f"{k}={v}" for k, v in trial.items())] = trial
     configs, runs = {}, {name: accuracy(values) for name, values in named.items()}
     rounds = max((len(run) for run in runs.values() if run), default=1)
     for name, values in named.items():
@@ -142,7 +144,7 @@ def problems(group, kind: str) -> list[str]:
 
 def write_document(folder: Path, axes: list[dict], trials: dict, title="") -> None:
     """Writes sweep.json of axes, setting -> values, and of trials, name -> (values, settings)."""
-    told = (*sweep_trials.PLACES, "fidelity")
+    told = (*sweep_trials.DATA_FOLDERS, "fidelity")
     listed = {}
     for name, (values, run) in trials.items():
         names = {n: v for n, v in values.items() if n in told or n.startswith("hyper.")}

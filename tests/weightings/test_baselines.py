@@ -122,7 +122,8 @@ def test_validation_loss_and_accuracy_equal_those_of_the_evaluation(x64):
     program = worlds.jit(evaluate.make_evaluate(worlds.TASK))
     sums = [program(tree.take(view.clients, k), view.data.pool, view.data.val) for k in range(K)]
     metrics = [worlds.TASK.metrics(jax.device_get(s)) for s in sums]
-    loss, accuracy = (np.array([m[name] for m in metrics]) for name in ("loss", "accuracy"))
+    loss = np.array([of_client["loss"] for of_client in metrics])
+    accuracy = np.array([of_client["accuracy"] for of_client in metrics])
     results = all_weights(reports, view)
     np.testing.assert_allclose(results["val_loss"][1], loss, rtol=1e-12)
     np.testing.assert_allclose(results["val_accuracy"][1], accuracy, rtol=1e-12)

@@ -17,6 +17,7 @@ import pandas as pd
 from benchmarks.studies.paper import measures
 from benchmarks.studies.paper.measures import Finding, Values
 from fedvg_jax.study.groups import Study
+from fedvg_jax.study.run import Run
 
 COMMAND = "python -m fedvg_jax.sweep --config configs/sweeps/paper/{}.toml"
 NOT_REACHED = "not reached"
@@ -101,14 +102,18 @@ def _results(scale: Scale, functions: Mapping[str, Callable], measured: Any) -> 
 def scale_of(study: Study) -> Scale:
     """Returns the scale of a study."""
     configs = [run.config for run in study.runs]
-    parts = ("samples", "val_samples", "test_samples")
-    images = max(sum(sum(run.partition.get(part) or ()) for part in parts) for run in study.runs)
+    images = max(map(_count_images, study.runs))
     dataset = " and ".join(sorted({config.dataset for config in configs}))
     model = " and ".join(sorted({config.model for config in configs}))
     rounds = _range({config.rounds for config in configs})
     clients = _range({config.clients for config in configs})
     seeds = _range({len(group.runs) for group in study.groups.values() if group.runs})
     return Scale(images, dataset, model, rounds, clients, seeds, len(configs))
+
+
+def _count_images(run: Run) -> int:
+    parts = ("samples", "val_samples", "test_samples")
+    return sum(sum(run.partition.get(part) or ()) for part in parts)
 
 
 def _range(values: set[int]) -> str:

@@ -130,5 +130,6 @@ def head_minus_body(run: Run) -> dict[str, list[float]]:
         # weights are inverses, so both lists have the reversed order of what they invert
         for rule, inverted in (("val_loss", losses), ("gradient", record["scores"])):
             head, body = (rank_correlation(inverted, part) for part in parts)
-            gaps[rule].append(head - body)
-    return {rule: [gap for gap in of_rule if math.isfinite(gap)] for rule, of_rule in gaps.items()}
+            if math.isfinite(head - body):
+                gaps[rule].append(head - body)
+    return gaps

@@ -280,11 +280,10 @@ def steady_over_rho(study: Study) -> Finding | None:
     """
     if study.outcome.metric != "accuracy":
         return None
-    rho = {i: dict(condition).get(RHO) for i, condition in enumerate(study.conditions)}
-    others = {
-        i: tuple(pair for pair in condition if pair[0] != RHO)
-        for i, condition in enumerate(study.conditions)
-    }
+    rho, others = {}, {}
+    for i, condition in enumerate(study.conditions):
+        rho[i] = dict(condition).get(RHO)
+        others[i] = tuple(pair for pair in condition if pair[0] != RHO)
     runs = study.frame.assign(
         rho=study.frame.condition.map(rho), others=study.frame.condition.map(others)
     )
@@ -413,16 +412,12 @@ def head_against_body(study: Study) -> Finding | None:
     is not.
     """
     by_run = [(replicate, clients.head_minus_body(run)) for replicate, run in _runs(study)]
-    gaps = {
-        rule: [(key, float(np.mean(of[rule]))) for key, of in by_run if of[rule]]
-        for rule in clients.RULES
-    }
-    by_loss, by_gradient = (
-        _mean_correlation(
-            gaps[rule], f"{title}: correlation with the head minus the body", _is_above_zero
-        )
-        for rule, title in clients.RULES.items()
-    )
+    findings = []
+    for rule, title in clients.RULES.items():
+        gaps = [(key, float(np.mean(of[rule]))) for key, of in by_run if of[rule]]
+        name = f"{title}: correlation with the head minus the body"
+        findings.append(_mean_correlation(gaps, name, _is_above_zero))
+    by_loss, by_gradient = findings
     if by_loss is None or by_gradient is None:
         return None
     return Finding(by_loss.holds and not by_gradient.holds, f"{by_loss.text}; {by_gradient.text}")

@@ -74,7 +74,7 @@ def check(
     is_split = isinstance(partition, tuple)
     with reading(source, "a partition", "give (train, val, test), or a list of each client's rows"):
         train, val, test = partition if is_split else (partition, [], [])
-        parts = Partition(*([_as_rows(rows) for rows in part] for part in (train, val, test)))
+        parts = Partition(*map(_as_rows_of_clients, (train, val, test)))
     if len(parts.train) != num_clients or any(
         len(part) not in (num_clients, 1) for part in parts[1:] if is_split
     ):
@@ -95,6 +95,11 @@ def check(
     return draw.split_clients(train, test_ratio, val_ratio, draw.random_stream("file", seed))
 
 
+def _as_rows_of_clients(part: Rows) -> list[np.ndarray]:
+    """Returns the rows of every client of a part as arrays."""
+    return [_as_rows(rows) for rows in part]
+
+
 def _as_rows(rows: Any) -> np.ndarray:
     """Returns the rows of a client as an array; raises ValueError for others than integers [n]."""
     array = np.asarray(rows)
@@ -113,7 +118,9 @@ def write(file: Path, partition: Partition) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
-    content = {name: [rows.tolist() for rows in part] for name, part in partition._asdict().items()}
+    content = {}
+    for name, part in partition._asdict().items():
+        content[name] = [rows.tolist() for rows in part]
     target = files.export_target(file, "write_partition")
     with files.writing(file, "write_partition"):
         files.replace(target, json.dumps(content))

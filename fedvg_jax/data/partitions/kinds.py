@@ -153,7 +153,10 @@ def shards(
         order[np.argsort(labels[order], kind="stable")], num_clients * per_client
     )
     hands = stream.permutation(len(pieces)).reshape(num_clients, per_client)
-    return [np.concatenate([pieces[i] for i in hand]) for hand in hands]
+    clients = []
+    for hand in hands:
+        clients.append(np.concatenate([pieces[i] for i in hand]))
+    return clients
 
 
 # --- natural groups

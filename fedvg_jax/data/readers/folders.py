@@ -41,7 +41,7 @@ def _reading(
     name: str, root: Path, splits: Sequence[Path], size: Size | None, group_pattern: str = ""
 ) -> Reading:
     """Reads the images of each split and class, class after class, the training set first."""
-    of_splits = [{folder.name: images_in(folder) for folder in _folders(split)} for split in splits]
+    of_splits = [_images_by_class(split) for split in splits]
     names = sorted(set().union(*of_splits))
     if len(names) < 2:
         raise UsageError(f"{root}: holds {len(names)} classes; it must hold {LAYOUT}")
@@ -58,6 +58,10 @@ def _reading(
         return with_groups(arrays, _groups(files, group_pattern), root) if group_pattern else arrays
 
     return Reading(files, decode)
+
+
+def _images_by_class(split: Path) -> dict[str, list[Path]]:
+    return {folder.name: images_in(folder) for folder in _folders(split)}
 
 
 def _groups(files: Sequence[Path], pattern: str) -> np.ndarray:

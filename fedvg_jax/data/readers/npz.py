@@ -108,8 +108,9 @@ def load_medmnist(place: Path, name: str, size: Size | None = None, splits: str 
 
     Source: J. Yang et al., MedMNIST v2, Scientific Data, 2023.
     """
-    class_names, side = SETS[name]
+    class_names, default_side = SETS[name]
     without = ("val_images", "val_labels") if splits == "official" else ()
     is_named = place.is_file() and not size
-    file = place if is_named else place / file_name(name, size[0] if size else side)
+    side = size[0] if size else default_side
+    file = place if is_named else place / file_name(name, side)
     return Reading([file], lambda: decode(file, name, class_names, without))

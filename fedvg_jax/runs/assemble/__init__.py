@@ -1,1 +1,1 @@
-"""From a config to everything that a run needs."""
+"""Makes a simulation, which is everything that the rounds of a run need, of its experiment."""

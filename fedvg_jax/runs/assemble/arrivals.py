@@ -1,4 +1,4 @@
-"""The clients whose updates a server averages in virtual time, and what it waits for.
+"""The clients that a server averages in virtual time, and what it waits for.
 
 A synchronous server averages the first that arrive of those that it asks. A buffered server updates whenever K clients
 have arrived, see `engine.buffered`.

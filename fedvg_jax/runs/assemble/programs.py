@@ -156,8 +156,8 @@ def make_program(experiment: Experiment, cached: Cache | None = None) -> Program
     key = experiment.key, trace_settings(), hw.current()
     is_named = experiment.custom.keys() <= {"data", "partition", "selection"}
     cached = _of_settings if is_named else cached or new_cache()
-    arguments = model, method, experiment.executor, experiment.settings.clients
-    return cached(key, lambda: _make(*arguments))
+    num_clients = experiment.settings.clients
+    return cached(key, lambda: _make(model, method, experiment.executor, num_clients))
 
 
 def _make(model: Model, method: Method, executor: Executor, num_clients: int) -> Program:

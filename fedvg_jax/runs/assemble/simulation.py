@@ -1,4 +1,4 @@
-"""From an experiment to everything that its rounds need: programs, the first state, rows and schedules."""
+"""Makes of an experiment what its rounds need: programs, the first state, rows and schedules."""
 
 from __future__ import annotations
 
@@ -109,8 +109,7 @@ class Simulation(NamedTuple):
         """Bytes that a client of a cohort receives and sends in a round."""
         from fedvg_jax.runs.assemble import communication
 
-        of_run = self.state, self.data, self.hyper
-        return communication.round_traffic(self.experiment, self, *of_run)
+        return communication.round_traffic(self.experiment, self, self.state, self.data, self.hyper)
 
     def step(self, state: SimState, round: int) -> tuple[SimState, Metrics]:
         """Returns the state after a round, and the round's metrics per client, with the same bits as `run`.
@@ -208,8 +207,7 @@ def assemble(experiment: Experiment, cached: programs.Cache | None = None) -> Si
     training = tables.make_training(experiment, program)
     arrive = timeline = None
     if experiment.cohorts.clock:
-        of_round = program, training, state, rows, hyper
-        arrive, timeline, state = _arrivals(experiment, *of_round)
+        arrive, timeline, state = _arrivals(experiment, program, training, state, rows, hyper)
     sim = Simulation(
         experiment=experiment,
         arrays=experiment.population.arrays,

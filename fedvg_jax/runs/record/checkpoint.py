@@ -5,8 +5,8 @@ compared with the digests: a crash or a bad disk can cost rounds, but no wrong v
 
 A run removes its old checkpoints itself. `orbax.checkpoint.CheckpointManager` takes every folder with a number as its
 name for a step, so it would remove a user's copy, count it among those to keep, and refuse to write a step a second
-time (`test_files_of_a_user_beside_checkpoints_stay_and_change_no_run`,
-`test_saving_keeps_the_newest_checkpoints_only`).
+time. The laws are `test_files_of_a_user_beside_checkpoints_stay_and_change_no_run` in `tests/runs/test_resume.py` and
+`test_saving_keeps_the_newest_checkpoints_only` in `tests/runs/record/test_checkpoint.py`.
 """
 
 from __future__ import annotations
@@ -250,14 +250,12 @@ def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:
 def _in_structure(template: Tree, leaves: Mapping[str, np.ndarray]) -> Any:
     """Returns the leaves as a pytree like the template; ValueError with the first of another shape or dtype."""
     by_path = _leaves_by_path(template)
-    expected, shapes = (
-        {path: _shape(leaf) for path, leaf in of_paths.items()} for of_paths in (by_path, leaves)
-    )
+    expected = {path: _shape(leaf) for path, leaf in by_path.items()}
+    shapes = {path: _shape(leaf) for path, leaf in leaves.items()}
     for path in sorted(expected.keys() | shapes.keys()):
-        if expected.get(path) != shapes.get(path):
-            raise ValueError(
-                f"other shapes: {path} is {shapes.get(path)}, not {expected.get(path)}"
-            )
+        stored_shape, shape = shapes.get(path), expected.get(path)
+        if stored_shape != shape:
+            raise ValueError(f"other shapes: {path} is {stored_shape}, not {shape}")
     return jax.tree.structure(template).unflatten([leaves[path] for path in by_path])
 
 

@@ -219,7 +219,7 @@ def settings_to_resume(config: Config) -> Config:
     return dataclasses.replace(config, out=folder, resume=str(folder))
 
 
-OWN = ("out", "export", "resume", "data_dir", "cache_dir")
+PER_PROCESS = ("out", "export", "resume", "data_dir", "cache_dir")
 """Settings that may differ between the processes of a run."""
 
 
@@ -236,7 +236,7 @@ def choose_folder(config: Config, choose: Callable[[Config], Config]) -> Config:
     if processes.count() == 1:
         return choose(config)
     flat = configs.flatten(config).items()
-    settings = {f"setting {name}": repr(value) for name, value in flat if name not in OWN}
+    settings = {f"setting {name}": repr(value) for name, value in flat if name not in PER_PROCESS}
     processes.refuse_different(settings, "start all with the same command")
     with processes.together():
         chosen = choose(config) if processes.is_first() else config
@@ -310,7 +310,7 @@ def refuse_other_sources(
         folder: of the run.
         manifest: content of manifest.json.
         digests: of data and partition, and hyperparameters, as in the manifest.
-        given: objects from Python, by the setting that they replace.
+        given: argument that takes an object from Python -> the object's name.
         code: digests of these objects and of metrics.
     """
     ran = _described(

@@ -35,9 +35,8 @@ def sources(
 ) -> dict[str, str]:
     """Returns what a run depends on besides its settings.
 
-    That is digests of the data (images, labels), of the partition, of the clients' rows, and of external validation
-    images if any; of what is remembered of a client not sampled yet; of frozen tensors; and the hyperparameters that
-    the settings do not name, as a line of text.
+    These are digests of the data, of the partition, of external validation rows, of the frozen tensors, and of the
+    state of a client that is not sampled yet; and a line of text with the hyperparameters that no setting names.
 
     Args:
         arrays: the data set.
@@ -73,20 +72,20 @@ def write_manifest(
     num_done: int = 0,
     shared_by: str = "auto",
 ) -> bool:
-    """Writes manifest.json, with an entry for another part of the run; returns if versions or devices have changed.
+    """Writes manifest.json with an entry for a new segment of the run; returns if versions or devices have changed.
 
     Args:
         folder: of the run.
         digests: see `sources`.
-        given: objects from Python, by the setting that they replace -> their names; "" for one without.
-        code: digests of their functions and values, and of metrics; see `given.code_of`.
-        num_done: rounds before this part.
+        given: argument that takes an object from Python -> the object's name; "" for one without.
+        code: digests of functions from Python by argument, and of metrics.
+        num_done: rounds before this segment.
         shared_by: the setting `devices`.
     """
     path = folder / "manifest.json"
-    parts = files.read_object_if_any(path).get("runs", [])
+    segments = files.read_object_if_any(path).get("runs", [])
     that_matter = {"versions": versions(), **devices(), "shared_by": shared_by}
-    this_part = {
+    segment = {
         "from_round": num_done + 1,
         "git": _git(Path(__file__).parent),
         "system": platform.platform(),
@@ -95,8 +94,8 @@ def write_manifest(
         **that_matter,
     }
     objects = {"custom": dict(sorted(given.items())), "code": dict(sorted(code.items()))}
-    run_folder.write_json(path, {**digests, **objects, "runs": [*parts, this_part]})
-    return any(parts and parts[-1].get(name) != value for name, value in that_matter.items())
+    run_folder.write_json(path, {**digests, **objects, "runs": [*segments, segment]})
+    return any(segments and segments[-1].get(name) != value for name, value in that_matter.items())
 
 
 def devices() -> dict[str, Any]:

@@ -134,7 +134,7 @@ def heatmap(
 
 
 def add_colour_bar(image: AxesImage, ticks: Mapping[Any, str], **options: Any) -> None:
-    """Adds the key of a heatmap, which names some values only: those of `ticks`."""
+    """Adds the key of a heatmap, which names the values of `ticks` only."""
     figure: Any = image.figure
     bar = figure.colorbar(image, **options)
     bar.set_ticks([*ticks], labels=[*ticks.values()])

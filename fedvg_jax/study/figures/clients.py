@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -39,12 +38,13 @@ def weight_shares(records: Sequence[Record]) -> Frame:
 
     rows = []
     for record in records:
-        lost = [record.get(name, ()) for name in ("dropped", "untrained", "diverged")]
-        absent = {*itertools.chain(*lost)}
+        left_out = set()
+        for name in ("dropped", "untrained", "diverged"):
+            left_out.update(record.get(name, ()))
         cohort = zip(record["clients"], record["num_samples"], record["weights"], strict=True)
         for client, size, weight in cohort:
             share = np.nan
-            if weight or (weight == 0 and client not in absent):
+            if weight or (weight == 0 and client not in left_out):
                 share = weight * len(record["weights"])
             rows.append((client, size, record["round"], share))
     shares = pandas.DataFrame(rows, columns=["client", "rows", "round", "weight_times_cohort"])
@@ -89,7 +89,7 @@ def _weights_of_runs(shares: Mapping[str, Frame]) -> Figure:
         base.whole_numbers(panel.xaxis)
     ticks = {1 / limit: f"{1 / limit:.2g}", 1: "1", limit: f"{limit:g}"}
     options = {"location": "bottom", "extend": "both", "shrink": 0.8, "aspect": 40}
-    options["label"] = "weight × cohort size (1 is an equal weight, grey is absent)"
+    options["label"] = "weight × cohort size (1 is an equal weight, grey did not participate)"
     base.add_colour_bar(image, ticks, ax=axes, **options)
     return figure
 

@@ -363,11 +363,7 @@ def replaced_with(passed: Collection[str]) -> set[str]:
     (True, False)
     """
     replaced = {PASSED[name] for name in passed if name in PASSED}
-    return {
-        name
-        for name, setting in SETTINGS.items()
-        if any(condition.setting in replaced for condition in setting.facts.used)
-    }
+    return {name for name, setting in SETTINGS.items() if replaced & setting.deciders}
 
 
 def with_passed(settings: Mapping[str, Any], passed: Mapping[str, str]) -> dict[str, Any]:

@@ -146,6 +146,11 @@ class Setting(NamedTuple):
     arguments: Mapping[str, Argument] = {}
     """The allowed names behind which a value may stand."""
 
+    @property
+    def deciders(self) -> set[str]:
+        """The settings that decide whether a run uses it."""
+        return {condition.setting for condition in self.facts.used}
+
     def made(self, config: Any) -> Any:
         """Returns what the setting names; None where that stands for nothing.
 

@@ -64,10 +64,10 @@ def read(path: Path, num_clients: int) -> Clock:
         order = np.argsort([int(row["client"]) for row in rows])
         if [int(rows[i]["client"]) for i in order] != [*range(num_clients)]:
             raise ValueError("other clients")
-        columns = {
-            name: np.array([float(rows[i].get(name) or Clock._field_defaults[name]) for i in order])
-            for name in COLUMNS
-        }
+        columns = {}
+        for name in COLUMNS:
+            default = Clock._field_defaults[name]
+            columns[name] = np.array([float(rows[i].get(name) or default) for i in order])
     except (KeyError, TypeError, ValueError):
         raise UsageError(
             f"clock.file {path} must have the clients 0..{num_clients - 1}, each once, and numbers"

@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import fedvg_jax as fv
 from fedvg_jax import algorithms
+from fedvg_jax.config import checks
+from fedvg_jax.resolve import method, model
 
 PACKAGE = Path(__file__).parent.parent / "fedvg_jax"
 ORDER = (
@@ -155,3 +158,24 @@ def test_no_conditional_expression_or_comprehension_holds_another(kinds):
             lines = nested(ast.parse(path.read_text("utf-8")), kinds)
             finds += [f"{path.relative_to(root)}:{line}" for line in lines]
     assert not finds
+
+
+def test_settings_are_checked_and_resolved_once_for_a_run():
+    """Counted by a profiler, with a text and with an object of the package."""
+    functions = (checks.check, method.make_method, method.make_hyper, model.make_local)
+    names = {function.__code__: function.__name__ for function in functions}
+    called = []
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code in names:
+            called.append(names[frame.f_code])
+
+    settings = fv.Config(rounds=1, clients=4, model="linear")
+    for objects in ({}, {"algorithm": fv.algorithms.scaffold()}):
+        sys.setprofile(note)
+        try:
+            fv.run(settings, **objects)
+        finally:
+            sys.setprofile(None)
+        assert sorted(called) == sorted(names.values())
+        called.clear()

@@ -20,7 +20,6 @@ from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host import processes
 from fedvg_jax.runs import client_models
 from fedvg_jax.runs.assemble import programs, simulation, tables
-from fedvg_jax.runs.experiment import Config
 from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
@@ -107,7 +106,7 @@ def run_chunks(
             if sim.account:
                 record["epsilon"] = history.number(sim.account.epsilon(number + 1))
             records.append(record)
-        is_evaluated = until_evaluation(sim.config, num_done - 1) == 1
+        is_evaluated = until_evaluation(sim, num_done - 1) == 1
         if is_evaluated:
             records[-1] |= evaluate(sim, compiled, state, store)
         after = client_states.whole_state(store, _with_own_model(state) if is_single else state)
@@ -141,7 +140,7 @@ def _rounds_of_chunk(
     selection = sim.experiment.method.selection
     is_informed = bool(selection and selection.num_candidates)  # it needs the model of every round
     num_rounds = 1 if is_single or is_informed else max(1, int(CHUNK_SECONDS / round_seconds))
-    return min(num_rounds, sim.state_placement.max_rounds, until_pause(sim.config, num_done))
+    return min(num_rounds, sim.state_placement.max_rounds, until_pause(sim, num_done))
 
 
 def plan_chunk(
@@ -173,16 +172,17 @@ def plan_chunk(
     return Chunk(planned, rounds, data, clients)
 
 
-def until_evaluation(config: Config, num_done: int) -> int:
+def until_evaluation(sim: simulation.Simulation, num_done: int) -> int:
     """Returns the number of rounds to the next evaluation."""
-    return min(config.eval_every - num_done % config.eval_every, config.rounds - num_done)
+    every, rounds = sim.config.eval_every, sim.config.rounds
+    return min(every - num_done % every, rounds - num_done)
 
 
-def until_pause(config: Config, num_done: int) -> int:
+def until_pause(sim: simulation.Simulation, num_done: int) -> int:
     """Returns the number of rounds to the next evaluation or checkpoint."""
-    every = config.checkpoint_every
-    to_checkpoint = every - num_done % every if every else config.rounds
-    return min(until_evaluation(config, num_done), to_checkpoint)
+    every = sim.config.checkpoint_every
+    to_checkpoint = every - num_done % every if every else sim.config.rounds
+    return min(until_evaluation(sim, num_done), to_checkpoint)
 
 
 def evaluation_tables(data: Data) -> dict[str, Any]:

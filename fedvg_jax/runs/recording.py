@@ -26,7 +26,7 @@ import numpy as np
 from fedvg_jax.core.types import SimState, UsageError, Variables
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs.assemble.simulation import Simulation
-from fedvg_jax.runs.experiment import Config
+from fedvg_jax.runs.experiment import Experiment
 from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record import checkpoint, folder as run_folder, history, provenance, stored
 from fedvg_jax.runs.record.checkpoint import Digest
@@ -66,17 +66,19 @@ class Recorder:
         best: the model that was best on D_val so far, on the host, or None.
     """
 
-    def __init__(self, config: Config, start: Start, pool: ThreadPoolExecutor | None = None):
+    def __init__(
+        self, experiment: Experiment, start: Start, pool: ThreadPoolExecutor | None = None
+    ):
         """Makes a recorder.
 
         Args:
-            config: of the run; it names the folder.
+            experiment: of the run; its settings name the folder.
             start: of the run.
             pool: a thread that writes the folder, one file at a time; None where this process does not write it.
         """
         self.start, self.best, self._history = start, start.best, start.history
-        self._config, self._pool = config, pool
-        self._folder = config.out if pool else None
+        self._config, self._pool = experiment.settings, pool
+        self._folder = self._config.out if pool else None
         self._best_quality = max(map(history.quality, start.records), default=-math.inf)
         self._round = self._saved_round = len(start.records)
         self._saved_at = time.perf_counter()
@@ -185,14 +187,14 @@ def open_run_folder(sim: Simulation, log: Log) -> Iterator[Recorder]:
         UsageError: the folder has files already, is in use, cannot be written, or is not as its run left it; or the run
             has other data or objects; or the processes have different ones.
     """
-    config, is_first = sim.config, processes.is_first()
-    folder, sources = config.out, functools.cache(functools.partial(sources_of, sim))
+    is_first, folder = processes.is_first(), sim.config.out
+    sources = functools.cache(functools.partial(sources_of, sim))
     if processes.count() > 1:
         places = {"rows": sim.host_rows, "client states": sim.state_placement.is_on_host}
         values = {name: "host" if on_host else "device" for name, on_host in places.items()}
         processes.refuse_different(values | sources(), "give all the same files and --placement")
     if folder is None:
-        yield Recorder(config, Start(sim.state, []))
+        yield Recorder(sim.experiment, Start(sim.state, []))
         return
     with contextlib.ExitStack() as stack:
         with processes.together():
@@ -205,7 +207,7 @@ def open_run_folder(sim: Simulation, log: Log) -> Iterator[Recorder]:
             pool = None
             if is_first and not start.is_finished:
                 pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
-            recorder = Recorder(config, start, pool)
+            recorder = Recorder(sim.experiment, start, pool)
             if pool:
                 _prepare_folder(sim, folder, start, log)
                 # in the background, because digests of data take long

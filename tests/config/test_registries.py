@@ -27,7 +27,7 @@ def still(moves="yes"):
 
 
 def numbered(task, power=0):
-    return weightings.by_scalar(lambda hyper, client, data: (1.0 + client.id) ** power)
+    return weightings.by_scalar(lambda hyper, client, data: (1 + client.id.astype(float)) ** power)
 
 
 MOVES = Option("still.moves", "yes", ("yes", "no"), "Whether the model moves.")
@@ -37,7 +37,7 @@ weightings.BY_NAME["numbered"] = NamedWeighting(numbered, options=(POWER,))
 
 from fedvg_jax import sim
 
-sim.main(sys.argv[1:])
+sys.exit(sim.main(sys.argv[1:]))
 """
 
 

@@ -108,9 +108,7 @@ ALL_TENSORS = [name for name, entry in config.WEIGHTINGS.items() if not entry.gr
 def test_a_weighting_without_a_granularity_gives_all_tensors_one_weight(name):
     """Differential privacy adds less noise for it."""
     rule, model = make(name, "layerwise"), worlds.variables()
-    clients = jax.tree.map(
-        lambda x: x + jnp.arange(K, dtype=x.dtype).reshape(K, *[1] * x.ndim), model
-    )
+    clients = jax.tree.map(lambda x: jnp.stack([i * x for i in range(K)]), model)
     view = ServerView(model, clients, jnp.arange(K), WORLD.data())
     weights = worlds.jit(rule.weigh)(worlds.hyper(), measured(rule), view)
     first, *others = jax.tree.leaves(weights)

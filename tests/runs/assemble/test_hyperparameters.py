@@ -30,6 +30,12 @@ def test_declared_defaults_equal_the_config_s():
             )
 
 
+@pytest.mark.parametrize("name", config.WEIGHTINGS)
+def test_settings_declare_what_a_weighting_reads(name):
+    rule = worlds.weighting(name, worlds.algorithm("fedavg"))
+    assert {*rule.hyperparameters} == {*config.WEIGHTINGS[name].hyperparameters}
+
+
 @pytest.mark.parametrize(
     ("algorithm", "weighting"),
     [*((name, "uniform") for name in config.ALGORITHMS)]

@@ -288,7 +288,7 @@ def make_schedule(
         seed: of the random streams.
         executor: the executor of the round; defaults to one client at a time, which also fits `unrolled`.
         probe_ratio: share of a client's rows that the algorithm's probe reads, for an algorithm with one, such as
-            `elastic`; in a run it is `elastic.ratio`.
+            `elastic`; in a run it is `algorithm.probe_ratio`.
 
     Raises:
         UsageError: there is no client, rows are no integers >= 0, or a number is out of its range.

@@ -63,12 +63,13 @@ MU = Hyperparameter(
 )
 
 
-def elastic(official: bool = False) -> Algorithm:
+def elastic(official: bool = False, ratio: float = RATIO.value) -> Algorithm:
     """Returns Elastic, which reads `elastic.tau` and `elastic.mu`. At tau = 1 and equal sensitivities it is FedAvg.
 
     Args:
         official: whether sensitivities follow the published FedVG code. Only these have running statistics, which
             `make_round(..., stats_too=True)` needs.
+        ratio: share of a client's rows on which sensitivity is measured.
     """
     relative = over_clients if official else over_tensors
     probe = official_sensitivity if official else sensitivity
@@ -79,7 +80,9 @@ def elastic(official: bool = False) -> Algorithm:
             lambda o, u: (o - hyper[TAU.name]) * u, relative(cohort), cohort.update
         ), server
 
-    return PLAIN._replace(residual=residual, probe=probe, hyperparameters=(TAU, MU))
+    return PLAIN._replace(
+        residual=residual, probe=probe, hyperparameters=(TAU, MU), probe_ratio=ratio
+    )
 
 
 def sensitivity(hyper: Hyper, probe: Probe) -> Tree:
@@ -147,7 +150,6 @@ def _ratio(o: Array, largest: Array) -> Array:
 ENTRY = NamedAlgorithm(
     "Elastic",
     elastic,
-    (TAU, MU),
     (RATIO,),
     published={"elastic-sensitivity": Published({"official": True}), "elastic-rows": Published()},
 )

@@ -53,8 +53,16 @@ def scaffold(keeps: bool = True, single_batches: bool = False) -> Algorithm:
         state, *messages = report(hyper, params, anchor, displacement)
         return (state if keeps else anchor.client), *messages
 
-    scaffold = Algorithm(init, correct, report_and_store, residual, no_probe, "uniform", (ETA_G,))
-    return scaffold._replace(single_batches=single_batches)
+    return Algorithm(
+        init,
+        correct,
+        report_and_store,
+        residual,
+        no_probe,
+        native_weighting="uniform",
+        hyperparameters=(ETA_G,),
+        single_batches=single_batches,
+    )
 
 
 def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
@@ -88,7 +96,6 @@ def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[
 ENTRY = NamedAlgorithm(
     "Scaffold",
     scaffold,
-    (ETA_G,),
     published={
         "scaffold-steps": Published({"single_batches": True}),
         "scaffold-state": Published({"keeps": False}),

@@ -152,16 +152,16 @@ _NAMESPACE = {"__module__": __name__}
 
 def _declared() -> list[tuple[Hyperparameter | Option, Condition]]:
     """Returns what weightings and then algorithms declare, with the condition under which a run uses it."""
-    found = []
+    declared: dict[tuple[str, str], tuple[Hyperparameter | Option, list[str]]] = {}
     for kind, entries in {"weighting": WEIGHTINGS, "algorithm": ALGORITHMS}.items():
-        declared: dict[str, tuple[Hyperparameter | Option, list[str]]] = {}
         for name, entry in entries.items():
             for parameter in (*entry.hyperparameters, *entry.options):
-                _, owners = declared.setdefault(parameter.name, (parameter, []))
+                _, owners = declared.setdefault((kind, parameter.name), (parameter, []))
                 owners.append(name)
-        for parameter, owners in declared.values():
-            found.append((parameter, _names_one(kind, *owners)))
-    return found
+    return [
+        (parameter, _names_one(kind, *owners))
+        for (kind, _), (parameter, owners) in declared.items()
+    ]
 
 
 def _names_one(kind: str, *names: str) -> Condition:

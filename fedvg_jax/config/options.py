@@ -7,7 +7,6 @@ option reference. Its first sentence must stand alone, because `--help` shows no
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 import re
@@ -22,7 +21,7 @@ from fedvg_jax.config import declare, methods, presets
 from fedvg_jax.config.declare import Condition, Form, above_0, groups, is_one, setting, table
 from fedvg_jax.config.methods import ALGORITHMS, Methods, method_of, weighting_names
 from fedvg_jax.config.presets import reference_behaviours
-from fedvg_jax.core.types import Algorithm, Argument, Choice, Range, UsageError
+from fedvg_jax.core.types import Algorithm, Argument, Choice, Option, Range, UsageError
 from fedvg_jax.data import datasets
 from fedvg_jax.engine import attacks, local_training, robust, selection as selections
 from fedvg_jax.models.networks import MODELS, Network
@@ -641,18 +640,22 @@ def as_reference(config: Config, name: str) -> bool:
     return name in reference_behaviours(config.reference)
 
 
+def option_arguments(config: Config, options: Sequence[Option]) -> dict[str, Any]:
+    """Returns the arguments that settings give a factory with these options.
+
+    >>> option_arguments(Config(elastic={"ratio": 0.5}), ALGORITHMS["elastic"].options)
+    {'ratio': 0.5}
+    """
+    return {option.name.partition(".")[2]: SETTINGS[option.name].get(config) for option in options}
+
+
 def algorithm_of(config: Config) -> Algorithm:
-    """Returns the algorithm that the settings name, with the differences of the run."""
-    return _algorithm(
-        config.algorithm, reference_behaviours(config.reference), weighting_names(config.weighting)
-    )
-
-
-@functools.cache
-def _algorithm(name: str, chosen: frozenset[str], beside: tuple[str, ...]) -> Algorithm:
-    entry, arguments = ALGORITHMS[name], {}
+    """Returns the algorithm that the settings name, with its options and the differences of the run."""
+    entry, beside = ALGORITHMS[config.algorithm], weighting_names(config.weighting)
+    arguments = option_arguments(config, entry.options)
     for difference, published in entry.published.items():
-        if difference in chosen and (not published.weighting or published.weighting in beside):
+        is_beside = not published.weighting or published.weighting in beside
+        if as_reference(config, difference) and is_beside:
             arguments |= published.arguments
     return entry.make(**arguments)
 

@@ -152,10 +152,10 @@ class Metric(NamedTuple):
 
 
 class Option(NamedTuple):
-    """An argument of a factory that a setting sets: a choice that is compiled, not a traced number."""
+    """An argument of a factory that a setting sets, with its default: a choice, not a traced number."""
 
     name: str
-    """name of the setting, such as fedvg.norm"""
+    """name of the setting, such as fedvg.norm for an argument `norm`"""
     value: Any
     """default"""
     allowed: tuple[str, ...] | Range | None = None
@@ -515,7 +515,7 @@ class Algorithm(NamedTuple):
     residual: Callable[[Hyper, Tree, Tree, Cohort], tuple[Tree, Tree]]
     """(hyper, the server's state, theta_g, cohort) -> (R, the server's state)"""
     probe: Callable[[Hyper, Probe], Tree]
-    """(hyper, probe) -> what one client measures on the global model before it trains"""
+    """(hyper, probe) -> what one client measures on the global model before it trains, on `probe_ratio` of its rows"""
     native_weighting: str
     """Name of the weighting in the algorithm's paper."""
     hyperparameters: tuple[Hyperparameter, ...] = ()
@@ -540,6 +540,8 @@ class Algorithm(NamedTuple):
     `report` as `anchor.described` and stays on the client"""
     single_batches: bool = False
     """whether a local epoch is one minibatch, as in the published code's Scaffold"""
+    probe_ratio: float = 0.0
+    """share of a client's rows that its probe reads, in (0, 1]; no program depends on it"""
 
 
 class Published(NamedTuple):
@@ -552,16 +554,21 @@ class Published(NamedTuple):
 
 
 class NamedAlgorithm(NamedTuple):
-    """An algorithm that settings name. Its factory needs no argument."""
+    """An algorithm that settings name. Its factory needs no argument and takes the options."""
 
     label: str
     """its spelling in papers"""
     make: Callable[..., Algorithm]
-    hyperparameters: tuple[Hyperparameter, ...] = ()
-    """those that it declares, also for behaviours of the published code"""
     options: tuple[Option, ...] = ()
     published: Mapping[str, Published] = {}
     """name of a difference between papers and published code -> the published behaviour"""
+
+    @property
+    def hyperparameters(self) -> tuple[Hyperparameter, ...]:
+        """Returns those that its algorithm declares, also with behaviours of the published code."""
+        behaviours = Published(), *self.published.values()
+        made = [self.make(**behaviour.arguments) for behaviour in behaviours]
+        return tuple(dict.fromkeys(p for algorithm in made for p in algorithm.hyperparameters))
 
 
 # --- a weighting: a signal and a rule ---------------------------------------------------------------------------------
@@ -658,17 +665,25 @@ class Weighting(NamedTuple):
     """N of the only federation that it fits; None for any"""
     describe: Describe | None = None
     """what every client sends to the server before the first round; it reaches `signal` as `client.described`"""
+    layers: tuple[str, ...] = ()
+    """names of the columns of a detail `layer_shares`"""
 
 
 class NamedWeighting(NamedTuple):
-    """A weighting that settings name. Its factory takes the task, if it reads rows of D_val, and the options."""
+    """A weighting that settings name. Its factory takes the options and what `takes` names, by keyword."""
 
     make: Callable[..., Weighting]
     label: str = ""
     """its spelling in papers, if that is not the name"""
     hyperparameters: tuple[Hyperparameter, ...] = ()
     options: tuple[Option, ...] = ()
+    takes: tuple[str, ...] = ("task",)
+    """what its factory takes of a run: "task"; "exclude", the expression of the tensors that stay with the clients;
+    "groups_per_pass", the minibatches of D_val that are scored together"""
+    granularity: str = ""
+    """name of the option by which tensors have different weights; "" if a client always has one weight"""
     reads_rows: bool = True
+    """whether it reads rows of D_val"""
     streams: bool = True
     """whether it weighs a cohort chunk by chunk, without the models of the whole cohort"""
     trains_on_rows: bool = False

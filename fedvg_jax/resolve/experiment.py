@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Unpack
 
 from fedvg_jax import algorithms
 from fedvg_jax.config import SETTINGS, Config, apply, client_chunk_size, cohort_size, epochs_range
 from fedvg_jax.config.checks import unmet
-from fedvg_jax.config.declare import listed
+from fedvg_jax.config.declare import FRACTION, listed
 from fedvg_jax.config.options import as_reference, choice, concurrency, has_clock, num_asked
-from fedvg_jax.core.types import Algorithm, Hyper, UsageError, Weighting
+from fedvg_jax.core.types import Algorithm, Hyper, NamedWeighting, UsageError, Weighting
 from fedvg_jax.engine import task_checks
 from fedvg_jax.models import pretrained
 from fedvg_jax.resolve import data as populations
 from fedvg_jax.resolve.custom import Custom, Objects, custom_of, names_objects, traced_anew
 from fedvg_jax.resolve.machine import make_executor
-from fedvg_jax.resolve.method import make_hyper, make_method, named_weighting, weighting_entries
+from fedvg_jax.resolve.method import make_hyper, make_method, named_weightings
 from fedvg_jax.resolve.model import check_accuracies, check_settings_of_task, make_model
 from fedvg_jax.resolve.texts import settle
 from fedvg_jax.runs.assemble import programs
@@ -92,8 +93,8 @@ def resolve(
         check_settings_of_task(config, custom.task, population.pool)
     inputs = population.inputs
     model = make_model(config, inputs, custom.task, custom.initial)
-    weighting = "" if custom.weighting else named_weighting(config, method.algorithm)
-    check_accuracies(config, weighting, custom.task, population)
+    weightings = named_weightings(config, custom, method.algorithm)
+    check_accuracies(config, weightings, custom.task, population)
     # what a named network is built for
     model_key = custom.task or (inputs.x.shape[1:], len(inputs.class_names))
     return Experiment(
@@ -108,9 +109,9 @@ def resolve(
         hyper=functools.partial(hyper_of, config, custom),
         executor=make_executor(config),
         cohorts=_cohorts(config, method.algorithm, clock),
-        skips_lone_row=_skips_lone_row(config, method.algorithm),
+        skips_lone_row=_skips_lone_row(config, weightings.values()),
         recorded=frozenset(listed(config.record)),
-        weights_read_clients=_weights_read_clients(config, custom, method.algorithm),
+        weights_read_clients=_weights_read_clients(config, custom, weightings.values()),
     )
 
 
@@ -162,15 +163,18 @@ def _clock(config: Config, custom: Clock | None) -> Clock | None:
 
 
 def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None = None) -> Cohorts:
+    """Raises UsageError for a probe without a share of rows."""
+    most_stale, ratio = config.buffered.max_staleness, algorithm.probe_ratio
     has_probe = algorithm.probe is not algorithms.no_probe
-    most_stale = config.buffered.max_staleness
+    if has_probe and not FRACTION.holds(ratio):
+        raise UsageError(f"algorithm.probe_ratio must be {FRACTION.words}; got {ratio}")
     return Cohorts(
         size=cohort_size(config),
         chunk_size=client_chunk_size(config),
         num_asked=num_asked(config),
         local_epochs=epochs_range(config),
         skips_single_rows=as_reference(config, "single-rows"),
-        probe_ratio=config.elastic.ratio if has_probe else 0.0,
+        probe_ratio=ratio if has_probe else 0.0,
         probe_apart=as_reference(config, "elastic-rows"),
         is_published=as_reference(config, "cohorts"),
         deadline=math.inf if config.deadline is None else config.deadline,
@@ -180,16 +184,17 @@ def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None = None) -
     )
 
 
-def _skips_lone_row(config: Config, algorithm: Algorithm) -> bool:
-    trains = any(entry.trains_on_rows for entry in weighting_entries(config, algorithm))
+def _skips_lone_row(config: Config, weightings: Iterable[NamedWeighting]) -> bool:
+    trains = any(weighting.trains_on_rows for weighting in weightings)
     is_read_in_training = trains or config.tuning.steps > 0
     is_evaluated = config.fedvg.mode == "eval" and unmet(config, "fedvg.mode") is None
     return is_read_in_training or not is_evaluated
 
 
-def _weights_read_clients(config: Config, custom: Custom, algorithm: Algorithm) -> bool:
+def _weights_read_clients(
+    config: Config, custom: Custom, weightings: Iterable[NamedWeighting]
+) -> bool:
     """Returns whether weights may read rows of clients that are not sampled; a custom weighting may read any row."""
-    if custom.weighting is not None:
-        return True
-    reads_d_val = any(entry.reads_rows for entry in weighting_entries(config, algorithm))
-    return reads_d_val and choice(config, "validation.source")[0] == "clients"
+    is_of_clients = choice(config, "validation.source")[0] == "clients"
+    reads_d_val = any(weighting.reads_rows for weighting in weightings)
+    return custom.weighting is not None or (reads_d_val and is_of_clients)

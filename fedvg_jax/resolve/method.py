@@ -16,13 +16,21 @@ from fedvg_jax.config.checks import FLOAT32, unmet
 from fedvg_jax.config.declare import listed, suggestion
 from fedvg_jax.config.methods import (
     HYPERPARAMETERS,
+    NATIVE,
     Mean,
     Permuted,
     Rule,
     parse_weighting,
     weighting_names,
 )
-from fedvg_jax.config.options import algorithm_of, as_reference, choice, local, traced_values
+from fedvg_jax.config.options import (
+    algorithm_of,
+    as_reference,
+    choice,
+    local,
+    option_arguments,
+    traced_values,
+)
 from fedvg_jax.core import checks
 from fedvg_jax.core.types import (
     Algorithm,
@@ -30,7 +38,6 @@ from fedvg_jax.core.types import (
     Hyperparameter,
     NamedWeighting,
     Selection,
-    Signal,
     Task,
     UsageError,
     Weighting,
@@ -43,7 +50,6 @@ from fedvg_jax.resolve.custom import Custom, new_functions
 from fedvg_jax.resolve.data import corrupt_clients
 from fedvg_jax.runs.experiment import Method
 from fedvg_jax.weightings import baselines, basic, recorded
-from fedvg_jax.weightings.fedvg import norm_parts
 
 
 def make_method(config: Config, custom: Custom) -> Method:
@@ -64,7 +70,7 @@ def make_method(config: Config, custom: Custom) -> Method:
     corrupt = corrupt_clients(config, is_attacked)
     attack = custom.attack or SETTINGS["attack"].made(config)
     # a custom task may have negative losses, which val_loss turns into no weights
-    by_loss = "val_loss" in f"{config.weighting} {algorithm.native_weighting}"
+    by_loss = "val_loss" in named_weightings(config, custom, algorithm)
     return Method(
         algorithm=algorithm,
         weighting=functools.partial(_weighting, config, custom.weighting, algorithm),
@@ -79,7 +85,6 @@ def make_method(config: Config, custom: Custom) -> Method:
         weighs_untrained=as_reference(config, "untrained"),
         has_custom_weights=custom.weighting is not None or (custom.task is not None and by_loss),
         measures=tuple(name for name in records if name in recorded.MEASURES),
-        layer_names=functools.partial(layer_names, config),
         sensitivity=_sensitivity(config, custom, algorithm),
         scores_applied=config.buffered.score == "applied",
     )
@@ -154,11 +159,14 @@ def _sensitivity(
         return None
     if custom.weighting:
         return privacy.tensorwise
-    if named_weighting(config, algorithm) == "uniform":
+    weighting = algorithm.native_weighting if config.weighting == NATIVE else config.weighting
+    if weighting == "uniform":
         return privacy.fixed
-    is_of_norms = any(entry.options for entry in weighting_entries(config, algorithm))
-    is_modelwise = not is_of_norms or config.fedvg.granularity == "modelwise"
-    return privacy.modelwise if is_modelwise else privacy.tensorwise
+    entries = named_weightings(config, custom, algorithm).values()
+    granularities = {
+        SETTINGS[entry.granularity].get(config) for entry in entries if entry.granularity
+    }
+    return privacy.modelwise if granularities <= {"modelwise"} else privacy.tensorwise
 
 
 ADAM_EPS_ROOT = 1e-36
@@ -189,21 +197,26 @@ def make_optimiser(config: Config) -> local_training.Optimiser:
 # --- weightings
 
 
-def make_weighting(
-    config: Config, task: Task, algorithm: Algorithm, gradient: Signal | None = None
-) -> Weighting:
+def make_weighting(config: Config, task: Task, algorithm: Algorithm) -> Weighting:
     """Returns the weighting that `config.weighting` names.
 
     Args:
         config: the settings of the weighting.
-        task: the model and its loss; with `gradient`, only its `init` and `block_of` are used.
+        task: the model and its loss.
         algorithm: its `native_weighting` is the weighting "native".
-        gradient: replaces the gradient that FedVG measures.
 
     Raises:
         UsageError: the weighting is "native", and `algorithm.native_weighting` names none; `fedvg.include` matches no
             tensor; or a group has no matrix for the spectral norm.
     """
+    most_rows = costs(config.model).rows_per_scoring_pass
+    of_run = {
+        "task": task,
+        "exclude": local(config)[1],
+        "groups_per_pass": functools.partial(
+            hw.groups_per_scoring_pass, config.batch_size, most_rows
+        ),
+    }
 
     def build(rule: Rule) -> Weighting:
         match rule:
@@ -211,66 +224,29 @@ def make_weighting(
                 return baselines.permuted(build(inner))
             case Mean(first, second):
                 return basic.mix(build(first), build(second))
-        name = _native_name(algorithm) if rule == "native" else rule
-        entry = WEIGHTINGS[name]
-        options = _fedvg_options(config, gradient) if entry.options else {}
-        return entry.make(*[task] * entry.reads_rows, **options)
+        entry = WEIGHTINGS[_known(rule, algorithm)]
+        arguments = option_arguments(config, entry.options)
+        return entry.make(**arguments, **{name: of_run[name] for name in entry.takes})
 
     return build(parse_weighting(config.weighting))
 
 
-def _fedvg_options(config: Config, gradient: Signal | None) -> dict[str, Any]:
-    """Returns the arguments of `fedvg` beside the task."""
-    options, most_rows = config.fedvg, costs(config.model).rows_per_scoring_pass
-    is_delta = "delta" in (options.norm, options.signal)
-    return _layer_options(config) | {
-        "signal": "delta" if is_delta else gradient or options.signal,
-        "mode": options.mode,
-        "groups_per_pass": functools.partial(
-            hw.groups_per_scoring_pass, config.batch_size, most_rows
-        ),
-    }
-
-
-def _layer_options(config: Config) -> dict[str, Any]:
-    """Returns the arguments of `norm_parts` beside the task. Norm `delta` is the paper's name for the signal's L1."""
-    options = config.fedvg
-    return {
-        "norm": "l1" if options.norm == "delta" else options.norm,
-        "granularity": options.granularity,
-        "layer": options.layer,
-        "include": options.include,
-        "exclude": local(config)[1],
-    }
-
-
-def layer_names(config: Config, task: Task) -> list[str]:
-    """Returns the columns of the history's `layer_shares`; [] if the weighting is not of FedVG's family."""
-    if not any(
-        name in WEIGHTINGS and WEIGHTINGS[name].options
-        for name in weighting_names(config.weighting)
-    ):
-        return []
-    return [layer.name for layer in norm_parts(task, **_layer_options(config)).layers or ()]
-
-
-def _native_name(algorithm: Algorithm) -> str:
-    """Returns `algorithm.native_weighting`, a key of `WEIGHTINGS`."""
-    name = algorithm.native_weighting
+def _known(name: str, algorithm: Algorithm) -> str:
+    """Returns the name of a weighting, and `algorithm.native_weighting` for "native": a key of `WEIGHTINGS`."""
+    name = algorithm.native_weighting if name == NATIVE else name
     if not isinstance(name, str) or name not in WEIGHTINGS:
         allowed, got = ", ".join(WEIGHTINGS), str(name)[:100]
         raise UsageError(f"algorithm.native_weighting must be one of {allowed}; got {got!r}")
     return name
 
 
-def named_weighting(config: Config, algorithm: Algorithm) -> str:
-    """Returns the text of the weighting, with the name of the algorithm's weighting in place of "native"."""
-    return config.weighting.replace("native", str(algorithm.native_weighting))
-
-
-def weighting_entries(config: Config, algorithm: Algorithm) -> list[NamedWeighting]:
-    """Returns the named weightings that the run's consists of."""
-    return [WEIGHTINGS[name] for name in weighting_names(named_weighting(config, algorithm))]
+def named_weightings(
+    config: Config, custom: Custom, algorithm: Algorithm
+) -> dict[str, NamedWeighting]:
+    """Returns the weightings that the run's consists of, by name; {} for a custom one."""
+    names = () if custom.weighting else weighting_names(config.weighting)
+    known = [_known(name, algorithm) for name in names]
+    return {name: WEIGHTINGS[name] for name in known}
 
 
 def _weighting(config: Config, custom: Any, algorithm: Algorithm, task: Task) -> Weighting:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -226,13 +226,13 @@ def check_settings_of_task(config: Config, task: Task, pool: Batch) -> None:
 
 
 def check_accuracies(
-    config: Config, weighting: str, task: Task | None, population: Population
+    config: Config, weightings: Collection[str], task: Task | None, population: Population
 ) -> None:
     """Checks that accuracies can be computed where a named weighting or a record needs them.
 
     Args:
         config: settings.
-        weighting: as settings name it; "" for a custom one.
+        weightings: names of those that the run's consists of.
         task: a caller's task; None for the config's model, which returns scores of the classes.
         population: of the run.
 
@@ -245,7 +245,7 @@ def check_accuracies(
         for name in ("client_accuracy", *CLIENT_ACCURACIES)
         if name in records
     }
-    if "val_accuracy" in weighting:
+    if "val_accuracy" in weightings:
         consumers["weighting val_accuracy"] = "use val_loss"
     for consumer, instead in consumers.items():
         class_labels(arrays, consumer, instead, of_rows=False)

@@ -104,8 +104,6 @@ class Method(NamedTuple):
     """whether weights come from functions that may break their contract"""
     measures: tuple[str, ...] = ()
     """names in `weightings.recorded.MEASURES` that records have"""
-    layer_names: Callable[[Task], list[str]] = lambda task: []
-    """names of the columns of the recorded `layer_shares`"""
     sensitivity: privacy.Sensitivity | None = None
     """how much one client can change the aggregate; None without differential privacy"""
     scores_applied: bool = False

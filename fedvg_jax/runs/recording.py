@@ -285,9 +285,8 @@ def _prepare_folder(sim: Simulation, folder: Path, start: Start, log: Log) -> No
             run_folder.refuse_taken(folder)
         else:
             _rewind(folder, start, log)
-        layers = sim.experiment.method.layer_names(sim.task)
         statistics, columns = sim.experiment.statistics, sim.scaled_by
-        run_folder.write_settings(folder, sim.config, layers, statistics, columns)
+        run_folder.write_settings(folder, sim.config, sim.weighting.layers, statistics, columns)
 
 
 def _rewind(folder: Path, start: Start, log: Log) -> None:

@@ -239,7 +239,7 @@ def server_steps(task: Task, num_steps: int) -> Refine:
     return refine
 
 
-INVERSE_SAMPLES = NamedWeighting(inverse_samples, reads_rows=False)
+INVERSE_SAMPLES = NamedWeighting(inverse_samples, takes=(), reads_rows=False)
 VAL_LOSS = NamedWeighting(val_loss, hyperparameters=(EPS,))
 VAL_ACCURACY = NamedWeighting(val_accuracy)
 FLTRUST = NamedWeighting(fltrust, streams=False, trains_on_rows=True)

@@ -104,6 +104,7 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
         hyperparameters=tuple(dict.fromkeys((*first.hyperparameters, *second.hyperparameters))),
         num_clients=first.num_clients or second.num_clients,
         describe=first.describe or second.describe,
+        layers=second.layers or first.layers,
     )
 
 
@@ -182,5 +183,5 @@ def mean_over_tensors(per_tensor: Tree) -> Array:
     return jnp.stack(jax.tree.leaves(per_tensor)).mean(0)
 
 
-SAMPLES = types.NamedWeighting(samples, reads_rows=False)
-UNIFORM = types.NamedWeighting(uniform, reads_rows=False)
+SAMPLES = types.NamedWeighting(samples, takes=(), reads_rows=False)
+UNIFORM = types.NamedWeighting(uniform, takes=(), reads_rows=False)

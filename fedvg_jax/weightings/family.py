@@ -22,7 +22,6 @@ from fedvg_jax.core.types import (
     Data,
     Hyper,
     Hyperparameter,
-    NamedWeighting,
     ServerView,
     Task,
     Tree,
@@ -33,9 +32,9 @@ from fedvg_jax.core.types import (
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
 from fedvg_jax.weightings.fedvg import (
+    ENTRY as FEDVG,
     EPS,
     FROM_0,
-    OPTIONS,
     WeightsOfMean,
     norm_parts,
     weights_of_norms,
@@ -61,6 +60,8 @@ MIX = Hyperparameter(
     1,
     "Fraction of n_k / sum_j n_j in the weights. 0.5 is FedAvg + FedVG.",
 )
+
+HYPERPARAMETERS = (EPS, EXPONENT, TEMPERATURE, MIX)
 
 
 def generalised_weights(
@@ -137,7 +138,7 @@ def generalised(
         return tensor_norms, signals.num_samples(hyper, client, data)
 
     def weigh(hyper: Hyper, measured: tuple[Tree, Array], view: ServerView) -> Variables:
-        exponent, temperature, eps, mix = (hyper[p.name] for p in (EXPONENT, TEMPERATURE, EPS, MIX))
+        eps, exponent, temperature, mix = (hyper[p.name] for p in HYPERPARAMETERS)
         weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, measured[1])
         return parts.weights(weights_of_mean, measured[0], view.variables.stats, view.participating)
 
@@ -146,7 +147,8 @@ def generalised(
         weigh,
         score=lambda measured: parts.score(measured[0]),
         detail=lambda measured: parts.detail(measured[0]),
-        hyperparameters=(EPS, EXPONENT, TEMPERATURE, MIX),
+        hyperparameters=HYPERPARAMETERS,
+        layers=parts.layer_names(),
     )
 
 
@@ -208,6 +210,4 @@ def _multiplied(norms: Tree, multipliers: Tree | None) -> Tree:
     )
 
 
-ENTRY = NamedWeighting(
-    generalised, hyperparameters=(EPS, EXPONENT, TEMPERATURE, MIX), options=OPTIONS, streams=False
-)
+ENTRY = FEDVG._replace(make=generalised, label="", hyperparameters=HYPERPARAMETERS, streams=False)

@@ -76,5 +76,5 @@ def distribution(counts: Array) -> Array:
 
 
 ENTRY = NamedWeighting(
-    feddisco, "FedDisco", hyperparameters=(A, B), reads_rows=False, streams=False
+    feddisco, "FedDisco", hyperparameters=(A, B), takes=(), reads_rows=False, streams=False
 )

@@ -186,7 +186,8 @@ def fedvg(
 
     Args:
         task: the model and its loss.
-        norm: "l1" (published), "l2", "spectral" (of matrices only), or "spectral_l2" (and the L2 norm of vectors).
+        norm: "l1" (published), "l2", "spectral" (of matrices only), "spectral_l2" (and the L2 norm of vectors), or
+            "delta", the paper's name for the L1 norm of the signal "delta".
         granularity: "modelwise", "layerwise" or "blockwise".
         **options: as below.
 
@@ -248,7 +249,9 @@ def inverse_norms(parts: NormParts) -> Weighting:
         terms = aggregation.select_terms(
             partial(weigh, parts=parts._replace(floor=0)), weigh_uniformly, is_above_noise
         )
-    return Weighting(parts.signal, weigh, parts.score, parts.detail, terms, (EPS,))
+    return Weighting(
+        parts.signal, weigh, parts.score, parts.detail, terms, (EPS,), layers=parts.layer_names()
+    )
 
 
 # --- the equations ----------------------------------------------------------------------------------------------------
@@ -363,6 +366,10 @@ class NormParts(NamedTuple):
         """Returns each layer's share of its client's sum of norms, [K, layers]."""
         return {"layer_shares": layer_shares(self._stacked(measured))}
 
+    def layer_names(self) -> tuple[str, ...]:
+        """Returns the names of `layers`; () for every tensor."""
+        return tuple(layer.name for layer in self.layers or ())
+
     def _stacked(self, measured: Tree) -> Array:
         return jnp.stack([norm for _, norm in self.layer_norms(measured)], -1)
 
@@ -380,13 +387,15 @@ def norm_parts(
     groups_per_pass: signals.GroupsPerPass = 1,
 ) -> NormParts:
     """Returns the parts of a weighting by norms of a task; arguments and errors as in `fedvg`."""
+    if norm == "delta":
+        norm, signal = "l1", "delta"
     is_train = types.named({"train": True, "eval": False}, mode, "mode")
     tensors = {
-        "gradient": lambda: signals.validation_gradient(task, is_train, groups_per_pass),
-        "delta": lambda: signals.delta,
-        "fisher": lambda: signals.fisher(task),
+        "gradient": signals.validation_gradient(task, is_train, groups_per_pass),
+        "delta": signals.delta,
+        "fisher": signals.fisher(task),
     }
-    measure = signal if callable(signal) else types.named(tensors, signal, "signal")()
+    measure = signal if callable(signal) else types.named(tensors, signal, "signal")
     grouping = _grouping(norm, granularity, layer)
     return NormParts(
         signals.normed(measure, types.named(norms.BY_NAME, norm, "norm")),
@@ -449,4 +458,11 @@ def layer_shares(norms: Array) -> Array:
     return norms / jnp.where(total > 0, total, 1)
 
 
-ENTRY = NamedWeighting(fedvg, "FedVG", (EPS,), OPTIONS)
+ENTRY = NamedWeighting(
+    fedvg,
+    "FedVG",
+    (EPS,),
+    OPTIONS,
+    takes=("task", "exclude", "groups_per_pass"),
+    granularity="fedvg.granularity",
+)

@@ -161,8 +161,8 @@ def test_noise_has_zero_gradient_without_nan():
 
 @pytest.mark.parametrize("options", [{"layer": "module"}, {"norm": "spectral"}], ids=str)
 def test_the_layers_shares_of_a_client_s_norm_sum_to_one_and_have_names(x64, options):
-    rule, settings = make(**options), replace(config.Config(), fedvg=dict(**options))
+    rule = make(**options)
     measured_norms = measured(tensors(), options.get("norm", "l1"))
     shares = worlds.jit(rule.detail)(measured_norms)["layer_shares"]
-    assert shares.shape == (K, len(resolve.method.layer_names(settings, worlds.TASK)))
+    assert shares.shape == (K, len(rule.layers))
     np.testing.assert_allclose(shares.sum(1), np.ones(K), rtol=1e-12)

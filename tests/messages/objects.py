@@ -131,6 +131,11 @@ CASES = [
     ),
     # an algorithm
     ("no gradients", algorithm(correct=lambda *_: None), "algorithm.correct"),
+    (
+        "a probe of no rows",
+        run(algorithm=fv.algorithms.elastic(ratio=0)),
+        "algorithm.probe_ratio must be in (0, 1]; got 0",
+    ),
     ("undeclared", algorithm(residual=lambda hyper, s, p, c: (hyper["tempo"], s)), "'tempo'"),
     (
         "two own",

@@ -24,6 +24,7 @@ def experiment(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> 
     arrays = Arrays("rows", rows, y, tuple(map(str, y)), num_classes)
     custom = Custom(task=task)
     algorithm = resolve.method.make_algorithm(settings, custom)
+    weightings = resolve.method.named_weightings(settings, custom, algorithm).values()
     return Experiment(
         settings=settings,
         custom=custom.names,
@@ -37,8 +38,8 @@ def experiment(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> 
         ),
         executor=resolve.machine.make_executor(settings),
         cohorts=_cohorts(settings, algorithm),
-        skips_lone_row=_skips_lone_row(settings, algorithm),
-        weights_read_clients=_weights_read_clients(settings, custom, algorithm),
+        skips_lone_row=_skips_lone_row(settings, weightings),
+        weights_read_clients=_weights_read_clients(settings, custom, weightings),
     )
 
 

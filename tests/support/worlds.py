@@ -219,7 +219,11 @@ def full_algorithm() -> types.Algorithm:
 
     declared = scaffold.hyperparameters + elastic.hyperparameters
     return scaffold._replace(
-        report=report, residual=residual, probe=elastic.probe, hyperparameters=declared
+        report=report,
+        residual=residual,
+        probe=elastic.probe,
+        probe_ratio=elastic.probe_ratio,
+        hyperparameters=declared,
     )
 
 

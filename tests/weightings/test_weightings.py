@@ -35,7 +35,12 @@ def make(name, granularity, algorithm="fedavg"):
 
 @functools.cache
 def signal_shapes(rule):
-    client = ClientReturn(worlds.variables(), jnp.int32(1), worlds.variables().params)
+    client = ClientReturn(
+        worlds.variables(),
+        jnp.int32(1),
+        worlds.variables().params,
+        described=jnp.ones(3, jnp.int32),
+    )
     return jax.eval_shape(rule.signal, worlds.hyper(), client, WORLD.data())
 
 
@@ -94,6 +99,28 @@ def test_weights_of_extreme_scores_are_between_zero_and_one():
     np.testing.assert_allclose(actual.sum(-1), 1, rtol=1e-6)
     equal = [len(set(scores)) == 1 for scores in EXTREMES]
     np.testing.assert_array_equal(np.ptp(actual[equal], -1), 0)
+
+
+ALL_TENSORS = [name for name, entry in config.WEIGHTINGS.items() if not entry.granularity]
+
+
+@pytest.mark.parametrize("name", ALL_TENSORS)
+def test_a_weighting_without_a_granularity_gives_all_tensors_one_weight(name):
+    """Differential privacy adds less noise for it."""
+    rule, model = make(name, "layerwise"), worlds.variables()
+    clients = jax.tree.map(lambda x: jnp.stack([i * x for i in range(K)]), model)
+    view = ServerView(model, clients, jnp.arange(K), WORLD.data())
+    weights = worlds.jit(rule.weigh)(worlds.hyper(), measured(rule), view)
+    first, *others = jax.tree.leaves(weights)
+    assert others and all((first == other).all() for other in others)
+
+
+def test_means_and_placebos_have_the_layers_of_their_weighting_of_norms():
+    layers = make("fedvg", "modelwise").layers
+    assert layers
+    for name in ("samples+fedvg", "fedvg+samples", "permuted(samples+fedvg)", "generalised"):
+        assert make(name, "modelwise").layers == layers
+    assert not make("samples", "modelwise").layers
 
 
 # --- participating clients

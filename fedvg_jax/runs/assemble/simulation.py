@@ -189,7 +189,9 @@ def assemble(experiment: Experiment, cached: programs.Cache | None = None) -> Si
         variables, base = trained_part.split(variables, is_trained)
     base = processes.place(base, program.executor.placement)
     task, weighting, _ = program.bind(base)
-    program = program._replace(task=task, weighting=weighting)
+    # the run's own, because runs with other values of its fields share a program
+    algorithm = experiment.method.algorithm
+    program = program._replace(task=task, weighting=weighting, algorithm=algorithm)
     rows, host = _make_rows(experiment, program, base)
     _check_features(experiment, program, host.resident if host else rows)
     state, state_placement = _make_state(experiment, program, hyper, variables)

@@ -30,13 +30,10 @@ def test_declared_defaults_equal_the_config_s():
             )
 
 
-@pytest.mark.parametrize("name", config.ALGORITHMS)
-def test_settings_declare_what_an_algorithm_reads_in_one_of_its_behaviours(name):
-    entry = config.ALGORITHMS[name]
-    behaviours = [{}, *(published.arguments for published in entry.published.values())]
-    made = [entry.make(**arguments) for arguments in behaviours]
-    read = {parameter.name for algorithm in made for parameter in algorithm.hyperparameters}
-    assert read == {parameter.name for parameter in entry.hyperparameters}
+@pytest.mark.parametrize("name", config.WEIGHTINGS)
+def test_settings_declare_what_a_weighting_reads(name):
+    rule = worlds.weighting(name, worlds.algorithm("fedavg"))
+    assert {*rule.hyperparameters} == {*config.WEIGHTINGS[name].hyperparameters}
 
 
 @pytest.mark.parametrize(

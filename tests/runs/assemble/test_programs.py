@@ -154,6 +154,22 @@ def test_runs_of_other_values_compile_nothing_and_have_the_results_of_a_program_
     assert_equal_runs(shared, alone)
 
 
+def test_another_share_of_the_probe_s_rows_compiles_nothing_and_is_the_one_of_the_schedule():
+    settings = replace(SMALL, algorithm="elastic")
+    sims = []
+    with compilations() as compiled:
+        for ratio in (0.1, 0.9):
+            sims.append(fedvg_jax.simulation(replace(settings, elastic={"ratio": ratio})))
+            sims[-1].step(sims[-1].state, 0)
+    assert compiled.count("jit(chunk)") == 1
+    assert [sim.algorithm.probe_ratio for sim in sims] == [0.1, 0.9]
+    own = fedvg_jax.simulation(settings, algorithm=fedvg_jax.algorithms.elastic(ratio=0.9))
+    for sim, ratio in zip((*sims, own), (0.1, 0.9, 0.9), strict=True):
+        schedule = sim.schedule(0)
+        probed = [int(ratio * count) for count in schedule.num_samples]
+        assert schedule.probe_steps.tolist() == [-(-n // settings.batch_size) for n in probed]
+
+
 def test_runs_of_one_call_share_the_programs_of_what_it_is_given():
     def loss(output, y):
         return (output[0] - y.astype(output.dtype)) ** 2

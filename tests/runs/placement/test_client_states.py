@@ -37,7 +37,7 @@ SETTINGS = Config(
         "dropout": 0.2,
         "lr": 0.05,
     },
-    **{"momentum": 0.5, "algorithm": "elastic", "keep": 1, "seed": 3},
+    **{"momentum": 0.5, "keep": 1, "seed": 3},
 )
 """Of `worlds.full_algorithm`, with probes as elastic has. One client is sampled in every round; others drop out."""
 LAYOUTS = {"device": {}, "host": {}, "host, a round": {"CHUNK_BYTES": 1}}

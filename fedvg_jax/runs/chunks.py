@@ -15,12 +15,12 @@ import jax
 import numpy as np
 
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import Data, Metric, Schedule, SimState, Variables
+from fedvg_jax.core.types import Data, Metric, Schedule, SimState, Tree, Variables
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.host import processes
 from fedvg_jax.runs import client_models
 from fedvg_jax.runs.assemble import programs, simulation, tables
-from fedvg_jax.runs.placement import client_states
+from fedvg_jax.runs.placement.client_states import with_client_states
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import Record
 
@@ -74,8 +74,8 @@ def run_chunks(
         is_single: whether every chunk is a single round.
         virtual_seconds: before the first chunk, for a run with a clock.
     """
-    num_done, store = int(state.round), client_states.open_store(sim.state_placement, state)
-    state = client_states.with_client_states(state, ()) if store else state
+    num_done, placement = int(state.round), sim.state_placement
+    store, state = placement.open(state)
     state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
     round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
 
@@ -86,13 +86,13 @@ def run_chunks(
     ahead, traffic = next_chunk(), None
     while ahead:
         start, (planned, rounds, data, clients) = time.perf_counter(), ahead
-        state = client_states.take(sim.state_placement, store, state, clients)
+        state = placement.take(store, state, clients)
         state, metrics = compiled.chunk(state, np.int32(len(planned)), rounds, data, sim.hyper)
         num_done += len(planned)
         ahead = data = None  # so that only two chunks' rows are on the devices
         ahead, traffic = next_chunk(), traffic or sim.traffic  # while the device works
         metrics = jax.device_get(processes.wait(metrics))
-        store = client_states.put(store, state, clients)
+        store, after = placement.put(store, state, clients)
         (round_seconds,) = processes.largest([(time.perf_counter() - start) / len(planned)])
         records = []
         for number, schedule in enumerate(planned, num_done - len(planned)):
@@ -108,17 +108,18 @@ def run_chunks(
             records.append(record)
         is_evaluated = until_evaluation(sim, num_done - 1) == 1
         if is_evaluated:
-            records[-1] |= evaluate(sim, compiled, state, store)
-        after = client_states.whole_state(store, _with_own_model(state) if is_single else state)
+            records[-1] |= evaluate(sim, compiled, after, store)
+        if is_single:
+            after = _with_own_model(after)
         if is_ended and is_ended(records, after) and not is_evaluated:
-            records[-1] |= evaluate(sim, compiled, state, store)
+            records[-1] |= evaluate(sim, compiled, after, store)
         yield after, records
 
 
 def _with_own_model(state: SimState) -> SimState:
     """Returns the state with copies of all arrays except the client states."""
-    copied = tree.copies(client_states.with_client_states(state, ()))
-    return client_states.with_client_states(copied, state.clients, state.client_ids)
+    copied = tree.copies(with_client_states(state, ()))
+    return with_client_states(copied, state.clients, state.client_ids)
 
 
 class Chunk(NamedTuple):
@@ -166,7 +167,7 @@ def plan_chunk(
     host = sim.host_rows
     fitting = host.fit(drawn[:count]) if host else drawn[:count]
     del drawn[: len(fitting)]
-    clients, planned = client_states.number_rows(sim.state_placement, fitting)
+    clients, planned = sim.state_placement.number_rows(fitting)
     rounds = schedules.stack(planned, tables.MAX_ROUNDS)
     rounds, data = host.take(rounds) if host else (rounds, sim.data)
     return Chunk(planned, rounds, data, clients)
@@ -194,11 +195,11 @@ def evaluate(
     sim: simulation.Simulation,
     compiled: Programs,
     state: SimState,
-    store: client_states.Store | None = None,
+    store: Tree,
 ) -> Record:
     """Returns the entries of an evaluation: `val_*`, `test_*`, the user's metrics, and what `record` asks for.
 
-    `store` holds the client states where the host does.
+    `store` has the client states that the state has not.
     """
     data, variables = sim.data, sim.whole(state.variables)
     evaluated = evaluation_tables(data).items()

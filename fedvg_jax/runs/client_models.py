@@ -24,7 +24,6 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate
 from fedvg_jax.host import processes
 from fedvg_jax.runs.assemble import programs, simulation
-from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
 
 BY_CLIENT, PERSONAL = CLIENT_ACCURACIES
@@ -33,15 +32,13 @@ PIECE_BYTES = 2**26
 """Bytes of the models and rows of the clients that are evaluated at a time; one client may take more."""
 
 
-def entries(
-    sim: simulation.Simulation, state: SimState, store: client_states.Store | None
-) -> Record:
+def entries(sim: simulation.Simulation, state: SimState, store: Tree) -> Record:
     """Returns the entries of `record` that are accuracies by client. All processes must call it.
 
     Args:
         sim: of the run.
         state: after a round.
-        store: of the client states; None where the devices hold them.
+        store: of the client states, see `Placement`.
     """
     has_own = bool(sim.local.is_local or sim.algorithm.personal)
     labels_per_row = np.prod(sim.arrays.y.shape[1:], dtype=int)
@@ -55,14 +52,14 @@ def entries(
 
 
 def _count_correct(
-    sim: simulation.Simulation, state: SimState, store: client_states.Store | None, is_own: bool
+    sim: simulation.Simulation, state: SimState, store: Tree, is_own: bool
 ) -> np.ndarray:
     """Returns each client's correct labels, int [N], of its own model or of the global one."""
     make = functools.partial(_make, sim.bind, sim.executor, sim.local, is_own)
     count = sim.cached(("client models", is_own), make)
     correct = np.zeros(len(sim.partition.test), np.int64)
     for clients, inputs in _pieces(sim):
-        own = client_states.read(sim.state_placement, store, state, clients) if is_own else ()
+        own = sim.state_placement.read(store, state, clients) if is_own else ()
         placed = processes.place(inputs, sim.executor.placement)
         counts = processes.wait(count(state.variables, own, *placed, sim.base))
         correct[clients] = jax.device_get(counts)
@@ -109,7 +106,7 @@ def worst_decile(accuracies: Sequence[float] | np.ndarray) -> float | None:
 def _pieces(
     sim: simulation.Simulation,
 ) -> Iterator[tuple[np.ndarray, tuple[Batch, np.ndarray]]]:
-    """Yields clients, int [P], with the pool and the table of their test rows, [P, V, B], of equal shapes.
+    """Yields clients, int32 [P], with the pool and the table of their test rows, [P, V, B], of equal shapes.
 
     The last clients may repeat some.
     """
@@ -120,7 +117,7 @@ def _pieces(
     size = min(len(sizes), max(sim.executor.num_lanes, PIECE_BYTES // client_bytes))
     table_shape = (size, max(1, -(-int(sizes.max()) // evaluate.ROWS)) * evaluate.ROWS)
     for begin in range(0, len(sizes), size):
-        piece = np.arange(size) + min(begin, len(sizes) - size)
+        piece = np.arange(size, dtype=np.int32) + min(begin, len(sizes) - size)
         tested = np.concatenate([parts.test[k] for k in piece.tolist()])
         rows = np.zeros(max(1, size * int(sizes.max())), np.int64)
         rows[: len(tested)] = tested

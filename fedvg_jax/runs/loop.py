@@ -15,7 +15,6 @@ from fedvg_jax.host import hardware, processes
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs import chunks, endings, recording
 from fedvg_jax.runs.assemble import simulation
-from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record import checkpoint, history
 from fedvg_jax.runs.record.history import History, Record
 
@@ -238,7 +237,7 @@ def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None
     with processes.together():
         is_due = recorder.is_checkpoint_due(is_last)
     if processes.largest([is_due])[0]:
-        saved = client_states.save(state, run.sim.config.clients)
+        saved = run.sim.state_placement.save(state)
         with processes.together():
             recorder.write_checkpoint(saved)
 

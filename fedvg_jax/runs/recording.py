@@ -27,7 +27,7 @@ from fedvg_jax.core.types import SimState, UsageError, Variables
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.experiment import Experiment
-from fedvg_jax.runs.placement import client_states
+from fedvg_jax.runs.placement.client_states import Placement, saved_shapes
 from fedvg_jax.runs.record import checkpoint, folder as run_folder, history, provenance, stored
 from fedvg_jax.runs.record.checkpoint import Digest
 from fedvg_jax.runs.record.history import Record
@@ -142,7 +142,7 @@ class Recorder:
         """Starts writing a checkpoint of the newest round, in the process that writes the folder.
 
         Args:
-            state: see `client_states.save`.
+            state: see `Placement.save`.
         """
         if self._folder is None:
             return
@@ -220,8 +220,9 @@ def open_run_folder(sim: Simulation, log: Log) -> Iterator[Recorder]:
 
 def sources_of(sim: Simulation) -> dict[str, str]:
     """Returns the `provenance.sources` of a simulation."""
-    placement = sim.state_placement
-    fresh = checkpoint.to_host(placement.fresh) if placement.has_custom_model else ()
+    is_given = sim.config.init or sim.experiment.model.has_initial
+    # clients that were not sampled yet may start from the given model
+    fresh = checkpoint.to_host(sim.state_placement.fresh) if is_given else ()
     base, hyper = checkpoint.to_host(sim.base), sim.custom_hyper
     return provenance.sources(sim.arrays, sim.partition, sim.data.pool, hyper, fresh, base)
 
@@ -245,15 +246,15 @@ def find_start(sim: Simulation, folder: Path, sources: Sources, log: Log) -> Sta
     if run_folder.is_finished(folder, sim.config):
         records = history.read(folder)
         return Start(sim.state, records, resumed_from=len(records), is_finished=True)
-    return after_checkpoint(folder, sim.state, log)
+    return after_checkpoint(folder, sim.state, sim.state_placement, log)
 
 
-def after_checkpoint(folder: Path, state: SimState, log: Log) -> Start:
+def after_checkpoint(folder: Path, state: SimState, placement: Placement, log: Log) -> Start:
     """Returns the start after the newest intact checkpoint; without a complete one, the start of a new run."""
 
     def template(leaves: Mapping[str, np.ndarray]) -> Any:
         best = state.variables if any(path.startswith("best.") for path in leaves) else None
-        saved = client_states.saved_shapes(state, leaves)
+        saved = saved_shapes(state, leaves)
         return {"state": saved, "best": best, "seconds": np.zeros(2)}
 
     restored = checkpoint.restore(folder, template, log)
@@ -268,7 +269,7 @@ def after_checkpoint(folder: Path, state: SimState, log: Log) -> Start:
         )
     records = history.parse(lines)
     return Start(
-        client_states.restore(state, content["state"]),
+        placement.restore(state, content["state"]),
         records,
         content["best"],
         tuple(content["seconds"].tolist()),

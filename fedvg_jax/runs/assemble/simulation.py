@@ -32,7 +32,8 @@ from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.host import processes
 from fedvg_jax.runs.assemble import programs, tables
 from fedvg_jax.runs.experiment import Config, Experiment
-from fedvg_jax.runs.placement import client_states
+from fedvg_jax.runs.placement import choice
+from fedvg_jax.runs.placement.client_states import Federation, Placement
 from fedvg_jax.runs.record import history, stored
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ class Simulation(NamedTuple):
     """the part of the model that stays with each client"""
     host_rows: HostRows | None
     """the rows that the devices hold, if the run keeps its rows on the host (`--placement`)"""
-    state_placement: client_states.Placement
+    state_placement: Placement
     """where the client states are (`--placement`)"""
     custom_hyper: Mapping[str, float] = {}
     """hyperparameters that a caller's objects declare and no setting determines"""
@@ -272,11 +273,10 @@ def trace_chunk(sim: Simulation) -> Traced:
 
 def shapes_of_chunk(sim: Simulation) -> programs.Shapes:
     """Returns what a chunk of rounds is compiled for."""
-    _, planned = client_states.number_rows(sim.state_placement, [sim.schedule(0)])
+    _, planned = sim.state_placement.number_rows([sim.schedule(0)])
     rounds = schedule.stack(planned, tables.MAX_ROUNDS)
     data = sim.host_rows.shapes() if sim.host_rows else sim.data
-    state = client_states.shapes_on_devices(sim.state_placement, sim.state)
-    return state, rounds, data, sim.hyper
+    return sim.state_placement.shapes(sim.state), rounds, data, sim.hyper
 
 
 def _make_rows(
@@ -340,34 +340,27 @@ def _account(
 
 def _make_state(
     experiment: Experiment, program: programs.Program, hyper: Hyper, variables: Variables
-) -> tuple[SimState, client_states.Placement]:
+) -> tuple[SimState, Placement]:
     """Returns the state before the first round, of these trained variables, and where the client states are."""
-
-    def init() -> SimState:
-        """Returns the state with the states of one client."""
-        return federated_round.init_state(
-            program.task,
-            program.algorithm,
-            1,
-            hyper,
-            variables=variables,
-            local=program.local,
-            stats_too=experiment.method.server_stats,
-            weighting=program.weighting,
-        )
-
-    client_bytes = tree.num_bytes(jax.eval_shape(init).clients)
-    if client_bytes and experiment.cohorts.concurrency:
+    one = federated_round.init_state(
+        program.task,
+        program.algorithm,
+        1,
+        hyper,
+        variables=variables,
+        local=program.local,
+        stats_too=experiment.method.server_stats,
+        weighting=program.weighting,
+    )
+    if tree.num_bytes(one.clients) and experiment.cohorts.concurrency:
         raise UsageError(
             "buffered.size: the method keeps a state of every client, and one update may have two trainings of a"
             " client; use an algorithm, a compression (qsgd) and a weighting without one"
         )
     config = experiment.settings
-    federation = client_states.Federation(config.clients, experiment.cohorts.size, config.rounds)
-    state_placement = client_states.choose(
-        config.placement, federation, client_bytes, tables.MAX_ROUNDS, program.executor.clients
+    federation = Federation(config.clients, experiment.cohorts.size, config.rounds)
+    one = processes.place(one, program.executor.placement)
+    placement = choice.choose(
+        config.placement, federation, one.clients, tables.MAX_ROUNDS, program.executor.clients
     )
-    one = processes.place(init(), program.executor.placement)
-    is_given = bool(config.init or experiment.model.has_initial)
-    state_placement = state_placement._replace(fresh=one.clients, has_custom_model=is_given)
-    return client_states.first_state(state_placement, one), state_placement
+    return placement.first(one), placement

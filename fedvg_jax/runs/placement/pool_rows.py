@@ -18,7 +18,8 @@ from fedvg_jax.core.types import Data, Executor, Schedule, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import processes
 from fedvg_jax.runs.experiment import Experiment
-from fedvg_jax.runs.placement import client_states
+from fedvg_jax.runs.placement import choice
+from fedvg_jax.runs.placement.client_states import copied_rows, shapes_of_rows
 
 CHUNK_BYTES = 2**28
 """Bytes of the rows of a chunk of several rounds; a single round may need more."""
@@ -59,20 +60,14 @@ class HostRows(NamedTuple):
             rounds: the rounds' schedules, stacked.
         """
         rows = np.unique(tree.real_rows(rounds.rows))
-        training = processes.place(_take(self.pool, rows, self.capacity), self.placement)
+        training = processes.place(copied_rows(self.pool, rows, self.capacity), self.placement)
         numbered = rounds._replace(rows=renumber(rounds.rows, rows))
         return numbered, self.resident._replace(training=training)
 
     def shapes(self) -> Data:
         """Returns the data of a chunk as `take` does, with shapes for the rows that are copied."""
-
-        def shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
-            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
-            return jax.ShapeDtypeStruct(
-                (self.capacity, *leaf.shape[1:]), dtype, sharding=self.placement
-            )
-
-        return self.resident._replace(training=jax.tree.map(shape, self.pool))
+        training = shapes_of_rows(self.pool, self.capacity, self.placement)
+        return self.resident._replace(training=training)
 
     def evaluating(
         self, evaluate: Callable[..., Tree]
@@ -91,7 +86,8 @@ class HostRows(NamedTuple):
                 minibatches = np.full((length, width), -1, np.int32)
                 minibatches[: len(used) - first] = used[first : first + length]
                 rows = np.unique(tree.real_rows(minibatches))
-                copied = processes.place(_take(self.pool, rows, length * width), self.placement)
+                copies = copied_rows(self.pool, rows, length * width)
+                copied = processes.place(copies, self.placement)
                 numbers = renumber(minibatches, rows)
                 if totals is None:
                     sums = jax.eval_shape(evaluate, variables, copied, numbers)
@@ -133,7 +129,7 @@ def resident_data(data: Data, *, reads_test: bool) -> Data:
         tables["test"] = data.test
         num_rows += data.test.size
     rows = np.unique(np.concatenate([tree.real_rows(table) for table in tables.values()]))
-    pool = _take(data.pool, rows, min(len(data.pool.y), num_rows))
+    pool = copied_rows(data.pool, rows, min(len(data.pool.y), num_rows))
     numbers = {name: renumber(table, rows) for name, table in tables.items()}
     return data._replace(**{"pool": pool, "test": None, **numbers})
 
@@ -149,7 +145,7 @@ def make(experiment: Experiment, data: Data, executor: Executor) -> HostRows:
     sizes = np.sort(client_rows.sizes(experiment.population.partition.train))
     needed = int(sizes[-experiment.cohorts.size :].sum())  # of any round
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
-    fitting = client_states.round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1))
+    fitting = choice.round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1))
     piece = max(1, min(int(PIECE_BYTES / row_bytes), max(data.val.size, data.test.size)))
     resident = resident_data(data, reads_test="client_accuracy" in experiment.recorded)
     return HostRows(
@@ -159,14 +155,3 @@ def make(experiment: Experiment, data: Data, executor: Executor) -> HostRows:
         piece,
         executor.placement,
     )
-
-
-def _take(pool: Tree, rows: np.ndarray, num_rows: int) -> Tree:
-    """Returns copies of rows of the pool in the dtypes that devices have, followed by zeros up to `num_rows`."""
-
-    def taken(leaf: np.ndarray) -> np.ndarray:
-        result = np.zeros((num_rows, *leaf.shape[1:]), jax.dtypes.canonicalize_dtype(leaf.dtype))
-        result[: len(rows)] = leaf[rows]
-        return result
-
-    return jax.tree.map(taken, pool)

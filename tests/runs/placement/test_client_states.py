@@ -13,13 +13,12 @@ from support.small_sweeps import assert_equal_runs
 import fedvg_jax as fv
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import SimState, UsageError, Variables
-from fedvg_jax.engine import executors
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.runs.placement import client_states
-from fedvg_jax.runs.placement.client_states import Placement
+from fedvg_jax.runs.placement import choice
+from fedvg_jax.runs.placement.client_states import Federation
 from fedvg_jax.runs.record import checkpoint, stored
 
-MILLION = client_states.Federation(num_clients=10**6, cohort_size=1000, rounds=50)
+MILLION = Federation(num_clients=10**6, cohort_size=1000, rounds=50)
 SETTINGS = Config(
     **{
         "clients": 20,
@@ -41,7 +40,7 @@ SETTINGS = Config(
 )
 """Of `worlds.full_algorithm`, with probes as elastic has. One client is sampled in every round; others drop out."""
 LAYOUTS = {"device": {}, "host": {}, "host, a round": {"CHUNK_BYTES": 1}}
-"""Layout -> constants of `client_states`."""
+"""Layout -> constants of `choice`."""
 
 
 @functools.cache
@@ -56,7 +55,7 @@ def run(layout, callbacks=True, **changes):
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in LAYOUTS[layout].items():
-            patch.setattr(client_states, name, value)
+            patch.setattr(choice, name, value)
         given = linear.GIVEN | {
             "algorithm": worlds.full_algorithm(),
             "task": linear.TASK._replace(),
@@ -159,22 +158,25 @@ def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_
 # --- the choice
 
 
-BY_CLIENT = Placement(MILLION, max_rounds=64)
-
-
 def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_are_sampled_or_they_fill_the_devices():
-    assert client_states.choose("host", MILLION, 0, 64) == BY_CLIENT, "no memories"
-    assert client_states.choose("auto", MILLION, 67, 64) == BY_CLIENT, "64 MiB for all"
-    assert client_states.choose("device", MILLION, 2**20, 64) == BY_CLIENT
+    assert not choice.stays_on_host("host", MILLION, 0, 1), "no memories"
+    assert choice.stays_on_host("host", MILLION, 1, 1)
+    assert not choice.stays_on_host("auto", MILLION, 67, 1), "64 MiB for all"
+    assert not choice.stays_on_host("device", MILLION, 2**20, 1)
     often = MILLION._replace(rounds=1000)
     gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
     with hw.assumed(gpus):
-        placed = [
-            client_states.choose("auto", federation, 2**10, 64).is_on_host
-            for federation in (MILLION, often)
-        ]
-        divided = [
-            client_states.choose("auto", often, 2**16, 64, rows).num_rows
-            for rows in (None, executors.sharded(4, 1).clients)
-        ]
-    assert placed == [True, False] and divided == [1024, None]
+        assert choice.stays_on_host("auto", MILLION, 2**10, 1), "few are sampled"
+        assert not choice.stays_on_host("auto", often, 2**10, 1)
+        assert choice.stays_on_host("auto", often, 2**16, 1), "they fill one device"
+        assert not choice.stays_on_host("auto", often, 2**16, 4)
+
+
+def test_the_clients_of_a_chunk_fit_its_rows_which_devices_divide():
+    """Rounds of 1000 clients in at most 64 MiB, rounded up to four significant bits."""
+    assert choice.fit_chunk(MILLION, 2**16, 64, 1) == (1024, 1)
+    assert choice.fit_chunk(MILLION, 2**14, 64, 1) == (4096, 4)
+    assert choice.fit_chunk(MILLION, 2**14, 3, 1) == (3072, 3)
+    assert choice.fit_chunk(MILLION, 2**16, 64, 3) == (1026, 1)
+    few = Federation(num_clients=20, cohort_size=4, rounds=3)
+    assert choice.fit_chunk(few, 2**10, 64, 3) == (21, 64), "all clients have rows"

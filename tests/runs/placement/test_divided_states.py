@@ -16,7 +16,6 @@ from fedvg_jax import resolve
 from fedvg_jax.config import Config
 from fedvg_jax.core import tree
 from fedvg_jax.runs import chunks
-from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.record import stored
 
 NUM_CLIENTS = 22
@@ -30,9 +29,10 @@ def run(devices, callbacks=True, **changes):
     """Returns the history, the states after each round as they are stored, and the last state."""
     states, last = [], []
     config = replace(SETTINGS, devices=str(devices), **changes)
+    placement = simulated(devices, **changes).state_placement
 
     def keep(record, state):
-        states.append(client_states.save(state, config.clients))
+        states.append(placement.save(state))
         last[:] = [state]
 
     history = fv.run(config, **GIVEN, callbacks=[keep] if callbacks else [])
@@ -79,11 +79,14 @@ def test_states_of_a_chunk_are_divided_where_the_host_keeps_the_others():
     """A chunk of three rounds of four clients has 12 rows or more."""
     sim = simulated(placement="host")
     placement, chunk = sim.state_placement, [sim.schedule(number) for number in range(3)]
-    clients, _ = client_states.number_rows(placement, chunk)
-    store = client_states.open_store(placement, sim.state)
-    state = client_states.take(placement, store, sim.state, clients)
-    assert placement.num_rows % 3 == 0 and rows_held(state) == {placement.num_rows // 3}
-    shapes = client_states.shapes_on_devices(placement, sim.state)
+    clients, _ = placement.number_rows(chunk)
+    store, without = placement.open(sim.state)
+    state = placement.take(store, without, clients)
+    assert rows_held(state) == {8}, "all 22 clients and padding"
+    shapes = placement.shapes(sim.state)
+    assert {len(leaf) for leaf in jax.tree.leaves(state.clients)} == {
+        leaf.shape[0] for leaf in jax.tree.leaves(shapes.clients)
+    }
     assert jax.tree.map(lambda x: x.sharding, shapes.clients) == jax.tree.map(
         lambda x: x.sharding, state.clients
     )

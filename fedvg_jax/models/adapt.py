@@ -253,7 +253,9 @@ def _caller(kind: type, row: jax.ShapeDtypeStruct) -> Callable[..., Any]:
 def _skip_dropout(call: Callable, args: tuple, kwargs: Mapping[str, Any], context) -> Any:
     """Makes Linen's Dropout the identity; an interceptor of `nn.intercept_methods`."""
     is_dropout = isinstance(context.module, nn.Dropout) and context.method_name == "__call__"
-    return (args[0] if args else kwargs["inputs"]) if is_dropout else call(*args, **kwargs)
+    if not is_dropout:
+        return call(*args, **kwargs)
+    return args[0] if args else kwargs["inputs"]
 
 
 def _keys_like(keys: Tree, key: Array) -> Tree:

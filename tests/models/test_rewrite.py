@@ -185,8 +185,12 @@ def test_nested_functions_are_evaluated_by_the_rules(x64):
         layouts = ("NHWC", "HWIO", "NHWC")
         return nn.relu(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layouts))
 
+    def shifted(x, _):
+        return x + 1
+
     def nested(x):
-        return jax.jit(convolve)(jax.checkpoint(convolve)(x))
+        y = jax.jit(convolve)(jax.checkpoint(convolve)(x))
+        return jax.jit(shifted)(y, w[0, 0])  # an operand that it does not use, of other axes
 
     def looped(x):
         return lax.fori_loop(0, 2, lambda _, y: convolve(y), nested(x))

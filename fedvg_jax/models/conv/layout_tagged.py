@@ -7,17 +7,15 @@ Elementwise operations, sums, 2 x 2 max-pooling and the next convolution do not.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 from jax.extend import core
 
 from fedvg_jax.models.conv import planes
-from fedvg_jax.models.conv.taps import Pads, pad_images
+from fedvg_jax.models.conv.taps import pad_images
 from fedvg_jax.models.layers import fusion_barrier
 
 ELEMENTWISE = {
@@ -28,160 +26,163 @@ ELEMENTWISE = {
 """Primitives; each entry of their result depends on one entry of each operand."""
 
 _GROUPS = {
-    4: ((3,), (1,), (2,), (0,)),
-    5: ((4,), (2, 0), (3,), (1,)),
-    8: ((7,), (5, 2, 0), (6, 3, 1), (4,)),
+    4: ((3,), (0,), (1,), (2,)),
+    5: ((4,), (1,), (2, 0), (3,)),
+    8: ((7,), (4,), (5, 2, 0), (6, 3, 1)),
 }
-"""Axes of memory -> axes of images, height, width and channels, of what `planes` computes."""
+"""Axes of memory -> axes of images, channels, height and width, of what `planes` computes."""
 
 
 class LayoutTagged(NamedTuple):
-    """An array, as it lies in memory."""
+    """An operand or a result of a rule: an array with the order in which it lies in memory."""
 
-    memory: Array
-    groups: Sequence[Sequence[int]]
-    """For every axis of the array, the axes of `memory` that it consists of, the slowest first."""
+    memory: Any
+    """The array as it lies in memory; of a literal, a number."""
+    groups: Sequence[Sequence[int]] = ()
+    """For every axis of the array, the axes of `memory` that it consists of, the slowest first; () where the array is
+    `memory` itself."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the array."""
-        return tuple(np.take(self.memory.shape, group).prod().item() for group in self.groups)
+        """Returns the sizes of the array's axes."""
+        sizes = jnp.shape(self.memory)
+        if not self.groups:
+            return sizes
+        return tuple(np.take(sizes, group).prod().item() for group in self.groups)
 
     @property
-    def dtype(self):
-        """Of the array."""
-        return self.memory.dtype
+    def axes(self) -> list[int]:
+        """Returns the axes of `memory` in the order of the array's."""
+        return [axis for group in self.groups for axis in group]
 
-    @property
-    def layout(self) -> tuple[Any, ...]:
-        """Equal of arrays that lie in memory alike."""
-        return self.groups, self.memory.shape
-
-    def array(self) -> Array:
+    def array(self) -> Any:
         """Returns the array in the order of its axes."""
-        axes = [axis for group in self.groups for axis in group]
-        return self.memory.transpose(axes).reshape(self.shape)
+        if not self.groups:
+            return self.memory
+        return self.memory.transpose(self.axes).reshape(self.shape)
 
-    def lay(self, x: Array) -> Array:
-        """Returns x in the order of `memory`; its axes have this array's sizes or 1."""
-        axes = [(axis, n) for group, n in zip(self.groups, x.shape, strict=True) for axis in group]
-        x = x.reshape([1 if n == 1 else self.memory.shape[axis] for axis, n in axes])
-        return x.transpose(np.argsort([axis for axis, _ in axes]))
-
-
-Value = Any
-"""An array, or a layout-tagged one; Python numbers stand for literals."""
+    def lay(self, x: LayoutTagged) -> Any:
+        """Returns x in the order of this `memory`; x is a scalar, or its axes have this array's sizes or 1."""
+        sizes = self.memory.shape
+        is_alike = x.groups == self.groups and x.memory.shape == sizes
+        if is_alike or not x.shape:
+            return x.memory
+        of_axes = zip(self.groups, x.shape, strict=True)
+        split = [1 if n == 1 else sizes[axis] for group, n in of_axes for axis in group]
+        return x.array().reshape(split).transpose(np.argsort(self.axes))
 
 
 class Operation(NamedTuple):
     """One operation of a jaxpr, as rules take it."""
 
     conv: str
-    """which convolutions are used"""
+    """Which convolutions are used, as `--conv` takes it."""
     jaxpr: core.Jaxpr
     eqn: core.JaxprEqn
-    operands: Sequence[Value]
+    operands: Sequence[LayoutTagged]
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters of the primitive."""
+        """Returns the parameters of the primitive."""
         return self.eqn.params
 
-    def original(self, operands: Sequence[Value]) -> list[Value]:
-        """Returns the results of the primitive itself, which takes arrays."""
-        invars = self.eqn.invars
-        is_variable = [not isinstance(atom, core.Literal) for atom in invars]
-        alone = self.jaxpr.replace(
-            constvars=[],
-            invars=list(itertools.compress(invars, is_variable)),
-            outvars=self.eqn.outvars,
-            eqns=[self.eqn],
-            effects=self.eqn.effects,
-        )
-        arrays = map(array, itertools.compress(operands, is_variable))
-        return core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))(*arrays)
+    @property
+    def tagged(self) -> list[LayoutTagged]:
+        """Returns the operands that lie in another order than their axes say."""
+        return [x for x in self.operands if x.groups]
 
 
-def array(x: Value) -> Any:
-    """Returns a layout-tagged array in the order of its axes, and anything else unchanged."""
-    return x.array() if isinstance(x, LayoutTagged) else x
+def original(operation: Operation) -> list[LayoutTagged]:
+    """Returns the results of the primitive itself, which takes arrays."""
+    eqn = operation.eqn
+    atoms = zip(eqn.invars, operation.operands, strict=True)
+    variables = {atom: x.array() for atom, x in atoms if not isinstance(atom, core.Literal)}
+    alone = operation.jaxpr.replace(
+        constvars=[],
+        invars=list(variables),
+        outvars=eqn.outvars,
+        eqns=[eqn],
+        effects=eqn.effects,
+    )
+    results = core.jaxpr_as_fun(core.ClosedJaxpr(alone, []))(*variables.values())
+    return list(map(LayoutTagged, results))
 
 
-def convolve(
-    x: Value,
-    w: Array,
-    pads: Pads,
-    axes: Sequence[int],
-    out: Sequence[int],
-    precision=None,
-) -> LayoutTagged:
-    """Returns the layout-tagged convolution of x with w [r, s, C, O] at stride 1.
-
-    Args:
-        pads: (before, after) of height and width.
-        axes: axes of x that are images, height, width and channels.
-        out: these axes of the result.
-        precision: of the matmuls, as `lax.dot_general` takes it.
-    """
-    last = [axes[3], axes[1], axes[2], axes[0]]
-    if isinstance(x, LayoutTagged) and max(map(len, x.groups)) == 1:
-        images = x.memory.transpose([x.groups[axis][0] for axis in last])
+def convolve(operation: Operation) -> list[LayoutTagged]:
+    """Returns the convolution of images at stride 1, with the images innermost in memory."""
+    params = operation.params
+    lhs, rhs, out = params["dimension_numbers"]
+    innermost = *lhs[1:], lhs[0]
+    x = operation.operands[0]
+    w = operation.operands[1].array().transpose(*rhs[2:], rhs[1], rhs[0])
+    if {*map(len, x.groups)} == {1}:
+        pixels = x.memory.transpose([x.groups[axis][0] for axis in innermost])
     else:  # without the barrier, XLA transposes for every patch: LeNet-5's steps take 1.15 times as long
-        images = fusion_barrier(array(x).transpose(last))
-    y = planes.convolve(pad_images(images, *pads), w, precision)
+        pixels = fusion_barrier(x.array().transpose(innermost))
+    y = planes.convolve(pad_images(pixels, *params["padding"]), w, params["precision"])
     y = y.reshape(2, 2, *y.shape[1:]) if y.ndim == 7 else y
     groups = _GROUPS[y.ndim]
-    return LayoutTagged(y, [groups[out.index(axis)] for axis in range(4)])
+    return [LayoutTagged(y, [groups[out.index(axis)] for axis in range(4)])]
 
 
-def max_pool(operation: Operation) -> LayoutTagged | None:
-    """Returns the layout-tagged 2 x 2 maxima, stride 2; None for other windows, and for arrays."""
+def is_2x2(operation: Operation) -> bool:
+    """Returns whether a pooling of a tagged array has windows of 2 x 2, stride 2, and no padding."""
     (x,), params = operation.operands, operation.params
-    if not isinstance(x, LayoutTagged):
-        return None
-    first = x.memory.ndim - 3  # axis of the height; the width is next
-    expected = tuple(1 if {first, first + 1}.isdisjoint(group) else 2 for group in x.groups)
-    is_usual = params["window_dimensions"] == params["window_strides"] == expected
-    if not is_usual or any(map(any, params["padding"])):
-        return None
+    height = x.memory.ndim - 3  # axis of memory; the width is next
+    window = tuple(1 if {height, height + 1}.isdisjoint(group) else 2 for group in x.groups)
+    is_usual = params["window_dimensions"] == params["window_strides"] == window
+    return is_usual and not any(map(any, params["padding"]))
+
+
+def max_pool(operation: Operation) -> list[LayoutTagged]:
+    """Returns the 2 x 2 maxima, stride 2, of a tagged array."""
+    (x,) = operation.operands
+    height = x.memory.ndim - 3
     memory = x.memory.reshape(4, *x.memory.shape[2:]) if x.memory.ndim == 8 else x.memory
-    groups = [(group[0] - first + 1,) for group in x.groups]
-    return LayoutTagged(planes.max_pool(memory), groups)
+    groups = [(group[0] - height + 1,) for group in x.groups]
+    return [LayoutTagged(planes.max_pool(memory), groups)]
 
 
-def total(operation: Operation) -> list[Value] | None:
-    """Returns the sum over some axes, added up in the order of memory; None for an array."""
+def total(operation: Operation) -> list[LayoutTagged]:
+    """Returns the sum over some axes; of a tagged array, it is added up in the order of memory."""
+    if not operation.tagged:
+        return original(operation)
     (x,), axes = operation.operands, operation.params["axes"]
-    if not isinstance(x, LayoutTagged):
-        return None
     summed = [axis for position in axes for axis in x.groups[position]]
-    sums = LayoutTagged(x.memory.sum(summed, x.dtype, keepdims=True), x.groups)
-    return [sums.array().squeeze(axes)]
+    sums = LayoutTagged(x.memory.sum(summed, x.memory.dtype, keepdims=True), x.groups)
+    return [LayoutTagged(sums.array().squeeze(axes))]
 
 
-def elementwise(operation: Operation) -> list[Value] | None:
-    """Returns the results of an elementwise operation, in the layout of its first tagged operand; None without one."""
+def elementwise(operation: Operation) -> list[LayoutTagged]:
+    """Returns the results of an operation; of an elementwise one, in the layout of its first tagged operand.
+
+    A traced function then takes the entries in memory order, as arrays of the shape that it was traced for.
+    """
+    if not is_elementwise(operation):
+        return original(operation)
+    first = operation.tagged[0]
+    laid = [first.lay(x) for x in operation.operands]
+    primitive = operation.eqn.primitive
+    if primitive.name in ELEMENTWISE:
+        return [LayoutTagged(primitive.bind(*laid, **operation.params), first.groups)]
+    reshaped = [LayoutTagged(x.reshape(first.shape) if jnp.ndim(x) else x) for x in laid]
+    results = original(operation._replace(operands=reshaped))
+    return [LayoutTagged(y.memory.reshape(first.memory.shape), first.groups) for y in results]
+
+
+def is_elementwise(operation: Operation) -> bool:
+    """Returns whether an operation is elementwise, and keeps the shape of its first tagged operand.
+
+    The other operands of a primitive may have axes of size 1, those of a traced function may not.
+    """
     eqn = operation.eqn
-    operands = operation.operands
-    first = next((x for x in operands if isinstance(x, LayoutTagged)), None)
-    if first is None or not _is_elementwise(eqn):
-        return None
-    if any(getattr(out.aval, "shape", ()) != first.shape for out in eqn.outvars):
-        return None
-
-    def memory(x: Value) -> Any:
-        if isinstance(x, LayoutTagged) and x.layout == first.layout:
-            return x.memory
-        return first.lay(array(x)) if jnp.shape(x) else x
-
-    stored = [memory(x) for x in operands]
-    if eqn.primitive.name in ELEMENTWISE:
-        return [LayoutTagged(eqn.primitive.bind(*stored, **eqn.params), first.groups)]
-    # a traced function takes the entries in memory order, as arrays of the shape that it was traced for
-    if any(jnp.ndim(x) and x.size != first.memory.size for x in stored):
-        return None
-    results = operation.original([x.reshape(first.shape) if jnp.ndim(x) else x for x in stored])
-    return [LayoutTagged(y.reshape(first.memory.shape), first.groups) for y in results]
+    if not operation.tagged or not _is_elementwise(eqn):
+        return False
+    shape = operation.tagged[0].shape
+    if any(getattr(out.aval, "shape", ()) != shape for out in eqn.outvars):
+        return False
+    is_primitive = eqn.primitive.name in ELEMENTWISE
+    return is_primitive or {x.shape for x in operation.operands} <= {(), shape}
 
 
 def _is_elementwise(eqn: core.JaxprEqn) -> bool:

@@ -41,13 +41,15 @@ def convolve(x: Array, w: Array, precision=None) -> Array:
     Returns:
         [O, P, Q, B], or more axes as the module says.
     """
-    is_odd_square = w.shape[0] == w.shape[1] and w.shape[0] % 2 == 1
-    if not is_odd_square or x.shape[1] % 2 or x.shape[2] % 2:  # the output has no whole 2x2 windows
+    (_, height, width, _), (k, columns, _, features) = x.shape, w.shape
+    is_odd_square = k == columns and k % 2 == 1
+    if not is_odd_square or height % 2 or width % 2:  # the output has no whole 2x2 windows
         return _convolve(x, w, precision)
-    if w.shape[0] in (3, 5) and winograd.is_eligible(x, w):
+    if k in (3, 5) and winograd.is_eligible(x, w):
         return winograd.convolve_images_last(x, w)
-    widened = w.shape[0] >= _MIN_KERNEL and w.shape[3] <= _MAX_FEATURES
-    return (_convolve_widened if widened else _convolve)(x, w, precision)
+    if k >= _MIN_KERNEL and features <= _MAX_FEATURES:
+        return _convolve_widened(x, w, precision)
+    return _convolve(x, w, precision)
 
 
 def max_pool(x: Array) -> Array:
@@ -80,13 +82,15 @@ def _convolve(x: Array, w: Array, precision) -> Array:
 
     The patches are copied along columns first and then, all columns at once, along rows.
     """
-    height, width = (n - k + 1 for n, k in zip(x.shape[1:3], w.shape[:2], strict=True))
-    columns = jnp.concatenate([x[:, :, j : j + width] for j in range(w.shape[1])])
-    patches = jnp.concatenate([columns[:, i : i + height] for i in range(w.shape[0])])
-    matrix = w.reshape(-1, w.shape[3])
+    rows, columns, _, features = w.shape
+    height = x.shape[1] - rows + 1
+    width = x.shape[2] - columns + 1
+    along_columns = jnp.concatenate([x[:, :, j : j + width] for j in range(columns)])
+    patches = jnp.concatenate([along_columns[:, i : i + height] for i in range(rows)])
+    matrix = w.reshape(-1, features)
     patches = patches.reshape(len(patches), -1)
     y = lax.dot_general(matrix, patches, (((0,), (0,)), ((), ())), precision=precision)
-    return y.reshape(w.shape[3], height, width, x.shape[3])
+    return y.reshape(features, height, width, x.shape[3])
 
 
 def _convolve_widened(x: Array, w: Array, precision) -> Array:
@@ -99,12 +103,14 @@ def _convolve_widened(x: Array, w: Array, precision) -> Array:
     """
     (channels, height, width, images), (k, _, _, features) = x.shape, w.shape
     taps = (k + 1) // 2
-    pixels = x.reshape(channels, height // 2, 2, width // 2, 2, images).transpose(2, 4, 0, 1, 3, 5)
-    places = [(0, 0), (0, 1), (1, 0), (1, 1)]
-    shifted = [jnp.pad(w, ((a, 1 - a), (b, 1 - b), (0, 0), (0, 0))) for a, b in places]
+    rows = height // 2
+    columns = width // 2
+    pixels = x.reshape(channels, rows, 2, columns, 2, images).transpose(2, 4, 0, 1, 3, 5)
+    places = (0, 1), (1, 0)  # zeros before and behind the kernel
+    shifted = [jnp.pad(w, (a, b, (0, 0), (0, 0))) for a in places for b in places]
     kernel = jnp.stack(shifted, -2).reshape(taps, 2, taps, 2, channels, 4 * features)
     kernel = kernel.transpose(0, 2, 1, 3, 4, 5)
-    pixels = pixels.reshape(4 * channels, height // 2, width // 2, images)
+    pixels = pixels.reshape(4 * channels, rows, columns, images)
     y = _convolve(pixels, kernel.reshape(taps, taps, 4 * channels, 4 * features), precision)
     return y.reshape(4, 1, 1, features, *y.shape[1:])
 
@@ -136,7 +142,8 @@ def _max_of_pixels(x: Array) -> Array:
     By reshape: its backward pass is several times cheaper on a CPU than the one of a windowed reduction.
     """
     channels, height, width, images = x.shape
-    windows = x[:, : height // 2 * 2, : width // 2 * 2].reshape(
-        channels, height // 2, 2, width // 2, 2, images
-    )
-    return functools.reduce(first_max, [windows[:, :, i, :, j] for i in range(2) for j in range(2)])
+    rows = height // 2
+    columns = width // 2
+    windows = x[:, : 2 * rows, : 2 * columns].reshape(channels, rows, 2, columns, 2, images)
+    pixels = [windows[:, :, i, :, j] for i in range(2) for j in range(2)]
+    return functools.reduce(first_max, pixels)

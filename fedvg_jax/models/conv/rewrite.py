@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -21,13 +21,13 @@ from jax.extend import core
 from fedvg_jax.core.types import Task
 from fedvg_jax.host import hardware as hw
 from fedvg_jax.models.conv import layout_tagged, patches, taps, winograd
-from fedvg_jax.models.conv.layout_tagged import LayoutTagged, Operation, Value
+from fedvg_jax.models.conv.layout_tagged import LayoutTagged, Operation, original
 from fedvg_jax.models.conv.planes import first_max
 from fedvg_jax.models.conv.taps import Pads, Size
 from fedvg_jax.models.task import wrapped
 
-Rule = Callable[[Operation], list[Value] | None]
-"""operation -> results, or None where the original operation is used."""
+Rule = Callable[[Operation], list[LayoutTagged]]
+"""operation -> results, which are those of `original` where no other way is faster."""
 
 MAX_TAPS = 128
 """Taps of a kernel, or entries of a pooling window, up to which each becomes a slice; more take long to compile."""
@@ -68,7 +68,7 @@ def fast_convolutions(function: Callable, conv: str = "auto") -> Callable:
         bound = functools.partial(function, **flags)
         traced = jax.make_jaxpr(bound, static_argnums=static, return_shape=True)
         closed, shape = traced(*args, **named)
-        arrays = jax.tree.leaves(([x for i, x in enumerate(args) if i not in static], named))
+        arrays = jax.tree.leaves(([x for x in args if not isinstance(x, bool)], named))
         # without a rule, too, its jaxpr is evaluated: tracing the function again takes longer
         if _has_rule([closed.jaxpr]):
             results = _evaluate(conv, closed, *arrays)
@@ -90,61 +90,57 @@ def _has_rule(jaxprs: Iterable[core.Jaxpr]) -> bool:
 
 def _evaluate(conv: str, closed: core.ClosedJaxpr, *args) -> list[Any]:
     """Evaluates a jaxpr as `jax.core.eval_jaxpr` does, but by the rules of this module."""
-    return list(map(layout_tagged.array, _evaluate_tagged(conv, closed, args)))
+    results = _evaluate_tagged(conv, closed, map(LayoutTagged, args))
+    return [result.array() for result in results]
 
 
-def _evaluate_tagged(conv: str, closed: core.ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
-    """As `_evaluate`; arguments and results may be layout_tagged."""
+def _evaluate_tagged(
+    conv: str, closed: core.ClosedJaxpr, args: Iterable[LayoutTagged]
+) -> list[LayoutTagged]:
+    """Evaluates a jaxpr as `_evaluate` does, on arrays with their layouts."""
     jaxpr = closed.jaxpr
-    values = {}
+    values = dict(zip(jaxpr.invars, args, strict=True))
+    values |= zip(jaxpr.constvars, map(LayoutTagged, closed.consts), strict=True)
 
     def read(atom):
-        return atom.val if isinstance(atom, core.Literal) else values[atom]
+        return LayoutTagged(atom.val) if isinstance(atom, core.Literal) else values[atom]
 
-    values.update(zip(jaxpr.constvars, closed.consts, strict=True))
-    values.update(zip(jaxpr.invars, args, strict=True))
     for eqn in jaxpr.eqns:
         operation = Operation(conv, jaxpr, eqn, list(map(read, eqn.invars)))
-        rule = _RULES.get(eqn.primitive.name)
-        results = rule(operation) if rule else None
-        if results is None:
-            results = operation.original(operation.operands)
-        values.update(zip(eqn.outvars, results, strict=True))
+        rule = _RULES.get(eqn.primitive.name, original)
+        values |= zip(eqn.outvars, rule(operation), strict=True)
     return list(map(read, jaxpr.outvars))
 
 
 # --- rules ------------------------------------------------------------------------------------------------------------
-def _convolve(operation: Operation) -> list[Value] | None:
-    """Convolves in any layout, as NHWC and HWIO; a row is an image of height 1."""
+def _convolve(operation: Operation) -> list[LayoutTagged]:
+    """Convolves in any layout, with the images innermost or as NHWC and HWIO; a row is an image of height 1."""
     params = operation.params
     lhs, rhs, out = params["dimension_numbers"]
-    x = operation.operands[0]
-    w = layout_tagged.array(operation.operands[1])
+    x, w = operation.operands
     size = [x.shape[axis] for axis in lhs[2:]]
     name = hw.auto_conv(math.prod(size)) if operation.conv == "auto" else operation.conv
     if name == "lax" or not _is_supported(x, w, params):
-        return None
-    axes = _channels_last(lhs)
-    out = _channels_last(out)
-    w = w.transpose(*rhs[2:], rhs[1], rhs[0])
+        return original(operation)
     strides = params["window_strides"]
-    pads = params["padding"]
-    precision = params["precision"]
     is_plain = params["feature_group_count"] == 1
     is_image = len(size) == 2
     has_unit_strides = is_image and is_plain and {*strides} == {1}
-    if has_unit_strides and _has_images_innermost(operation.conv, w.shape[-2]):
-        return [layout_tagged.convolve(x, w, pads, axes, out, precision)]
-    x = layout_tagged.array(x).transpose(axes)
+    if has_unit_strides and _has_images_innermost(operation.conv, w.shape[rhs[1]]):
+        return layout_tagged.convolve(operation)
+    kernel = w.array().transpose(*rhs[2:], rhs[1], rhs[0])
+    images = x.array().transpose(_channels_last(lhs))
+    pads = params["padding"]
     if not is_image:
-        x, w, strides, pads = x[:, None], w[None], (1, *strides), ((0, 0), *pads)
+        images, kernel = images[:, None], kernel[None]
+        strides, pads = (1, *strides), ((0, 0), *pads)
     if not is_plain:
         convolve = _convolve_depthwise
     else:
         convolve = _fewest_products if name == "winograd" else patches.convolve
-    y = convolve(x, w, strides, pads, precision)
+    y = convolve(images, kernel, strides, pads, params["precision"])
     y = y if is_image else y[:, 0]
-    return [y.transpose(np.argsort(out))]
+    return [LayoutTagged(y.transpose(np.argsort(_channels_last(out))))]
 
 
 def _channels_last(axes: Size) -> Size:
@@ -152,25 +148,24 @@ def _channels_last(axes: Size) -> Size:
     return axes[0], *axes[2:], axes[1]
 
 
-def _max_pool(operation: Operation) -> list[Value] | None:
+def _max_pool(operation: Operation) -> list[LayoutTagged]:
     """Returns the maxima of windows; of equal values the first takes the gradient, as in the original operation.
 
     With the original operation, the CNN's steps take 1.36 times as long on a CPU.
     """
-    (x,), params = operation.operands, operation.params
+    (operand,), params = operation.operands, operation.params
     window = params["window_dimensions"]
     strides = params["window_strides"]
     padding = params["padding"]
     is_dilated = {*params["base_dilation"], *params["window_dilation"]} != {1}
-    spans = zip(window, x.shape, padding, strict=True)
+    spans = zip(window, operand.shape, padding, strict=True)
     fits = all(k <= n + low + high for k, n, (low, high) in spans)
-    is_float = jnp.issubdtype(x.dtype, jnp.floating)
+    is_float = jnp.issubdtype(operand.memory.dtype, jnp.floating)
     if is_dilated or not fits or not is_float or math.prod(window) > MAX_TAPS:
-        return None
-    pooled = layout_tagged.max_pool(operation)
-    if pooled is not None:
-        return [pooled]
-    x = layout_tagged.array(x)
+        return original(operation)
+    if layout_tagged.is_2x2(operation):
+        return layout_tagged.max_pool(operation)
+    x = operand.array()
     if any(map(any, padding)):
         lowest = jnp.array(-jnp.inf, x.dtype)
         x = lax.pad(x, lowest, [(low, high, 0) for low, high in padding])
@@ -178,26 +173,28 @@ def _max_pool(operation: Operation) -> list[Value] | None:
     for axis in reversed(range(x.ndim)):
         if (window[axis], strides[axis]) != (1, 1):
             x = _max_along(x, axis, window[axis], strides[axis])
-    return [x]
+    return [LayoutTagged(x)]
 
 
-def _jit(operation: Operation) -> list[Value] | None:
-    """Evaluates the function, unless it is elementwise."""
-    results = layout_tagged.elementwise(operation)
-    is_tagged = any(isinstance(x, LayoutTagged) for x in operation.operands)
-    if results is None and (is_tagged or _has_rule(core.jaxprs_in_params(operation.params))):
+def _jit(operation: Operation) -> list[LayoutTagged]:
+    """Evaluates the function by the rules if an operand is tagged or it has an operation to replace.
+
+    An elementwise function stays whole.
+    """
+    is_inlined = operation.tagged or _has_rule(core.jaxprs_in_params(operation.params))
+    if is_inlined and not layout_tagged.is_elementwise(operation):
         return _evaluate_tagged(operation.conv, operation.params["jaxpr"], operation.operands)
-    return results
+    return layout_tagged.elementwise(operation)
 
 
-def _checkpoint(operation: Operation) -> list[Value] | None:
-    """Evaluates the function behind a checkpoint, on arrays."""
+def _checkpoint(operation: Operation) -> list[LayoutTagged]:
+    """Evaluates the function behind a checkpoint by the rules, on arrays, if an operation has a rule."""
     params = operation.params
     if not _has_rule([params["jaxpr"]]):
-        return None
+        return original(operation)
     inner = functools.partial(_evaluate, operation.conv, core.ClosedJaxpr(params["jaxpr"], []))
     kept = jax.checkpoint(inner, policy=params["policy"], prevent_cse=params["prevent_cse"])
-    return kept(*map(layout_tagged.array, operation.operands))
+    return list(map(LayoutTagged, kept(*[x.array() for x in operation.operands])))
 
 
 REPLACED = ("conv_general_dilated", "reduce_window_max")
@@ -216,13 +213,14 @@ _RULES: dict[str, Rule] = {
 
 
 # --- convolutions -----------------------------------------------------------------------------------------------------
-def _is_supported(x: Value, w: Array, params: dict[str, Any]) -> bool:
+def _is_supported(x: LayoutTagged, w: LayoutTagged, params: dict[str, Any]) -> bool:
     """Returns whether the functions of this package compute a convolution: of rows or images, plain or depthwise."""
     lhs, rhs, _ = params["dimension_numbers"]
     size = [x.shape[axis] for axis in lhs[2:]]
     window = [w.shape[axis] for axis in rhs[2:]]
-    is_float = jnp.issubdtype(x.dtype, jnp.floating)
-    is_in_dtype = params["preferred_element_type"] in (None, x.dtype)
+    dtype = x.memory.dtype
+    is_float = jnp.issubdtype(dtype, jnp.floating)
+    is_in_dtype = params["preferred_element_type"] in (None, dtype)
     is_dilated = {*params["lhs_dilation"], *params["rhs_dilation"]} != {1}
     windows = zip(params["padding"], window, size, strict=True)
     # every window begins before the image ends

@@ -93,7 +93,8 @@ def convolve(x: Array, w: Array, precision=None) -> Array:
     Returns:
         [N, H, W, O].
     """
-    return (_convolve_4x4 if tile_size(x.shape[1:3]) == 4 else _convolve_2x2)(x, w, precision)
+    by_tiles = _convolve_4x4 if tile_size(x.shape[1:3]) == 4 else _convolve_2x2
+    return by_tiles(x, w, precision)
 
 
 def _convolve_4x4(x: Array, w: Array, precision) -> Array:
@@ -102,7 +103,8 @@ def _convolve_4x4(x: Array, w: Array, precision) -> Array:
     rows = -(-height // 4)
     columns = -(-width // 4)
     x = pad_images(x, (1, 3 + 4 * rows - height), (1, 3 + 4 * columns - width))
-    patches = _overlapping_tiles(_overlapping_tiles(x, 2, 4, columns, 6), 2, 4, rows, 6)
+    by_column = _overlapping_tiles(x, 2, 4, columns, 6)
+    patches = _overlapping_tiles(by_column, 2, 4, rows, 6)
     of_patch, of_kernel, of_output = _transforms_of_squares(4, 3, x.dtype)
     patches = _matmul_axis_0(of_patch, patches, -1, channels)
     kernels = _matmul_axis_0(of_kernel, w, channels, features)
@@ -120,16 +122,14 @@ def _convolve_2x2(x: Array, w: Array, precision) -> Array:
     rows = -(-height // 2)
     columns = -(-width // 2)
     x = pad_images(x, (1, 1 + height % 2), (1, 1 + width % 2))
-    lines = _linear_combinations(of_patch, [x[:, i : i + 2 * rows - 1 : 2] for i in range(4)])
-
-    def pixels(line: Array) -> list[Array]:
-        return [line[:, :, j : j + 2 * columns - 1 : 2] for j in range(4)]
-
-    patches = [patch for line in lines for patch in _linear_combinations(of_patch, pixels(line))]
-    lines = _linear_combinations(of_kernel, entries(w))
-    kernels = [
-        kernel for line in lines for kernel in _linear_combinations(of_kernel, entries(line))
-    ]
+    lines = [x[:, i : i + 2 * rows - 1 : 2] for i in range(4)]
+    patches = []
+    for line in _linear_combinations(of_patch, lines):
+        pixels = [line[:, :, j : j + 2 * columns - 1 : 2] for j in range(4)]
+        patches += _linear_combinations(of_patch, pixels)
+    kernels = []
+    for line in _linear_combinations(of_kernel, entries(w)):
+        kernels += _linear_combinations(of_kernel, entries(line))
     products = [
         lax.dot(patch.reshape(-1, channels), kernel, precision=precision)
         for patch, kernel in zip(patches, kernels, strict=True)
@@ -137,7 +137,8 @@ def _convolve_2x2(x: Array, w: Array, precision) -> Array:
     lines = [_linear_combinations(of_output, products[j::4]) for j in range(4)]
     y = [jnp.stack(_linear_combinations(of_output, line), 1) for line in zip(*lines, strict=True)]
     y = [half.reshape(n, rows, columns, 2, features) for half in y]
-    return jnp.stack(y, 2).reshape(n, 2 * rows, 2 * columns, features)[:, :height, :width]
+    y = jnp.stack(y, 2).reshape(n, 2 * rows, 2 * columns, features)
+    return y[:, :height, :width]
 
 
 def convolve_images_last(x: Array, w: Array) -> Array:
@@ -152,8 +153,11 @@ def convolve_images_last(x: Array, w: Array) -> Array:
         t x t windows. Or [m, O, H', W, N], row in the output tile, tile; the width is not in tiles.
     """
     r = len(w)
-    rows = next((m for m in _ROWS if r == 5 and (x.shape[1] - r + 1) % m == 0), None)
-    return _convolve_squares(x, w) if rows is None else _convolve_rows(x, w, rows)
+    height = x.shape[1] - r + 1
+    for rows in _ROWS:
+        if r == 5 and height % rows == 0:
+            return _convolve_rows(x, w, rows)
+    return _convolve_squares(x, w)
 
 
 def _convolve_rows(x: Array, w: Array, m: int) -> Array:
@@ -180,27 +184,28 @@ def _convolve_rows(x: Array, w: Array, m: int) -> Array:
 
 
 def _convolve_squares(x: Array, w: Array) -> Array:
-    """Returns `convolve_images_last` by F(m x m, r x r); t = m / 2.
+    """Returns `convolve_images_last` by F(m x m, r x r), where t = m / 2.
 
     The transforms are matmuls with kron(B^T, B^T) etc., so the backward pass computes nothing twice.
     """
     (channels, height, width, images), (r, _, _, features) = x.shape, w.shape
     fits_4x4 = (height - 2) % 4 == (width - 2) % 4 == 0
     m = 4 if r == 3 and fits_4x4 and min(channels, features) >= _MIN_CHANNELS_4X4 else 2
+    t = m // 2
     size = m + r - 1
     rows = (height - r + 1) // m
     columns = (width - r + 1) // m
-    patches = _overlapping_tiles(_overlapping_tiles(x, 1, m, rows, size), 3, m, columns, size)
-    patches = jnp.moveaxis(patches, 0, 1)
+    by_row = _overlapping_tiles(x, 1, m, rows, size)
+    patches = jnp.moveaxis(_overlapping_tiles(by_row, 3, m, columns, size), 0, 1)
     of_patch, of_kernel, of_output = _transforms_of_squares(m, r, x.dtype)
     # rows ordered by position in the pooling window first
-    of_output = of_output.reshape(m // 2, 2, m // 2, 2, -1).transpose(1, 3, 0, 2, 4)
+    of_output = of_output.reshape(t, 2, t, 2, -1).transpose(1, 3, 0, 2, 4)
     of_output = of_output.reshape(m**2, -1)
     patches = _matmul_axis_0(of_patch, patches, channels, -1)
     kernels = _matmul_axis_0(of_kernel, w, channels, features)
     products = _matmuls(kernels, patches, 1, lax.Precision.HIGHEST)
     y = _matmul_axis_0(of_output, products, -1)
-    return y.reshape(4, m // 2, m // 2, features, rows, columns, images)
+    return y.reshape(4, t, t, features, rows, columns, images)
 
 
 def _transforms_of_squares(m: int, r: int, dtype) -> list[Array]:
@@ -232,10 +237,11 @@ def transform_matrices(m: int, r: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 def _linear_combinations(matrix: np.ndarray, arrays: Sequence[Array]) -> list[Array]:
     """Returns matrix @ arrays, a written-out sum for each row."""
-    sums = [
-        sum(float(c) * array for c, array in zip(row, arrays, strict=True) if c) for row in matrix
-    ]
-    return sums  # pyright: ignore[reportReturnType]  # no row of a transform is zero
+    sums = []
+    for row in matrix:
+        terms = (float(c) * array for c, array in zip(row, arrays, strict=True) if c)
+        sums.append(sum(terms))
+    return sums
 
 
 def _overlapping_tiles(x: Array, axis: int, m: int, count: int, size: int) -> Array:
@@ -246,14 +252,15 @@ def _overlapping_tiles(x: Array, axis: int, m: int, count: int, size: int) -> Ar
     """
     firsts = range(0, size, m)
     missing = m * (count + len(firsts) - 1) - x.shape[axis]
-    x = jnp.pad(x, [(0, missing if i == axis else 0) for i in range(x.ndim)])
+    margins = [(0, 0)] * x.ndim
+    margins[axis] = 0, missing
+    x = jnp.pad(x, margins)
 
     def pixels_from(first: int) -> Array:
         pieces = lax.slice_in_dim(x, first, first + m * count, axis=axis)
         pieces = pieces.reshape(*x.shape[:axis], count, m, *x.shape[axis + 1 :])
-        return jnp.moveaxis(
-            lax.slice_in_dim(pieces, 0, min(m, size - first), axis=axis + 1), axis + 1, 0
-        )
+        pixels = lax.slice_in_dim(pieces, 0, min(m, size - first), axis=axis + 1)
+        return jnp.moveaxis(pixels, axis + 1, 0)
 
     return jnp.concatenate([pixels_from(first) for first in firsts])
 
@@ -271,4 +278,5 @@ def _matmuls(a: Array, b: Array, axis: int, precision) -> Array:
 
 def entries(x: Array, axis: int = 0) -> list[Array]:
     """Returns the entries of an axis. They are split, because the gradient of an index pads with zeros and adds."""
-    return [lax.squeeze(part, (axis,)) for part in lax.split(x, [1] * x.shape[axis], axis)]
+    parts = lax.split(x, [1] * x.shape[axis], axis)
+    return [lax.squeeze(part, (axis,)) for part in parts]

@@ -113,9 +113,8 @@ def prepare(config: Config, is_downloaded: bool = False) -> int:
 
     if is_downloaded:
         # Python's handler lets a download remove what is half done
-        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         download(config)
-        signal.signal(signal.SIGINT, handler)
     arrays = populations.load_data(config)
     print(f"{arrays.name}: {display.data_text(arrays)}")
     if names := arrays.class_names:

@@ -38,17 +38,20 @@ from fedvg_jax.views import output
 PROG = "python -m fedvg_jax.prepare"
 DOWNLOAD = "--download"
 
-OF_DATA = ("data_dir", "max_rows", "input", "label", "group", "group_pattern", "image_size")
-OF_DATA += ("splits", "cache_dir")
+OF_DATA = (
+    "data_dir", "max_rows", "input", "label", "group", "group_pattern", "image_size", "splits", "cache_dir",
+)  # fmt: skip
 """Settings of both commands, which read a data set."""
 
-OF_PREPARE = (*OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "seed")
-OF_PREPARE += ("alpha", "min_samples", "min_samples_rule", "holdout")
-OF_PREPARE += ("test_ratio", "val_ratio", "validation.source", "validation.data_dir")
+OF_PREPARE = (
+    *OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "seed", "alpha", "min_samples",
+    "min_samples_rule", "holdout", "test_ratio", "val_ratio", "validation.source", "validation.data_dir",
+)  # fmt: skip
 """Settings of `prepare NAME`."""
 
-OF_FEATURES = (*OF_DATA, "dataset", "out", "model", "init", "norm_layers", "conv", "normalise")
-OF_FEATURES += ("precision", "seed")
+OF_FEATURES = (
+    *OF_DATA, "dataset", "out", "model", "init", "norm_layers", "conv", "normalise", "precision", "seed",
+)  # fmt: skip
 """Settings of `prepare features`."""
 
 _SETS = f"{', '.join(presets.DATASETS)}, tfds:NAME or hf:FOLDER"
@@ -110,9 +113,8 @@ def prepare(config: Config, is_downloaded: bool = False) -> int:
 
     if is_downloaded:
         # Python's handler lets a download remove what is half done
-        handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         download(config)
-        signal.signal(signal.SIGINT, handler)
     arrays = populations.load_data(config)
     print(f"{arrays.name}: {display.data_text(arrays)}")
     if names := arrays.class_names:
@@ -133,16 +135,14 @@ def download(config: Config) -> None:
     """Fetches the published files of a data set to its folder, unless they are there."""
     from fedvg_jax.data import datasets, downloads
 
-    assert config.cache_dir is not None, "the check of the settings sets it"
-    name = config.dataset
-    place = config.data_dir or datasets.download_folder(config.cache_dir / "data", name)
+    name, cache_dir = config.dataset, config.cache_dir and config.cache_dir / "data"
+    place = datasets.download_folder(name, config.data_dir, cache_dir)
+    assert place is not None, "the check of the settings sets a cache"
+    print(f"{name} is downloaded to {place}, unless its files are there", flush=True)
     if name.startswith(datasets.HUB):
-        of_hub = name.removeprefix(datasets.HUB)
-        place = place / of_hub if config.data_dir else place
-        downloads.fetch_hub_set(of_hub, place)
+        downloads.fetch_hub_set(name.removeprefix(datasets.HUB), place)
     else:
         downloads.fetch(name, place, datasets.parse_size(config.image_size))
-    print(f"files of {name}: {place}")
 
 
 def parse_features(argv: Sequence[str]) -> tuple[Config, str]:

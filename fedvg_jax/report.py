@@ -41,24 +41,6 @@ def main(argv: Sequence[str]) -> int:
     return commands.guarded(lambda: write(argv))
 
 
-METRIC = (
-    "outcome to compare: accuracy, loss, macro_f1, a metric of your own, personal_accuracy_mean, worst_decile, ...;"
-    " min:NAME or max:NAME says that lower or higher values of your own are better; default: accuracy, of the clients'"
-    " own models if methods have such models and all runs record it"
-)
-
-CHOICE = (
-    "evaluation that stands for a run in the tables of accuracy and effects; default: final. max is chosen on the test"
-    " set, as the published code does"
-)
-
-
-TARGET = (
-    "accuracy in (0, 1], or loss, that runs are to reach, for the metrics rounds_to_target and time_to_target; the"
-    " latter are virtual seconds of a clock"
-)
-
-
 def make_parser() -> command_line.Parser:
     """Returns the parser of the command line."""
     parser = command_line.Parser(f"{PROG} DIR [DIR ...]", description=__doc__)
@@ -81,16 +63,33 @@ def make_parser() -> command_line.Parser:
         metavar="METHOD",
         help="method to compare with, or all: every pair; default: fedavg",
     )
-    add("--metric", metavar="NAME", help=METRIC)
-    add("--target", type=float, metavar="ACCURACY", help=TARGET)
-    add("--choice", metavar="final|at_best_val|max", help=CHOICE)
+    add(
+        "--metric",
+        metavar="NAME",
+        help="outcome to compare: accuracy, loss, macro_f1, a metric of your own, personal_accuracy_mean, worst_decile,"
+        " ...; min:NAME or max:NAME says that lower or higher values of your own are better; default: accuracy, of the"
+        " clients' own models if methods have such models and all runs record it",
+    )
+    add(
+        "--target",
+        type=float,
+        metavar="ACCURACY",
+        help="accuracy in (0, 1], or loss, that runs are to reach, for the metrics rounds_to_target and"
+        " time_to_target; the latter are virtual seconds of a clock",
+    )
+    add(
+        "--choice",
+        metavar="final|at_best_val|max",
+        help="evaluation that stands for a run in the tables of accuracy and effects; default: final. max is chosen on"
+        " the test set, as the published code does",
+    )
     add("--partial", action="store_true", help="report what is finished, and mark the conditions")
     add("-h", "--help", action="help", help="show this help")
     return parser
 
 
 def write(argv: Sequence[str]) -> int:
-    """Writes a report and prints its paths; returns the exit code.
+    """Writes a report, prints its page and its findings, and returns the exit code.
 
     Raises:
         UsageError: as `fedvg_jax.study.report.write`.
@@ -105,7 +104,7 @@ def write(argv: Sequence[str]) -> int:
     from fedvg_jax.study import report
 
     written = report.write(**vars(arguments), command=shlex.join([*PROG.split(), *argv]))
-    print(*written.paths, *written.finding.splitlines(), sep="\n")
+    print(*written.ending, sep="\n")
     return 0
 
 

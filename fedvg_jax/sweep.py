@@ -151,9 +151,9 @@ def _show_results(command: CommandLine, trials: Sequence[Trial], console: Consol
         say(console, f"{count(len(left))} of {len(trials)} are left; folder {command.out}")
         trials = executors.of_shard(trials, command.shard)
     else:
+        say(console, f"folder of the sweep: {command.out}")
         with contextlib.suppress(UsageError) if left else contextlib.nullcontext():
             _report(command.out, console)
-        say(console, f"folder of the sweep: {command.out}")
     sweep_folder.refuse_unfinished(command.out, trials)
     return 0
 
@@ -163,15 +163,16 @@ def _report(out: Path, console: Console) -> None:
     from fedvg_jax.study import report, tables
     from fedvg_jax.study.collect import collect
 
-    if missing := report.missing_packages():
-        packages = ", ".join(missing)
-        say(console, f"no report: reports need {packages}; pip install 'fedvg_jax[report]'")
+    try:
+        report.check_options()
+    except UsageError as error:
+        say(console, f"no report: {error}")
         return
     study = collect([out], partial=True)
     table = tables.accuracy(tables.comparing(study))
     written = report.write([out], out / "report")
     shown = (table.title, table.shown.to_string(index=False), *table.notes)
-    for line in (*shown, *written.finding.splitlines(), f"report: {written.page}"):
+    for line in (*shown, *written.ending):
         say(console, line)
 
 

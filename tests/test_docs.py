@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import jax
@@ -15,7 +16,7 @@ import fedvg_jax
 from benchmarks import table as tables_of_pages
 from benchmarks.pages import pieces
 from fedvg_jax import report
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, method_title
 from fedvg_jax.runs.record import folder
 
 ROOT = Path(__file__).parent.parent
@@ -101,6 +102,32 @@ def test_a_page_names_only_what_exists():
             for path in re.findall(r"python -m (fedvg_jax\.\w+|benchmarks(?:\.\w+)*)", today):
                 place = ROOT / path.replace(".", "/")
                 assert place.with_suffix(".py").exists() or (place / "__main__.py").exists(), path
+
+
+def test_every_extra_is_in_the_table_of_the_page_on_installing():
+    page = (DOCS / "install.md").read_text(encoding="utf-8")
+    named = re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (`[^|]*)\|", page, re.M)))
+    named = {re.sub(r".*\[(\w+)\].*", r"\1", name) for name in named}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {*project["optional-dependencies"]} <= named
+
+
+def test_the_page_on_privacy_says_what_the_server_sees_for_every_weighting():
+    page = (DOCS / "how_to" / "privacy.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| the server, for ([^|]*) \| ([^|]*) \|", page, re.M))
+    named = {sees: {*re.findall(r"`(\w+)`", names)} for names, sees in rows.items()}
+    (of_rows,) = (names for sees, names in named.items() if "D_\\mathrm{val}" in sees)
+    entries = fedvg_jax.weightings.BY_NAME
+    assert of_rows == {name for name, entry in entries.items() if entry.reads_rows}
+    assert set.union(*named.values()) == {*entries} - {"uniform"}
+
+
+def test_the_first_page_names_methods_as_commands_do():
+    page = (DOCS / "index.md").read_text(encoding="utf-8")
+    methods = re.findall(r"--method ([\w+ ]+) --", page)[0].split()
+    (answer,) = re.findall(r"^> (.*)", page, re.M)
+    subjects = re.findall(r"([^ ]+) is (?:ahead of|behind) FedAvg", answer)
+    assert {*subjects} == {method_title(name) for name in methods} - {"FedAvg"}
 
 
 def test_settings_that_may_change_when_a_run_resumes_are_listed():

@@ -6,11 +6,14 @@ import importlib
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedvg_jax.data.arrays import Arrays, Size
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.host.files import user_path
+
+if TYPE_CHECKING:
+    from fedvg_jax.data.readers.sources import Reading
 
 
 class Source(NamedTuple):
@@ -22,13 +25,8 @@ class Source(NamedTuple):
     """What `--data-dir` must hold."""
     takes: tuple[str, ...] = ()
     """Its options, a subset of size, splits, columns and group_pattern."""
-
-    def read(self, place: Path, name: str, options: Mapping[str, Any]) -> Any:
-        """Returns the `Reading` of the data set in a folder or file."""
-        module, _, function = self.reader.rpartition(".")
-        return getattr(importlib.import_module(f"fedvg_jax.data.readers.{module}"), function)(
-            place, name, **options
-        )
+    is_published: bool = False
+    """Whether `data.downloads` has the addresses of its files."""
 
 
 _MEDMNIST = "its published .npz file, such as {0}.npz of 28 or {0}_64.npz of 64 pixels"
@@ -37,21 +35,29 @@ SOURCES = {
     "cifar10": Source(
         "cifar_stl10.load",
         "data_batch_1 .. test_batch (there or in cifar-10-batches-py/), or cifar10.npz",
+        is_published=True,
     ),
     "cifar100": Source(
         "cifar_stl10.load",
         "train and test (there or in cifar-100-python/), or cifar100.npz",
+        is_published=True,
     ),
     "stl10": Source(
         "cifar_stl10.load_stl10",
         "train_X.bin, train_y.bin, test_X.bin and test_y.bin (there or in stl10_binary/)",
+        is_published=True,
     ),
-    "organamnist": Source("npz.load_medmnist", _MEDMNIST.format("organamnist"), ("size",)),
-    "dermamnist": Source("npz.load_medmnist", _MEDMNIST.format("dermamnist"), ("size", "splits")),
+    "organamnist": Source(
+        "npz.load_medmnist", _MEDMNIST.format("organamnist"), ("size",), is_published=True
+    ),
+    "dermamnist": Source(
+        "npz.load_medmnist", _MEDMNIST.format("dermamnist"), ("size", "splits"), is_published=True
+    ),
     "tinyimagenet": Source(
         "folders.load_tinyimagenet",
         "wnids.txt, train/ and val/ with val_annotations.txt (there or in tiny-imagenet-200/)",
         ("size",),
+        is_published=True,
     ),
     "covid19": Source(
         "folders.load_covid19",
@@ -77,6 +83,7 @@ OUTSIDE = {
         "hugging_face.load",
         "FOLDER, a set of `save_to_disk` or .parquet files",
         ("size", "columns", "splits"),
+        is_published=True,
     ),
 }
 """Prefix of data sets that other libraries prepare -> their reader."""
@@ -127,9 +134,7 @@ def load(
     # of the libraries; problems of a file are UsageErrors
     try:
         with warnings.catch_warnings(action="ignore"):
-            reading = _source(name).read(place, name, options)
-            if missing := [file for file in reading.files if not file.exists()]:
-                raise UsageError(f"{missing[0]}: no such file; {_needed(name)}")
+            reading = find(name, place, options)
             reader = f"{name} {options}"
             arrays = cache.cached(reading.files, reading.decode, reader, cache_dir)
     except OSError as error:  # no permission, or a failing disk
@@ -140,6 +145,25 @@ def load(
     # folders may be named by any bytes
     class_names = tuple(map(one_line, arrays.class_names))
     return arrays._replace(name=one_line(arrays.name), class_names=class_names)
+
+
+def find(name: str, place: Path, options: Mapping[str, Any]) -> Reading:
+    """Returns the files of a data set that is not built in, without their content.
+
+    Args:
+        name: as in `load`.
+        place: the folder or file of the data set.
+        options: as `check` returns them.
+
+    Raises:
+        UsageError: a file is missing.
+    """
+    module, _, function = _source(name).reader.rpartition(".")
+    reader = getattr(importlib.import_module(f"fedvg_jax.data.readers.{module}"), function)
+    reading = reader(place, name, **options)
+    if missing := [file for file in reading.files if not file.exists()]:
+        raise UsageError(f"{missing[0]}: no such file; {_needed(name, options.get('size'))}")
+    return reading
 
 
 def check(
@@ -160,38 +184,45 @@ def check(
     takes = () if name in BUILT_IN else _source(name).takes
     if unknown := [option for option in given if option not in takes]:
         raise UsageError(f"dataset {name} does not take {unknown[0]}; leave it out")
-    return None if name in BUILT_IN else _place(name, data_dir, cache_dir), given
-
-
-def _place(name: str, data_dir: Path | None, cache_dir: Path | None) -> Path:
-    """Returns the folder or file of a data set: the caller's, or else the downloaded one."""
-    place = data_dir and user_path(data_dir)
+    if name in BUILT_IN:
+        return None, given
+    place = data_dir = data_dir and user_path(data_dir)
     if name.startswith(HUB):
-        place = (place or Path()) / user_path(name.removeprefix(HUB))
-    if place and place.exists():
-        return place
-    if data_dir is None and cache_dir:
-        downloaded = download_folder(cache_dir, name)
-        if downloaded.is_dir():
-            return downloaded
-    raise UsageError(
-        f"{place}: no such file or folder; {_needed(name)}" if place else _needed(name)
-    )
+        place = (data_dir or Path()) / user_path(name.removeprefix(HUB))
+    for each in (place, download_folder(name, data_dir, cache_dir)):
+        if each and each.exists():
+            return each, given
+    needed = _needed(name, size=given.get("size"))
+    raise UsageError(f"{place}: no such file or folder; {needed}" if place else needed)
 
 
-def _needed(name: str) -> str:
+def _needed(name: str, size: Size | None) -> str:
     """Returns the remedy for missing files."""
-    from fedvg_jax.data import downloads
+    source = _source(name)
+    needed = f"dataset {name} needs --data-dir DIR with {source.holds}"
+    if not source.is_published:
+        return needed
+    of_size = f" --image-size {size[0]}x{size[1]}" if size else ""
+    command = f"python -m fedvg_jax.prepare {name}{of_size} --download"
+    return f"{needed}; or run {command}, and leave it out"
 
-    needed = f"dataset {name} needs --data-dir DIR with {_source(name).holds}"
-    if name in downloads.NAMES or name.startswith(HUB):
-        return f"{needed}; or run python -m fedvg_jax.prepare {name} --download, and leave it out"
-    return needed
 
+def download_folder(name: str, data_dir: Path | None, cache_dir: Path | None) -> Path | None:
+    """Returns the folder of a downloaded data set; None without `data_dir` and `cache_dir`.
 
-def download_folder(cache_dir: Path, name: str) -> Path:
-    """Returns the folder of a downloaded data set, where a run without `--data-dir` looks."""
-    return cache_dir / "downloads" / name.replace(":", "/")
+    Configurations of a set of the hub have folders beside each other, because readers look into subfolders.
+
+    Args:
+        name, data_dir, cache_dir: as in `load`.
+
+    >>> download_folder("hf:OWNER/NAME/CONFIG", None, Path("cache")).as_posix()
+    'cache/downloads/hf/OWNER--NAME--CONFIG'
+    >>> download_folder("cifar10", Path("sets"), None).as_posix()
+    'sets'
+    """
+    kind, _, of_hub = name.partition(":")
+    root = data_dir or (cache_dir and cache_dir / "downloads" / kind)
+    return root and root / of_hub.replace("/", "--")
 
 
 def _source(name: str) -> Source:

@@ -6,18 +6,20 @@ fetched and unpacked in a draft folder. They reach their place by one rename, af
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from fedvg_jax.data.arrays import Size, reading
+from fedvg_jax.data.datasets import find
 from fedvg_jax.data.readers.npz import SETS as MEDMNIST, file_name
 from fedvg_jax.host import extras, files
 from fedvg_jax.host.errors import UsageError
@@ -25,7 +27,7 @@ from fedvg_jax.host.errors import UsageError
 RETRIES = 2
 """Further attempts after an error of the network or a wrong checksum."""
 
-TIMEOUT = 60
+TIMEOUT = 20
 """Seconds without a byte after which an attempt fails."""
 
 
@@ -89,37 +91,37 @@ FILES = {
 }
 """Data set, or file of MedMNIST -> its publisher's address and its checksum."""
 
-NAMES = ("cifar10", "cifar100", "stl10", "tinyimagenet", *MEDMNIST)
-"""Data sets that can be downloaded."""
-
 
 def fetch(name: str, place: Path, size: Size | None = None) -> None:
-    """Downloads the file of a data set, unless it is there, and unpacks an archive.
+    """Downloads the file of a data set, unless its files are there, and unpacks an archive.
 
     Args:
-        name: one of `NAMES`.
+        name: of a data set with a file in `FILES`.
         place: folder that will hold the file, or the folder of the archive; it is created if missing.
         size: (S, S), which chooses a file of MedMNIST; None for the paper's size.
 
     Raises:
         UsageError: there is no such file; the download fails; its checksum is another; the folder cannot be written; or
-            it has a file of this name with another checksum.
+            it has a file of this name with another checksum, or a folder of this name without all files.
     """
     import pooch
 
+    key, options = name, {}
     if name in MEDMNIST:
-        name = file_name(name, size[0] if size else MEDMNIST[name][1])
-    if name not in FILES:
+        key, options = file_name(name, size[0] if size else MEDMNIST[name][1]), {"size": size}
+    if key not in FILES:
         raise UsageError(
-            f"dataset {name} is not published; --download takes {', '.join(NAMES)} in their published sizes"
+            f"dataset {key} is not published; --download takes one of {', '.join(FILES)}, by name and --image-size"
         )
-    published = FILES[name]
+    published = FILES[key]
     target = place / (published.folder or published.file)
-    if target.exists():
-        if target.is_dir() or pooch.file_hash(str(target), "md5") == published.md5:
+    with suppress(UsageError):  # files are missing
+        file = find(name, place, options).files[0]
+        if published.folder or pooch.file_hash(str(file), "md5") == published.md5:
             return
+    if target.exists():
         raise UsageError(
-            f"{target}: has another checksum than the published file; move it elsewhere"
+            f"{target}: lacks files, or has another checksum than the published one; move it elsewhere"
         )
     with drafting(target) as draft:
         archive = _retrieve(published, draft)
@@ -140,14 +142,15 @@ def fetch_hub_set(name: str, target: Path) -> None:
     Raises:
         UsageError: the extra is not installed, the name is another, or the download fails.
     """
-    library = extras.load("datasets", "hf", f"hf:{name}")
-    if target.is_dir():
-        return
     match = re.fullmatch("([^/]+/[^/]+)(?:/([^/]+))?", name)
     if not match:
         raise UsageError(
             f"hf:{name}: no set of the hub; name it hf:OWNER/NAME or hf:OWNER/NAME/CONFIG"
         )
+    library = extras.load("datasets", "hf", f"hf:{name}")
+    if target.is_dir():
+        return
+    logging.getLogger("huggingface_hub").setLevel("ERROR")  # its lines on every attempt
     with drafting(target) as draft, reading(f"hf:{name}", "downloaded", "try again later"):
         found = library.load_dataset(match[1], match[2], cache_dir=str(draft / "cache"))
         found.save_to_disk(draft / target.name)
@@ -157,16 +160,26 @@ def fetch_hub_set(name: str, target: Path) -> None:
 def drafting(target: Path) -> Iterator[Path]:
     """Yields a folder. Its entry with the name of `target` then takes the place of `target`; the others are removed.
 
+    A folder that another process has meanwhile put in this place stays.
+
     Raises:
         UsageError: the folder cannot be written.
     """
-    with files.writing(target.parent, "--data-dir"):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(
-            prefix=".draft-", dir=target.parent, ignore_cleanup_errors=True
-        ) as draft:
-            yield Path(draft)
-            os.replace(Path(draft, target.name), target)
+    folder = target.parent
+    with files.writing(folder, "--data-dir"):
+        folder.mkdir(parents=True, exist_ok=True)
+        # those with content were locked; the lock is free if their process was killed
+        for draft in {content.parent for content in folder.glob(".draft-*/[!.]*")}:
+            with suppress(OSError), files.claimed(draft / files.LOCK) as is_abandoned:
+                if is_abandoned:
+                    shutil.rmtree(draft)
+        temporary = tempfile.TemporaryDirectory(
+            prefix=".draft-", dir=folder, ignore_cleanup_errors=True
+        )
+        with temporary as name, files.claimed(Path(name, files.LOCK)):
+            yield Path(name)
+            if not target.is_dir():
+                os.replace(Path(name, target.name), target)
 
 
 def _retrieve(published: Published, draft: Path) -> Path:
@@ -184,8 +197,10 @@ def _retrieve(published: Published, draft: Path) -> Path:
     )
     downloader: Any = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), timeout=TIMEOUT)
     try:
-        return Path(fetcher.fetch(published.file, downloader=downloader))
+        file = Path(fetcher.fetch(published.file, downloader=downloader))
     except (requests.RequestException, ValueError) as error:  # the second is of the checksum
         raise UsageError(
             f"{published.url}: cannot be downloaded ({files.reason(error)}); try again later"
         ) from error
+    shutil.copymode(draft / files.LOCK, file)  # pooch's is for this user only
+    return file

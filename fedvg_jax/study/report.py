@@ -57,6 +57,12 @@ class Compared(NamedTuple):
         """The page that was written, or None."""
         return self.paths[-1] if self.paths else None
 
+    @property
+    def ending(self) -> list[str]:
+        """The lines with which commands end: the page, how the methods are compared, and then the answer."""
+        lines = self.finding.splitlines()
+        return [f"report of {len(self.paths)} files: {self.page}", *lines[-1:], *lines[:-1]]
+
 
 def write(
     dirs: Sequence[Path | str],
@@ -91,16 +97,11 @@ def write(
     return _compared(study, folder, command or again)
 
 
-def check_options(choice: str) -> None:
+def check_options(choice: str = "final") -> None:
     """Raises UsageError for an unknown choice, and without the packages that a report needs."""
     require_name("choice", choice, CHOICES)
-    if missing := missing_packages():
+    if missing := [name for name in EXTRA if importlib.util.find_spec(name) is None]:
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
-
-
-def missing_packages() -> list[str]:
-    """Returns the modules that a report needs and that are not installed."""
-    return [name for name in EXTRA if importlib.util.find_spec(name) is None]
 
 
 def _compared(study: Study, folder: Path | None, command: str) -> Compared:

@@ -15,6 +15,7 @@ from support.processes import started
 from support.small_sweeps import timeless
 
 import fedvg_jax
+import fedvg_jax.report
 from fedvg_jax import sweep
 from fedvg_jax.host import files
 from fedvg_jax.study import report
@@ -63,15 +64,27 @@ def test_all_trials_are_checked_before_the_first_and_mistakes_have_exit_code_2(r
 
 
 def test_sweep_prints_its_trials_a_table_and_its_folder_and_continues(run, tmp_path):
+    for package in report.EXTRA:
+        pytest.importorskip(package)
     code, out, err = run("--seed", "0:2")
     assert (code, err) == (0, "")
     assert "sweep of 2 trials" in out and "2/2  seed=1: test accuracy" in out
     assert "mean ± standard deviation" in out and str(tmp_path / "out") in out
     code, again, _ = run("--seed", "0:2")
     assert code == 0 and "1/2" not in again and "mean ± standard deviation" in again
-    if not report.missing_packages():
-        (shown,) = (tmp_path / "out").rglob("report.html")
-        assert f"report: {shown}" in again
+    (shown,) = (tmp_path / "out").rglob("report.html")
+    assert f"files: {shown}" in again
+
+
+def test_sweep_and_report_end_with_the_answer(run, tmp_path, capsys):
+    for package in report.EXTRA:
+        pytest.importorskip(package)
+    _, swept, _ = run("--weighting", "samples", "uniform", "--seed", "0:2")
+    assert fedvg_jax.report.main([str(tmp_path / "out")]) == 0
+    for out in (swept, capsys.readouterr().out):
+        *_, page, comparison, answer = out.splitlines()
+        assert page.endswith("report.html") and "paired by seed (n = 2)" in comparison
+        assert answer.startswith(("Undecided: uniform against FedAvg", "uniform is "))
 
 
 def test_dry_run_lists_unfinished_trials_and_writes_nothing(run, tmp_path):

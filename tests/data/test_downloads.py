@@ -2,12 +2,17 @@
 
 import hashlib
 import io
+import logging
+import os
+import re
+import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -68,7 +73,7 @@ def server(monkeypatch):
 
 def medmnist():
     content = io.BytesIO()
-    x, y = RNG.integers(0, 256, (30, 28, 28), np.uint8), RNG.integers(0, 11, (30, 1))
+    x, y = RNG.integers(0, 256, (30, 28, 28), np.uint8), RNG.integers(0, 7, (30, 1))
     np.savez(content, train_images=x, train_labels=y)
     return content.getvalue()
 
@@ -82,6 +87,17 @@ def organs(server, monkeypatch):
     return content
 
 
+@pytest.fixture
+def stl(server, monkeypatch, tmp_path):
+    """The archive of STL-10 on the server, in place of its address in the table."""
+    published, made = downloads.FILES["stl10"], tmp_path / "made"
+    write_stl(made / published.folder)
+    archive = shutil.make_archive(str(tmp_path / "stl"), "gztar", made, published.folder)
+    content = Path(archive).read_bytes()
+    offered = server.offer(published.file, content, folder=published.folder)
+    monkeypatch.setitem(downloads.FILES, "stl10", offered)
+
+
 def left_in(folder):
     return [path.name for path in folder.iterdir()] if folder.exists() else []
 
@@ -92,7 +108,8 @@ def test_every_file_has_an_address_and_a_checksum():
         *files
     }
     assert all(len(bytes.fromhex(published.md5)) == 16 for published in downloads.FILES.values())
-    assert set(downloads.NAMES) <= set(data.SOURCES)
+    of_files = {re.split(r"_\d|\.npz", name)[0] for name in downloads.FILES}
+    assert of_files == {name for name, source in data.SOURCES.items() if source.is_published}
 
 
 def test_prepare_downloads_to_the_cache_where_runs_look(organs, server, tmp_path, capsys):
@@ -127,20 +144,81 @@ def test_what_does_not_arrive_whole_leaves_nothing(organs, server, tmp_path, fau
     assert len(server.requests) == 1 + downloads.RETRIES and not left_in(tmp_path)
 
 
-def test_ctrl_c_ends_a_download_and_leaves_nothing(server, tmp_path, monkeypatch):
-    """The address of STL-10 is http, so that a proxy can stand in place of its host."""
+@pytest.mark.parametrize(
+    ("name", "size"), [("organamnist", None), ("dermamnist", (28, 28)), ("dermamnist", (64, 64))]
+)
+def test_the_command_that_an_error_names_brings_the_missing_file(
+    server, tmp_path, monkeypatch, name, size
+):
+    for file in (f"{name}.npz", f"{name}_64.npz", f"{name}_224.npz"):
+        monkeypatch.setitem(downloads.FILES, file, server.offer(file, medmnist()))
+    # a file of another size is no help
+    downloads.fetch(name, tmp_path / "data" / "downloads" / name, (224, 224) if size else (64, 64))
+    with usage_error("--download") as mistake:
+        data.load(name, None, tmp_path / "data", size=size)
+    command = re.search(r"fedvg_jax\.prepare (.*?),", str(mistake.value))[1]
+    flags = f"--cache-dir {tmp_path} --clients 2 --min-samples 1 --alpha 9"
+    assert prepare.main([*shlex.split(command), *flags.split()]) == 0
+    assert len(data.load(name, None, tmp_path / "data", size=size).y) == 30
+
+
+def stop_a_download(number, server, folder, monkeypatch):
+    """Ends the download of STL-10 to a folder by a signal; returns the exit code and the lines of standard error.
+
+    The address of STL-10 is http, so that a proxy can stand in place of its host.
+    """
     url = downloads.FILES["stl10"].url
     server.files[url], server.pause = bytes(2**20), 0.01
     monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{server.http.server_address[1]}")
     command = [sys.executable, "-m", "fedvg_jax.prepare", "stl10", "--download"]
-    command += ["--data-dir", str(tmp_path / "in")]
+    command += ["--data-dir", str(folder)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         while not server.requests and process.poll() is None:
             time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130 and len(errors.splitlines()) == 1, errors
-    assert server.requests == [url] and not left_in(tmp_path / "in")
+    assert server.requests == [url]
+    return process.returncode, errors.splitlines()
+
+
+def test_ctrl_c_ends_a_download_and_leaves_nothing(server, tmp_path, monkeypatch):
+    code, errors = stop_a_download(signal.SIGINT, server, tmp_path / "in", monkeypatch)
+    assert code == 130 and len(errors) == 1 and not left_in(tmp_path / "in")
+
+
+def test_the_next_download_removes_what_a_killed_one_has_left(
+    organs, server, tmp_path, monkeypatch
+):
+    stop_a_download(signal.SIGKILL, server, tmp_path / "in", monkeypatch)
+    assert len(left_in(tmp_path / "in")) == 1
+    monkeypatch.delenv("http_proxy")
+    server.pause = 0
+    downloads.fetch("organamnist", tmp_path / "in")
+    assert left_in(tmp_path / "in") == ["organamnist.npz"]
+
+
+def test_downloads_at_once_all_succeed(organs, stl, server, tmp_path):
+    server.pause = 0.01
+    with ThreadPoolExecutor() as pool:
+        for name in ("organamnist", "stl10"):
+            for done in [pool.submit(downloads.fetch, name, tmp_path / "in") for _ in range(2)]:
+                done.result(timeout=60)
+    assert len(server.requests) == 4
+    assert {*left_in(tmp_path / "in")} == {"organamnist.npz", "stl10_binary"}
+    assert (tmp_path / "in" / "organamnist.npz").read_bytes() == organs
+    assert len(data.load("stl10", tmp_path / "in").y)
+
+
+def test_others_may_read_what_is_downloaded(organs, stl, tmp_path):
+    usual = os.umask(0o022)
+    try:
+        for name in ("organamnist", "stl10"):
+            downloads.fetch(name, tmp_path / "in")
+    finally:
+        os.umask(usual)
+    paths = [*(tmp_path / "in").rglob("*")]
+    assert len(paths) > 4
+    assert all(path.stat().st_mode & 0o777 == (0o755 if path.is_dir() else 0o644) for path in paths)
 
 
 def test_a_file_of_the_user_is_not_replaced(organs, tmp_path):
@@ -148,6 +226,20 @@ def test_a_file_of_the_user_is_not_replaced(organs, tmp_path):
     with usage_error("organamnist.npz", "checksum"):
         downloads.fetch("organamnist", tmp_path)
     assert (tmp_path / "organamnist.npz").read_bytes() == b"another version"
+
+
+def test_a_set_with_all_files_is_not_downloaded_and_one_that_lacks_some_is_not_replaced(
+    stl, server, tmp_path
+):
+    downloads.fetch("stl10", tmp_path / "in")
+    downloads.fetch("stl10", tmp_path / "in")
+    np.savez(tmp_path / "cifar10.npz", x=np.zeros((2, 32, 32, 3), np.uint8), y=[0, 1])
+    downloads.fetch("cifar10", tmp_path)
+    assert len(server.requests) == 1
+    (tmp_path / "in" / "stl10_binary" / "test_y.bin").unlink()
+    with usage_error("stl10_binary", "move it"):
+        downloads.fetch("stl10", tmp_path / "in")
+    assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -196,19 +288,73 @@ def test_a_set_of_the_hub_is_read_offline_after_its_download(tmp_path, monkeypat
     hub_set(tmp_path / "hub" / "OWNER" / "NAME")
     cache, name = tmp_path / "cache", "hf:OWNER/NAME"
     monkeypatch.chdir(tmp_path / "hub")
-    downloads.fetch_hub_set("OWNER/NAME", datasets.download_folder(cache, name))
+    downloads.fetch_hub_set("OWNER/NAME", datasets.download_folder(name, None, cache))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     columns = {"group": "source", "input": "text"}
     for _ in range(2):  # from the files, and from the cache
         arrays = data.load(name, None, cache, columns=columns)
-        assert arrays.name == "NAME" and arrays.class_names == ("a", "b")
+        assert arrays.name == "OWNER--NAME" and arrays.class_names == ("a", "b")
         assert arrays.y.tolist() == [0, 1, 0, 1] and arrays.groups.tolist() == [0, 1, 1, 0]
     x = np.asarray(arrays.x, np.float64)
     assert x.shape == (4, hugging_face.HASHES) and not x[3].any()
     np.testing.assert_array_equal(x[0], x[2])
     np.testing.assert_allclose(np.linalg.norm(x[:3], axis=1), 1, rtol=1e-3)
     np.testing.assert_allclose(np.abs(x[0] @ x[1]), 0.5, rtol=1e-3)  # one word of two is shared
+
+
+CONFIGURATIONS = """---
+configs:
+- {config_name: one, data_files: one.parquet}
+- {config_name: two, data_files: two.parquet}
+- {config_name: both, data_files: "*.parquet", default: true}
+---
+"""
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_configurations_of_a_set_of_the_hub_are_sets_of_their_own(tmp_path, monkeypatch, is_cached):
+    hub = tmp_path / "hub" / "OWNER" / "NAME"
+    hub_set(hub)
+    (hub / "train-00000-of-00001.parquet").rename(hub / "one.parquet")
+    shutil.copy(hub / "one.parquet", hub / "two.parquet")
+    (hub / "README.md").write_text(CONFIGURATIONS)
+    place = (None, tmp_path / "in") if is_cached else (tmp_path / "in", None)
+
+    def fetch(name):
+        with monkeypatch.context() as patch:
+            patch.chdir(tmp_path / "hub")
+            downloads.fetch_hub_set(name, datasets.download_folder(f"hf:{name}", *place))
+
+    def num_rows(name):
+        return len(data.load(f"hf:{name}", *place, columns={"input": "text"}).y)
+
+    fetch("OWNER/NAME/one")
+    fetch("OWNER/NAME/two")
+    with usage_error("hf:OWNER/NAME", "--download"):
+        num_rows("OWNER/NAME")
+    fetch("OWNER/NAME")
+    sizes = [num_rows(f"OWNER/NAME{of}") for of in ("", "/one", "/two")]
+    assert sizes == [8, 4, 4]
+
+
+def test_a_failed_download_of_a_hub_set_is_no_line_but_its_error(tmp_path, monkeypatch, capfd):
+    library = pytest.importorskip("datasets", reason="needs the hf extra")
+
+    def fail(*arguments, **options):
+        logging.getLogger("huggingface_hub.utils").warning("Retrying in 1s [Retry 1/5].")
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(library, "load_dataset", fail)
+    with usage_error("hf:OWNER/NAME", "no network"):
+        downloads.fetch_hub_set("OWNER/NAME", tmp_path / "in")
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("name", ["OWNER", "OWNER/", "a/b/c/d"])
+def test_a_name_that_the_hub_cannot_have_is_refused_whatever_is_there(tmp_path, name):
+    with usage_error(f"hf:{name}", "hf:OWNER/NAME"):
+        downloads.fetch_hub_set(name, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["OWNER", "OWNER/", "a/b/c/d", "OWNER/NAME"])

@@ -157,7 +157,8 @@ def _show_plan(config: Config, console: Console, unused: str) -> int:
         plan = display.plan_rows(display.predict(sim))
     display.print_table(console, plan | virtual_plan.rows(sim), "plan")
     if sim.timeline:
-        output.say(console, virtual_plan.picture(sim.timeline, config.buffered.max_staleness))
+        most_stale = sim.experiment.cohorts.max_staleness
+        output.say(console, virtual_plan.picture(sim.timeline, most_stale))
     return 0
 
 

@@ -21,7 +21,7 @@ from fedvg_jax.core.types import UsageError
 
 T = TypeVar("T")
 
-_PAPER: dict = {
+_PAPER = {
     "clients": 100,
     "join_ratio": 0.1,
     "rounds": 200,
@@ -29,10 +29,11 @@ _PAPER: dict = {
     "batch_size": 32,
     "lr": 0.01,
     "eval_every": 20,
+    "model": "resnet18",
 }
 """Settings that the data sets of the paper share, unless a line below overrides them."""
 
-_CUSTOM: dict = {
+_CUSTOM = {
     "model": "lenet5",
     "clients": 20,
     "join_ratio": 0.25,
@@ -42,7 +43,7 @@ _CUSTOM: dict = {
 }
 """Settings for a user's images."""
 
-_TEXT: dict = {
+_TEXT = {
     "model": "gru",
     "partition": "group",
     "rounds": 30,
@@ -59,10 +60,10 @@ DATASETS: dict[str, dict] = {
     "wine": {"clients": 5, "rounds": 50, "alpha": 0.5, "lr": 0.2},
     "iris": {"clients": 5, "rounds": 50, "alpha": 0.5, "lr": 0.2},
     "literature": _TEXT,
-    "cifar10": _PAPER | {"model": "resnet18"},
-    "cifar100": _PAPER | {"model": "resnet18"},
-    "stl10": _PAPER | {"model": "resnet18"},
-    "organamnist": _PAPER | {"model": "resnet18"},
+    "cifar10": _PAPER,
+    "cifar100": _PAPER,
+    "stl10": _PAPER,
+    "organamnist": _PAPER,
     "tinyimagenet": _PAPER | {"model": "resnet50", "batch_size": 128, "momentum": 0.9},
     "covid19": _PAPER | {"model": "resnet50", "clients": 20, "join_ratio": 0.25},
     "dermamnist": _PAPER | {"model": "resnet50", "clients": 25, "join_ratio": 0.2},

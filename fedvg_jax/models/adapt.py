@@ -96,8 +96,7 @@ def linen_task(
             outputs, new = call(run, x, mask, train)
         return outputs, new.get("batch_stats", stats)
 
-    _check_statistics(type(module), init, apply, row)
-    return _task(init, apply, loss, metrics, block_of)
+    return _task(type(module), row, init, apply, loss, metrics, block_of)
 
 
 def nnx_task(
@@ -164,18 +163,20 @@ def nnx_task(
             )
         return outputs, nnx.to_pure_dict(new)
 
-    _check_statistics(type(module), init, apply, row)
-    return _task(init, apply, loss, metrics, block_of)
+    return _task(type(module), row, init, apply, loss, metrics, block_of)
 
 
 def _task(
+    kind: type,
+    row: jax.ShapeDtypeStruct,
     init: Callable[[Array], Variables],
     apply: Apply,
     loss: PerExample,
     metrics: Metrics | None,
     block_of: BlockOf | None,
 ) -> Task:
-    """Returns the task of a module as functions; further arguments as in `linen_task`."""
+    """Returns the task of a module of some kind as functions; further arguments as in `linen_task`."""
+    _check_statistics(kind, init, apply, row)
     with checks.calling("metrics, a dict of functions of one example by name,"):
         own = {
             name: metric if isinstance(metric, Metric) else Metric(metric)
@@ -210,7 +211,6 @@ def _task(
     def means(sums):
         return {name: float(total) / float(sums["rows"]) for name, total in sums["totals"].items()}
 
-    better = [(name, metric.better) for name, metric in own.items() if metric.better]
     return Task(
         init,
         mean_loss,
@@ -219,7 +219,7 @@ def _task(
         means,
         block_of or groups.first_component,
         forward=forward,
-        better=tuple(better),
+        better=tuple((name, metric.better) for name, metric in own.items() if metric.better),
     )
 
 

@@ -73,7 +73,7 @@ def lora(
     return task, filled(drawn, variables)
 
 
-def with_adapters(task: Task, rank: int, include: str = "") -> Task:
+def with_adapters(task: Task, rank: int, include: str) -> Task:
     """Returns the task with adapters beside its parameters; arguments and errors as in `lora`."""
     all_layers = _layers(task)
     pattern = compiled(include, "lora")
@@ -128,10 +128,9 @@ def filled(drawn: Variables, given: Variables) -> Variables:
 def merged(variables: Variables) -> Variables:
     """Returns the variables of the model without adapters that computes the same, with W + A B s / r."""
     tensors = tree.by_path(variables.params)
-    for path in filter(IS_ADAPTER, tensors):
+    for path, a in tensors.items():
         layer, _, name = path.rpartition("/")
         if name == "lora_a":
-            a = tensors[path]
             b = tensors[_of_layer(layer, "lora_b")]
             kernel = tensors[_of_layer(layer, "kernel")]  # of half precision, it is rounded once
             product = (tree.wide(a) @ tree.wide(b)).reshape(kernel.shape)
@@ -152,7 +151,7 @@ def _layers(task: Task) -> dict[str, Any]:
     def note(call, args, kwargs, context):
         outputs = call(*args, **kwargs)
         layer = context.module
-        if _is_adaptable(layer, context.method_name):
+        if _is_adaptable(context):
             found["/".join(layer.path)] = layer.variables["params"]["kernel"].shape
         return outputs
 
@@ -167,10 +166,13 @@ def _layers(task: Task) -> dict[str, Any]:
     return layers
 
 
-def _is_adaptable(layer: Any, method: str) -> bool:
+def _is_adaptable(context) -> bool:
     """Returns whether a call is of a dense layer of Linen's, or of a convolution of one pixel without padding."""
-    if method != "__call__" or type(layer) is not nn.Conv:
-        return method == "__call__" and type(layer) is nn.Dense
+    layer = context.module
+    if context.method_name != "__call__":
+        return False
+    if type(layer) is not nn.Conv:
+        return type(layer) is nn.Dense
     is_padded = not isinstance(layer.padding, str) and np.any(layer.padding)
     is_plain = layer.feature_group_count == 1 and layer.mask is None
     return np.prod(layer.kernel_size) == 1 and is_plain and not is_padded
@@ -183,7 +185,7 @@ def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context
     (`models.conv.planes`), and EfficientNet-Lite0's rounds take 1.4 times as long.
     """
     layer = context.module
-    own = layer.variables.get("params", {}) if _is_adaptable(layer, context.method_name) else {}
+    own = layer.variables.get("params", {}) if _is_adaptable(context) else {}
     if "lora_a" not in own:
         return call(*args, **kwargs)
     x = args[0] if args else kwargs["inputs"]

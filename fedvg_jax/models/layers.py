@@ -24,23 +24,25 @@ _kernel_init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
 
 def conv(x, features: int, kernel: int, name: str, padding: str = "VALID"):
     """Applies a square convolution with a bias and stride 1 to x [B, H, W, C] inside a compact module."""
-    bias_init = uniform(kernel * kernel * x.shape[-1])
-    size = (kernel, kernel)
-    return nn.Conv(
-        features, size, padding=padding, kernel_init=_kernel_init, bias_init=bias_init, name=name
-    )(x)
+    layer = nn.Conv(
+        features,
+        (kernel, kernel),
+        padding=padding,
+        kernel_init=_kernel_init,
+        bias_init=uniform(kernel * kernel * x.shape[-1]),
+        name=name,
+    )
+    return layer(x)
 
 
 def plain_conv(
     x, features: int, kernel: int, stride: int, padding, init: Callable, name: str, groups: int = 1
 ):
     """Applies a square convolution without bias to x [B, H, W, C] inside a compact module, behind a fusion barrier."""
-    size = (kernel, kernel)
-    strides = (stride, stride)
     layer = nn.Conv(
         features,
-        size,
-        strides,
+        (kernel, kernel),
+        (stride, stride),
         padding,
         feature_group_count=groups,
         use_bias=False,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,8 +14,7 @@ Reference = str
 
 def referenced(reference: Reference) -> Callable[..., Any]:
     """Returns the function of a reference."""
-    module, _, name = reference.partition(":")
-    return getattr(importlib.import_module(f"fedvg_jax.{module}"), name)
+    return pkgutil.resolve_name(f"fedvg_jax.{reference}")
 
 
 class Costs(NamedTuple):

@@ -156,9 +156,8 @@ class NarrowDense(nn.Module):
     @nn.compact
     def __call__(self, x):
         """Returns [..., F] of x [..., D]."""
-        weight = self.param(
-            "weight", uniform(x.shape[-1]), (self.features, x.shape[-1]), jnp.float32
-        )
-        bias = self.param("bias", uniform(x.shape[-1]), (self.features,), jnp.float32)
+        init = uniform(x.shape[-1])
+        weight = self.param("weight", init, (self.features, x.shape[-1]), jnp.float32)
+        bias = self.param("bias", init, (self.features,), jnp.float32)
         y = x @ weight.T
         return y + jnp.broadcast_to(bias, y.shape)

@@ -13,7 +13,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,8 +101,9 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
     tensors = {_current(name): tensor for name, tensor in read(path).items()}
     renames = _renames(architecture, tensors)
     leaves = _by_path(variables)
-    read_paths = [ours for ours in leaves if head or not ours.startswith(f"{HEAD}/")]
-    names = {ours: _name(ours, renames) for ours in read_paths}
+    names = {
+        ours: _name(ours, renames) for ours in leaves if head or not ours.startswith(f"{HEAD}/")
+    }
     expected = {
         name: _to_torch(ours, np.broadcast_to(0, leaves[ours].shape)).shape
         for ours, name in names.items()
@@ -240,17 +241,13 @@ def _by_path(variables: Variables) -> Tensors:
 
 def _to_torch(path: str, leaf: np.ndarray) -> np.ndarray:
     """Returns a kernel as OIHW of HWIO, or as [out, in] of [in, out]; other tensors keep their axes."""
-    array = leaf.reshape(_spatial(path, leaf.shape))
-    return np.moveaxis(array, (-1, -2), (0, 1)) if path.endswith("kernel") else array
+    if path == "patch_embed/kernel":  # [h w 3, o], which is a convolution in torch
+        side = math.isqrt(len(leaf) // 3)
+        leaf = leaf.reshape(side, side, 3, -1)
+    return np.moveaxis(leaf, (-1, -2), (0, 1)) if path.endswith("kernel") else leaf
 
 
 def _from_torch(path: str, array: np.ndarray, leaf: Array) -> Array:
     """Returns a copy in the shape and dtype of `leaf`: the file may change, and the engine donates buffers."""
     array = np.moveaxis(array, (0, 1), (-1, -2)) if path.endswith("kernel") else array
     return jnp.array(array.reshape(leaf.shape), leaf.dtype, copy=True)
-
-
-def _spatial(path: str, shape: Sequence[int]) -> Sequence[int]:
-    """Returns [h, w, 3, o] for a patch embedding [h w 3, o], which is a convolution in torch; otherwise `shape`."""
-    side = math.isqrt(shape[0] // 3) if path == "patch_embed/kernel" else 0
-    return (side, side, 3, shape[1]) if side else shape

@@ -63,7 +63,7 @@ class ResNet(nn.Module):
     """
 
     num_classes: int
-    depths: Sequence[int] = (2, 2, 2, 2)
+    depths: Sequence[int]
     bottleneck: bool = False
     width: int = 64
     stem: str = "imagenet"

@@ -200,7 +200,7 @@ def head_and_base(path: str) -> str:
 
 # --- pixels
 
-STATISTICS: dict[str, Sequence[Sequence[float]] | None] = {
+STATISTICS = {
     "none": None,
     "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
     "half": ((0.5,), (0.5,)),

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.core import trained_part, tree
-from fedvg_jax.core.types import Augment, Batch, Task, Tree, Variables
-from fedvg_jax.models.task import loss_of
+from fedvg_jax.core.types import Batch, Task, Tree, Variables
+from fedvg_jax.models.task import loss_of, wrapped
 
 
 def accumulate_gradients(task: Task, max_rows: int, base: Variables | None = None) -> Task:
@@ -95,7 +95,6 @@ def compute_in(task: Task, name: str) -> Task:
         task: with float32 parameters and `forward`.
         name: "highest", float32 throughout, without TF32; or "bfloat16".
     """
-    precision = "highest" if name == "highest" else None
 
     def narrow(x: Array) -> Array:
         is_narrowed = name == "bfloat16" and jnp.issubdtype(x.dtype, jnp.floating)
@@ -103,21 +102,22 @@ def compute_in(task: Task, name: str) -> Task:
 
     def in_format(f: Callable) -> Callable:
         def run(params, stats, batch, *args, **key):
-            with jax.default_matmul_precision(precision) if precision else contextlib.nullcontext():
+            is_exact = name == "highest"
+            with jax.default_matmul_precision(name) if is_exact else contextlib.nullcontext():
                 narrowed = batch._replace(x=narrow(batch.x))
                 return f(jax.tree.map(narrow, params), stats, narrowed, *args, **key)
 
         return run
 
+    converted = wrapped(task, in_format)
+
     def forward(params, stats, *args, **key):
-        assert task.forward is not None  # every named model has one
-        outputs, new = in_format(task.forward)(params, stats, *args, **key)
+        assert converted.forward is not None  # every named model has one
+        outputs, new = converted.forward(params, stats, *args, **key)
         wide = jax.tree.map(lambda x: x.astype(tree.dtype(params)), outputs)
         return wide, tree.like(new, stats)
 
-    predict = in_format(task.predict)
-    measure = in_format(task.measure)
-    return task._replace(loss=loss_of(forward), forward=forward, predict=predict, measure=measure)
+    return converted._replace(loss=loss_of(forward), forward=forward)
 
 
 def flip(key: Array, x: Array) -> Array:
@@ -146,7 +146,7 @@ def _flip_and_crop(key: Array, x: Array) -> Array:
     return crop(crop_key, flip(flip_key, x))
 
 
-AUGMENTATIONS: dict[str, Augment | None] = {
+AUGMENTATIONS = {
     "none": None,
     "flip": partial(_augment_images, flip),
     "crop": partial(_augment_images, crop),

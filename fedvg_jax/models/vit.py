@@ -29,20 +29,16 @@ class Scheme(NamedTuple):
 
     patch: tuple[Callable, ...]
     token: Callable
-    position: Callable
     qkv: tuple[Callable, ...]
     proj: tuple[Callable, ...]
     mlp: tuple[Callable, ...]
 
 
 SCHEMES = {
-    "timm": Scheme(
-        (), _init.normal(1e-6), _small, (_small, _zeros), (_small, _zeros), (_small, _zeros)
-    ),
+    "timm": Scheme((), _init.normal(1e-6), (_small, _zeros), (_small, _zeros), (_small, _zeros)),
     "torchvision": Scheme(
         patch=(_init.variance_scaling(1, "fan_in", "normal"), _zeros),
         token=_zeros,
-        position=_small,
         qkv=(_init.xavier_uniform(), _zeros),
         proj=(_init.variance_scaling(1 / 3, "fan_in", "uniform"), _zeros),
         mlp=(_init.xavier_uniform(), _init.normal(1e-6)),
@@ -101,7 +97,7 @@ class ViT(nn.Module):
         x = dense(x, self.width, "patch_embed", *init.patch)
         token = self.param("cls_token", init.token, (1, 1, self.width), jnp.float32)
         x = jnp.concatenate([jnp.broadcast_to(token, (len(x), 1, self.width)), x], 1)
-        x = x + self.param("pos_embed", init.position, (1, *x.shape[1:]), jnp.float32)
+        x = x + self.param("pos_embed", _small, (1, *x.shape[1:]), jnp.float32)
         images, tokens, _ = x.shape
         x = x.reshape(-1, self.width)
         for i in range(self.depth):

@@ -16,7 +16,6 @@ from fedvg_jax.study.groups import Frame, Study
 from fedvg_jax.study.outcomes import CHOICES, choose_outcome
 from fedvg_jax.study.places import Condition, Place
 from fedvg_jax.study.reading import Folder
-from fedvg_jax.study.run import Run
 from fedvg_jax.study.sweep_folder import Stored
 
 MAX_LISTED = 40
@@ -52,9 +51,9 @@ def make_study(
     read: Sequence[Folder],
     sweeps: Sequence[Stored],
     sources: Sequence[Path | str],
-    partial: bool = False,
-    metric: str | None = None,
-    target: float | None = None,
+    partial: bool,
+    metric: str | None,
+    target: float | None,
 ) -> Study:
     """Returns the study of what was read.
 
@@ -81,7 +80,8 @@ def make_study(
             f"the runs cannot be reported as one study: {_listed(list(missing))}; finish, recompute or leave out those"
             " runs, or report with --partial"
         )
-    outcome = choose_outcome(runs, any(map(_has_personal_models, runs)), metric, target)
+    are_personal = any(run.config.local or algorithm_of(run.config).personal for run in runs)
+    outcome = choose_outcome(runs, are_personal, metric, target)
     for choice in CHOICES:
         frame[choice] = [
             outcome.of_run(run.history, choice) if run else math.nan for run in frame["run"]
@@ -126,10 +126,6 @@ def _listed(lines: Sequence[str]) -> str:
     shown = list(dict.fromkeys(lines))
     more = f"; and {len(shown) - MAX_LISTED} more" if len(shown) > MAX_LISTED else ""
     return "; ".join(shown[:MAX_LISTED]) + more
-
-
-def _has_personal_models(run: Run) -> bool:
-    return bool(run.config.local) or algorithm_of(run.config).personal is not None
 
 
 # --- the frame

@@ -91,7 +91,7 @@ def compute(
     """
     queue = {key: list(trials) for key, trials in programs.items()}
     keys = {trial.name: key for key, trials in programs.items() for trial in trials}
-    losses: collections.Counter[str] = collections.Counter()
+    losses = collections.Counter()
     while any(queue.values()) or any(slot.pending for slot in slots):
         if received:
             _stop(slots, on_end)
@@ -196,7 +196,7 @@ class Here(futures.Executor):
 
     def submit(self, function: Callable, /, *arguments: Any, **keywords: Any) -> futures.Future:
         """Returns a finished future."""
-        future: futures.Future = futures.Future()
+        future = futures.Future()
         try:
             future.set_result(function(*arguments, **keywords))
         except Exception as error:

@@ -62,10 +62,7 @@ Named = Mapping[str, Mapping[str, Meaning]]
 """Axis -> name of the caller's own on it -> what that stands for."""
 
 
-def name_values(
-    axes: Any,
-    config: Config = Config(),  # noqa: B008  immutable
-) -> tuple[dict[Any, Any], dict[str, dict[str, Meaning]]]:
+def name_values(axes: Any, config: Config) -> tuple[dict[Any, Any], dict[str, dict[str, Meaning]]]:
     """Returns axes with names in place of values, and what these names stand for, beside settings of the sweep.
 
     Values of an axis of `AXES`, or of "method", that are objects stand in a dict, name -> object or setting.
@@ -74,7 +71,8 @@ def name_values(
         UsageError: a name is none, or means another value of the setting; or a method has an object of another axis.
 
     >>> def root(task): ...
-    >>> plain, named = name_values({"weighting": {"root": root, "baseline": "samples"}, "seed": "0:2"})
+    >>> axes = {"weighting": {"root": root, "baseline": "samples"}, "seed": "0:2"}
+    >>> plain, named = name_values(axes, Config())
     >>> plain, named["weighting"]["baseline"].settings
     ({'weighting': ['root', 'baseline'], 'seed': '0:2'}, {'weighting': 'samples'})
     """
@@ -92,10 +90,11 @@ def name_values(
                 f"axes: {axis} takes a dict, name of your own -> object; got the names {list(values)}"
             )
         plain[axis] = list(values)
-        own = {
-            n: value for n, value in values.items() if not (isinstance(value, str) and value == n)
+        named[axis] = {
+            name: _meaning(axis, value, config)
+            for name, value in values.items()
+            if not isinstance(value, str) or value != name
         }
-        named[axis] = {name: _meaning(axis, value, config) for name, value in own.items()}
     for name, (objects, settings) in named.get("method", {}).items():
         its = {axis for axis, argument in AXES.items() if argument in objects or axis in settings}
         if both := its & axes.keys():
@@ -107,9 +106,8 @@ def _is_wrong(axis: str, name: Any, value: Any) -> bool:
     """Returns whether a name is none, or one that a setting takes for something else than the value."""
     if not isinstance(name, str) or not name:
         return True
-    return name.lower() in TAKEN.get(axis, ()) and not (
-        isinstance(value, str) and value == name.lower()
-    )
+    is_other = not isinstance(value, str) or value != name.lower()
+    return is_other and name.lower() in TAKEN.get(axis, ())
 
 
 def _meaning(axis: str, value: Any, config: Config) -> Meaning:

@@ -94,11 +94,10 @@ class Outcome(NamedTuple):
         """
         assert self.goal is not None
         metric, target = self.goal
-        better = Outcome(metric, history.BETTER[metric])
-        values = better.evaluations(records)
+        sign = Outcome(metric, history.BETTER[metric]).sign
         for record in records:
-            value = values.get(record["round"])
-            if value is not None and better.sign * value >= better.sign * target:
+            value = measured(record).get(metric)
+            if value is not None and sign * value >= sign * target:
                 return {
                     name: float(record.get(entry, math.nan)) for name, entry in TO_TARGET.items()
                 }
@@ -136,7 +135,7 @@ def measured(record: Record, part: str = "test") -> dict[str, float]:
 
 
 def choose_outcome(
-    runs: Sequence[Run], are_personal: bool, text: str | None, target: float | None = None
+    runs: Sequence[Run], are_personal: bool, text: str | None, target: float | None
 ) -> Outcome:
     """Returns the outcome that all runs are compared by.
 

@@ -27,8 +27,11 @@ METHOD_GROUPS = (
     "hyper",
     "local",
     "reference",
+    "train",
+    "lora",
+    "send",
+    "robust",
 )
-METHOD_GROUPS += ("train", "lora", "send", "robust")
 """Groups of settings, and settings, that belong to the name of the method where they vary."""
 
 NAMED_APART = ("seed", "partition_seed", "method", "algorithm", "weighting")
@@ -124,13 +127,13 @@ def _goes_without_saying(name: str, value: Any, base: str) -> bool:
     >>> _goes_without_saying("local", "^classifier/", "fedper+fedvg"), _goes_without_saying("local", "bias", "fedvg")
     (True, False)
     """
-    if value in (0, "none", "") and flatten(Config()).get(name) == value:
+    is_default = flatten(Config()).get(name) == value
+    if is_default and value in (0, "none", ""):
         return True
     algorithm = base.partition("+")[0]
     if algorithm in PERSONAL:
         return PERSONAL[algorithm].settings.get(name) == value
-    of_algorithm = algorithm in ALGORITHMS and name.startswith(f"{algorithm}.")
-    return of_algorithm and flatten(Config())[name] == value
+    return is_default and algorithm in ALGORITHMS and name.startswith(f"{algorithm}.")
 
 
 def _short(name: str, base: str) -> str:

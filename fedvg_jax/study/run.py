@@ -42,11 +42,16 @@ class Run(NamedTuple):
         """
         last, times = self.records[-1], [record["seconds"] for record in self.records]
         majority = last.get("test_majority_accuracy")
-        values = {"majority": majority and 100 * majority, "rounds": len(times)}
-        values["seconds"] = None if None in times else float(sum(times))
-        values["bytes_sent"] = sum(history.bytes_sent(self.records).values()) or None
-        some = {"epsilon": self.history.summary.get("epsilon")}
-        some["virtual_seconds"] = last.get("virtual_seconds")
+        values = {
+            "majority": majority and 100 * majority,
+            "rounds": len(times),
+            "seconds": None if None in times else float(sum(times)),
+            "bytes_sent": sum(history.bytes_sent(self.records).values()) or None,
+        }
+        some = {
+            "epsilon": self.history.summary.get("epsilon"),
+            "virtual_seconds": last.get("virtual_seconds"),
+        }
         return values | {name: value for name, value in some.items() if value is not None}
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import math
@@ -58,15 +59,16 @@ def compare(ours: Mapping[Seeds, float], theirs: Mapping[Seeds, float]) -> Compa
     second = np.array([theirs[seeds] for seeds in shared])
     differences = first - second
     mean = float(differences.mean()) if shared else math.nan
-    if len(shared) < 2:
-        return Comparison(len(shared), mean, (math.nan, math.nan), math.nan)
+    n = len(shared)
+    if n < 2:
+        return Comparison(n, mean, (math.nan, math.nan), math.nan)
     tolerance = ROUNDING * np.abs([first, second]).max()
     if np.ptp(differences) <= tolerance:
         p = 1.0 if abs(mean) <= tolerance else math.nan
-        return Comparison(len(shared), mean, (mean, mean), p)
+        return Comparison(n, mean, (mean, mean), p)
     result: Any = stats.ttest_1samp(differences, 0.0)
     low, high = result.confidence_interval(1 - LEVEL)
-    return Comparison(len(shared), mean, (float(low), float(high)), float(result.pvalue))
+    return Comparison(n, mean, (float(low), float(high)), float(result.pvalue))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -106,8 +108,9 @@ def compare_pairs(study: Study) -> Frame:
     untested = {*zip(lost["condition"], lost["method"], strict=True)}
     rows = []
     for position, pair in itertools.product(range(len(study.conditions)), study.pairs):
-        groups = [study.group(method, study.conditions[position]) for method in pair]
-        n, mean, limits, p = compare(*(group.results(choice) for group in groups))
+        condition = study.conditions[position]
+        results = [study.group(method, condition).results(choice) for method in pair]
+        n, mean, limits, p = compare(*results)
         is_tested = untested.isdisjoint((position, method) for method in pair)
         rows.append((position, *pair, n, mean, *limits, p if is_tested else math.nan))
     frame: Frame = pandas.DataFrame(rows, columns=COLUMNS)
@@ -122,10 +125,10 @@ def compare_pairs(study: Study) -> Frame:
 
 def leaders(compared: Frame) -> set[tuple[int, str]]:
     """Returns (condition, method) of the methods that are ahead in every comparison in a condition."""
-    wins: dict[tuple[int, str], list[bool]] = {}
+    wins = collections.defaultdict(list)
     for row in compared.itertuples():
-        wins.setdefault((row.condition, row.method), []).append(row.outcome == "ahead")
-        wins.setdefault((row.condition, row.against), []).append(row.outcome == "behind")
+        wins[row.condition, row.method].append(row.outcome == "ahead")
+        wins[row.condition, row.against].append(row.outcome == "behind")
     return {place for place, won in wins.items() if all(won)}
 
 
@@ -147,9 +150,8 @@ def findings(study: Study) -> list[str]:
     compared = compare_pairs(study)
     if compared.empty:
         return []
-    lead, is_open = study.outcome.sign * compared["difference"], compared["outcome"] == "undecided"
-    ordered = compared.assign(lead=lead, is_open=is_open)
-    ordered = ordered.sort_values(["is_open", "lead"], ascending=[True, False])
+    lag, is_open = -study.outcome.sign * compared["difference"], compared["outcome"] == "undecided"
+    ordered = compared.assign(lag=lag, is_open=is_open).sort_values(["is_open", "lag"])
     lines = []
     for position in range(len(study.conditions)):
         rows = ordered[(ordered["condition"] == position) & (ordered["n"] > 0)]
@@ -187,8 +189,11 @@ def _clock(study: Study) -> str:
     """Returns a sentence on the clock of all runs; "" where some have none, or its settings are in the conditions."""
     if not all(map(has_clock, study.runs)) or "clock.step" not in study.settings:
         return ""
-    of_clock = {n: v for n, v in study.settings.items() if n.startswith("clock.") and v}
-    used = [f"{name} {value_text(value)}" for name, value in of_clock.items()]
+    used = [
+        f"{name} {value_text(value)}"
+        for name, value in study.settings.items()
+        if name.startswith("clock.") and value
+    ]
     return f" Virtual time: {', '.join(used) or 'a clock from Python'}."
 
 

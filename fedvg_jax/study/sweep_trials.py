@@ -287,7 +287,8 @@ def _make_trial(sweep: Sweep, values: Mapping[str, Any]) -> Trial:
         objects |= {argument: name for argument in meaning.objects if argument != "hyper"}
     custom, flat = {**sweep.given, **objects}, flatten(config)
     replaced = replaced_with(custom) - objects.keys() | {PASSED[name] for name in sweep.given}
-    replaced |= {"method"} if replaced & {"algorithm", "weighting"} else set()
+    if replaced & {"algorithm", "weighting"}:
+        replaced.add("method")
     used, names = {}, {}
     for axis in sweep.axes:
         for name in axis.names:

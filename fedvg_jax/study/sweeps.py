@@ -6,6 +6,7 @@ stops nothing, and is tried again by the next command.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -20,7 +21,6 @@ from rich.console import Console
 
 from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.core.identity import identify
-from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.resolve.custom import digests_of
@@ -103,10 +103,10 @@ def compute(trials: Sequence[Trial], out: Path | None, work: Work) -> Results:
             raise Stopped(computed.signal)
         return False
 
-    programs: dict[Any, list[Trial]] = {}
+    programs = collections.defaultdict(list)
     for trial in trials:
         if trial.name in left:
-            programs.setdefault(trial_runs.program_key(trial), []).append(trial)
+            programs[trial_runs.program_key(trial)].append(trial)
     catching = contextlib.nullcontext(()) if is_here else endings.catch_signals(log=work.log)
     with catching as received:
         executors.compute(programs, work.slots, submit, on_end, work.log, received)
@@ -189,7 +189,7 @@ def check(trials: Sequence[Trial], work: Work) -> None:
     recipe, prepared = work.recipe, work.prepared
     for trial in trials:  # contradictions are found before the data are read
         make_method(trial.config, prepared.recipe.custom_of(trial))
-    built: dict[tuple, tuple[Algorithm, Weighting]] = {}
+    built = {}
     for trial in trials:
         custom = recipe.custom_of(trial)
         of_model = {name: SETTINGS[name].get(trial.config) for name in OF_MODEL}
@@ -216,12 +216,12 @@ def run_sweep(
     axes: Mapping[Any, Any],
     out: Path | None,
     recipe: Recipe,
-    tuned: tuning.Tuning | None = None,
+    tuned: tuning.Tuning | None,
     *,
-    jobs: int | str = 1,
-    executor: executors.ExecutorOrMaker | None = None,
-    shard: str = "1/1",
-    is_shown: bool = False,
+    jobs: int | str,
+    executor: executors.ExecutorOrMaker | None,
+    shard: str,
+    is_shown: bool,
 ) -> list[SweepResult]:
     """Returns the results of `fedvg_jax.run_sweep`, in the order of its trials.
 

@@ -34,8 +34,8 @@ def comparing(study: Study, baseline: str | None = None, choice: Choice = "final
     Raises:
         UsageError: the study has no such method.
     """
-    default = "fedavg" if "fedavg" in study.methods else study.methods[0]
-    baseline = default if baseline is None else baseline
+    if baseline is None:
+        baseline = "fedavg" if "fedavg" in study.methods else study.methods[0]
     spellings: dict[str, str | None] = {ALL: None}
     spellings |= {method_title(method).casefold(): method for method in study.methods}
     spellings |= {method.casefold(): method for method in study.methods}
@@ -90,7 +90,7 @@ def accuracy(study: Study) -> Table:
     numbers = by_group[choice].agg(mean="mean", std="std", n="count")
     numbers["lost"] = by_group["lost"].any()
     numbers = numbers.reset_index().sort_values("condition", kind="stable")
-    shown: dict[str, dict[str, str]] = {method: {} for method in study.methods}
+    shown = {method: {"method": method_title(method)} for method in study.methods}
     for row in numbers.itertuples():
         text = spread(row.mean, row.std, outcome.digits)
         if row.lost:
@@ -101,15 +101,13 @@ def accuracy(study: Study) -> Table:
         shown[row.method][title] = text
     import pandas
 
-    texts = pandas.DataFrame.from_dict(shown, orient="index").fillna("")
-    texts.insert(0, "method", [method_title(method) for method in shown])
+    texts = pandas.DataFrame(shown.values()).fillna("")
     title = (
         f"{study.title}: {outcome.title}, {statistics.stands_for(study)}, mean ± standard deviation"
     )
     note = "Bold: has all its runs and is ahead in every comparison. " + statistics.family(compared)
-    notes = (note, *footnotes(study))
     numbers = _settings(study, numbers.drop(columns="lost"))
-    return Table("accuracy", title, numbers, texts, notes)
+    return Table("accuracy", title, numbers, texts, (note, *footnotes(study)))
 
 
 # --- effects
@@ -124,8 +122,8 @@ def effects(study: Study) -> Table:
     low, high = compared["t_low"].map(signed), compared["t_high"].map(signed)
     shown["difference"] = compared["difference"].map(signed)
     shown["95 % t interval"] = "[" + low + ", " + high + "]"
-    for title, name in {"p, t test": "t_p", "p, Holm": "t_p_holm"}.items():
-        shown[title] = compared[name].map(p_value)
+    shown["p, t test"] = compared["t_p"].map(p_value)
+    shown["p, Holm"] = compared["t_p_holm"].map(p_value)
     shown["n"] = compared["n"].astype(str)
     note = (
         f"Differences in {study.outcome.title}, {statistics.stands_for(study)}, paired by seed and"
@@ -133,8 +131,8 @@ def effects(study: Study) -> Table:
         " others are chosen by their success."
     )
     heading = f"{study.title}: differences of methods"
-    notes = (note, *footnotes(study))
-    return Table("effects", heading, _settings(study, compared), shown, notes)
+    numbers = _settings(study, compared)
+    return Table("effects", heading, numbers, shown, (note, *footnotes(study)))
 
 
 # --- everything else that runs record

@@ -111,8 +111,18 @@ def _traced_anew(meaning: named.Meaning) -> named.Meaning:
     return meaning._replace(objects={name: getattr(new, name) for name in meaning.objects})
 
 
-OF_DATA = ("dataset", "data_dir", "cache_dir", "image_size", "splits", "group_pattern")
-OF_DATA += ("input", "label", "group", "max_rows")
+OF_DATA = (
+    "dataset",
+    "data_dir",
+    "cache_dir",
+    "image_size",
+    "splits",
+    "group_pattern",
+    "input",
+    "label",
+    "group",
+    "max_rows",
+)
 """Settings that a data set is read with."""
 
 

@@ -6,6 +6,7 @@ for every condition on its tuning runs. Those runs have separate seeds, and thei
 
 from __future__ import annotations
 
+import collections
 import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
@@ -39,9 +40,9 @@ class Tuning(NamedTuple):
     settings: dict[str, list[Any]]
     """tuned setting -> its values"""
     seeds: list[int]
-    metric: str = ""
+    metric: str
     """on D_val, by which values are chosen; "" for accuracy, or loss for a task without it"""
-    better: str = ""
+    better: str
     """which of its values are better: "higher" or "lower"; "" for what the records say"""
 
 
@@ -187,11 +188,11 @@ def choose(out: Path, trials: Sequence[Trial], tuning: Tuning) -> dict[str, Choi
             combination of a condition diverged.
     """
     sweep_folder.refuse_unfinished(out, trials)
-    conditions: dict[str, dict[str, list[Trial]]] = {}
+    conditions = collections.defaultdict(lambda: collections.defaultdict(list))
     for trial in trials:
-        runs_of = conditions.setdefault(condition_of(trial.values, tuning.settings), {})
+        condition = condition_of(trial.values, tuning.settings)
         tuned = [trial.values.get(name) for name in tuning.settings]
-        runs_of.setdefault(repr(tuned), []).append(trial)
+        conditions[condition][repr(tuned)].append(trial)
     choices = {}
     for condition, runs_of in conditions.items():
         scored = [choice for runs in runs_of.values() if (choice := _score(out, runs, tuning))]

@@ -90,14 +90,18 @@ def run(
     """
     with processes.together():
         sim = prepare(console, config, custom, unused)._replace(**fields)
-    log = functools.partial(output.say, console)
     with round_progress(console, config.rounds) as show:
 
         def on_progress(records: list[Record]) -> None:
             on_chunk_done()
             show(records)
 
-        finished = output.run_simulation(sim, **observers, on_progress=on_progress, log=log)
+        finished = output.run_simulation(
+            sim,
+            **observers,
+            on_progress=on_progress,
+            log=functools.partial(output.say, console),
+        )
     if processes.is_first():
         print_results(console, finished)
     loop.export(sim, finished)
@@ -143,8 +147,7 @@ def _model_text(sim: simulation.Simulation) -> str:
     """Returns the name of the model, its size, and the file that it starts from."""
     trained, config = sim.state.variables, sim.config
     num_trained, total = (tree.size(model.params) for model in (trained, sim.whole(trained)))
-    text = sim.experiment.model.name or "given"
-    text += f", {total:,} parameters"
+    text = f"{sim.experiment.model.name or 'given'}, {total:,} parameters"
     if num_trained < total:
         text += f", of which {100 * num_trained / total:.2g} % are trained"
     return f"{text}, from {config.init}" if config.init else text
@@ -159,7 +162,7 @@ def data_text(arrays: Arrays) -> str:
     return f"{rows}, {num_classes - len(absent)} of {num_classes} classes"
 
 
-def method_text(config: Config, given: Mapping[str, str] = {}) -> str:
+def method_text(config: Config, given: Mapping[str, str]) -> str:
     """Returns the method as papers name it, with the options of FedVG where it is used.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedvg_jax.config import Config, method_title
-from fedvg_jax.config.checks import unused, with_passed
+from fedvg_jax.config.checks import unmet, with_passed
 from fedvg_jax.config.methods import method_of
 from fedvg_jax.host import files
 
@@ -78,12 +78,10 @@ def lasting() -> Iterator[None]:
             (sys.stderr, contextlib.redirect_stderr),
         ):
             if stream is not None:
-                stack.enter_context(redirect(LastingOutput(stream)))
+                output = LastingOutput(stream)
+                stack.callback(output.flush)
+                stack.enter_context(redirect(output))
         yield
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:
-            with closing_on_error(stream):
-                stream.flush()
 
 
 def check_targets(config: Config, has_folder: bool) -> None:
@@ -131,8 +129,9 @@ def partition_label(config: Config) -> str:
     >>> partition_label(Config(alpha=0.1)), partition_label(Config(partition="iid"))
     ('dirichlet, alpha 0.1', 'iid')
     """
-    has_alpha = not unused(config, ["alpha"])
-    return f"{config.partition}, alpha {config.alpha:g}" if has_alpha else config.partition
+    if unmet(config, "alpha"):
+        return config.partition
+    return f"{config.partition}, alpha {config.alpha:g}"
 
 
 def unit(arrays: Arrays) -> str:

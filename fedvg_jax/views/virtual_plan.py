@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import jax
 import numpy as np
 
@@ -64,7 +62,7 @@ def _buffered_rows(sim: Simulation, timeline: Timeline) -> dict[str, str]:
     }
 
 
-def picture(timeline: Timeline, max_staleness: float | None = None) -> str:
+def picture(timeline: Timeline, max_staleness: float) -> str:
     """Returns the first arrivals as client:staleness, ten a line after the time of the first of them.
 
     | is an update of the server, and x a client over `max_staleness`, which is dropped.
@@ -77,18 +75,15 @@ def picture(timeline: Timeline, max_staleness: float | None = None) -> str:
         field.ravel()[:ARRIVALS]
         for field in (timeline.clients, timeline.staleness, timeline.arrived)
     )
-    size, most = timeline.clients.shape[1], math.inf if max_staleness is None else max_staleness
-    texts = [
-        f"{client}:{late}{'x' if late > most else ''}"
-        for client, late in zip(clients.tolist(), staleness.tolist(), strict=True)
-    ]
+    size = timeline.clients.shape[1]
+    texts = []
+    for number, (client, late) in enumerate(zip(clients, staleness, strict=True), 1):
+        dropped = "x" if late > max_staleness else ""
+        end = "|" if number % size == 0 else " "
+        texts.append(f"{client}:{late}{dropped}{end}")
     width = max(map(len, texts)) + 1
     lines = [f"first {len(texts)} arrivals, client:staleness; | the server updates, x dropped"]
     for start in range(0, len(texts), IN_A_LINE):
-        places = range(start, min(start + IN_A_LINE, len(texts)))
-        ends = ["|" if (place + 1) % size == 0 else " " for place in places]
-        entries = "".join(
-            f"{texts[place]:>{width}}{end}" for place, end in zip(places, ends, strict=True)
-        )
+        entries = "".join(f"{text:>{width}}" for text in texts[start : start + IN_A_LINE])
         lines.append(f"{duration(arrived[start]):>10}{entries}".rstrip())
     return "\n".join(lines)

@@ -88,9 +88,16 @@ def _weights_of_runs(shares: Mapping[str, Frame]) -> Figure:
         panel.set_yticks(range(0, len(ids), step), list(map(str, ids[::step])))
         base.whole_numbers(panel.xaxis)
     ticks = {1 / limit: f"{1 / limit:.2g}", 1: "1", limit: f"{limit:g}"}
-    options = {"location": "bottom", "extend": "both", "shrink": 0.8, "aspect": 40}
-    options["label"] = "weight × cohort size (1 is an equal weight, grey did not participate)"
-    base.add_colour_bar(image, ticks, ax=axes, **options)
+    base.add_colour_bar(
+        image,
+        ticks,
+        ax=axes,
+        location="bottom",
+        extend="both",
+        shrink=0.8,
+        aspect=40,
+        label="weight × cohort size (1 is an equal weight, grey did not participate)",
+    )
     return figure
 
 
@@ -111,7 +118,7 @@ def partitions(study: Study) -> list[Drawing]:
 
     A square is the darker, the more rows there are, and white for none.
     """
-    drawn: dict[str, tuple[str, Mapping[str, Any]]] = {}
+    drawn = {}
     for condition in study.conditions:
         groups = [study.group(method, condition) for method in study.methods]
         for run in [run for group in groups for run in group.runs.values()][:1]:

@@ -62,8 +62,7 @@ def learning_curves(study: Study) -> list[Drawing]:
             panel.set_title(base.plain(condition_text(condition), 40))
         if len(study.runs) == 1 and axis == "round":
             rows = study.outcome.evaluations(study.runs[0].records, "val")
-            values = [*rows.values()]
-            axes[0].plot([*rows], values, color=base.GREY, ls="--", label="validation")
+            axes[0].plot([*rows], [*rows.values()], color=base.GREY, ls="--", label="validation")
         figure.supylabel(study.outcome.of_rounds.title, fontsize=base.FONT)
         title = f"Learning curves, means with bands of one standard deviation{remark}"
         drawn.append(Drawing(name, title, figure))
@@ -75,8 +74,8 @@ def draw_curves(axes: Axes, study: Study, points: Frame, axis: str) -> None:
     styles = base.line_styles(study.methods)
     for method, line in points.groupby("method", sort=False):
         low, high = line["mean"] - line["std"], line["mean"] + line["std"]
-        marks = {"ms": 3, "markevery": max(1, len(line) // 6), "clip_on": False}
-        axes.plot(line[axis], line["mean"], **marks, **styles[method])
+        every = max(1, len(line) // 6)
+        axes.plot(line[axis], line["mean"], ms=3, markevery=every, clip_on=False, **styles[method])
         axes.fill_between(line[axis], low, high, color=styles[method]["color"], alpha=0.12, lw=0)
     if points[axis].nunique() > 1:
         axes.set_xlim(points[axis].min(), points[axis].max())
@@ -126,9 +125,8 @@ def differences(study: Study) -> list[Drawing]:
         panel.tick_params(labelbottom=True)
         panel.set_xlabel(base.plain(label, 45 if is_alone else 30))
         panel.set_title(base.plain(condition_text(study.conditions[position]), 40))
-    stands_for = statistics.stands_for(study)
-    title = f"Methods minus {baseline}, {stands_for}, means with 95 % intervals"
-    return [Drawing("differences", title, figure)]
+    what = f"Methods minus {baseline}, {statistics.stands_for(study)}"
+    return [Drawing("differences", f"{what}, means with 95 % intervals", figure)]
 
 
 def draw_bars(axes: Axes, bars: Sequence[Bar]) -> None:

@@ -79,6 +79,11 @@ def total(tree: Tree) -> Tree:
     return jax.tree.map(lambda x: x.sum(0), tree)
 
 
+def scale_tensors(factors: Tree, tensors: Tree) -> Tree:
+    """Returns each tensor, or the pytree in its place, times its factor []; () stays ()."""
+    return jax.tree.map(scale, factors, tensors) if jax.tree.leaves(tensors) else tensors
+
+
 def weighted_sum(
     weights: Tree, stack: Tree, origin: Tree, sharding: NamedSharding | None = None
 ) -> Tree:

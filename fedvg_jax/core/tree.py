@@ -45,6 +45,11 @@ def floats(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
+def floats_like(tree: Tree) -> Tree:
+    """Returns the shapes of arrays or numbers, as floats of any dtype, for checks."""
+    return jax.tree.map(lambda x: floats(*np.shape(x)), tree)
+
+
 def num_bytes(tree: Tree) -> int:
     """Returns the bytes of a pytree of arrays or shapes; a random key has 8."""
     return sum(leaf.size * (leaf.dtype.itemsize or 8) for leaf in jax.tree.leaves(tree))

@@ -270,9 +270,8 @@ def score_clients(
     shared = (inputs.hyper, inputs.data, state.variables, state.versions)
     entries = (clients, participating, schedule.num_samples, schedule.clients, slots)
     signals = jax.eval_shape(measure, shared, tree.entry_shapes(entries))
-    if not choices().is_packed and {signal.ndim for signal in jax.tree.leaves(signals)} != {0}:
-        return parts.executor.map(measure, shared, entries)
-    packing = tree.packing_of(signals)
+    are_scalars = {signal.ndim for signal in jax.tree.leaves(signals)} == {0}
+    packing = tree.packing_of(signals) if choices().is_packed or are_scalars else tree.UNPACKED
     packed = parts.executor.map(
         lambda *arguments: packing.pack(measure(*arguments)), shared, entries
     )

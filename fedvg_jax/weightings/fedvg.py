@@ -33,7 +33,7 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.weightings import aggregation, signals
-from fedvg_jax.weightings.basic import broadcast_weights, mean_over_tensors, reciprocal, shares
+from fedvg_jax.weightings.basic import mean_over_tensors, reciprocal, shares, weigh_by_scalar
 
 EPS = Hyperparameter(
     "fedvg.eps", 1e-8, 0, doc="Number added to each norm before it is inverted.", excludes_low=True
@@ -233,8 +233,7 @@ def inverse_norms(parts: NormParts) -> Weighting:
         )
 
     def weigh_uniformly(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
-        ones = jnp.ones_like(jax.tree.leaves(measured)[0])
-        return broadcast_weights(shares(ones, view.participating), view)
+        return weigh_by_scalar(hyper, jnp.ones_like(jax.tree.leaves(measured)[0]), view)
 
     def is_above_noise(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
         by_group, members = parts.members(measured, view.variables.stats)

@@ -54,7 +54,7 @@ def write(
         check_rows_are_images(arrays, "image_size", "leave it out")
         shape = (*size, shape[-1])
     resized = np.broadcast_to(np.zeros((), arrays.x.dtype), (len(arrays.x), *shape))
-    task = models.make_task(config, arrays._replace(x=resized))
+    task = models.make_model(config, arrays._replace(x=resized)).bound(None)
     variables = models.make_variables(config, task.init)
     extract = _extractor(task, shape)
     passes = []

@@ -70,12 +70,7 @@ def floating(pytree: Tree, what: str) -> None:
 
     >>> floating({"w": jnp.ones(2)}, "params")
     """
-    expect(
-        pytree,
-        jax.tree.map(lambda leaf: tree.floats(*np.shape(leaf)), pytree),
-        what,
-        any_float=True,
-    )
+    expect(pytree, tree.floats_like(pytree), what, any_float=True)
 
 
 def stacked(

@@ -30,8 +30,10 @@ SCALARS = (bool, int, float, complex, str, type(None), type(Ellipsis), np.dtype,
 POSITIONS = ("__doc__", "__firstlineno__", "__qualname__", "__module__", "__static_attributes__")
 """Members of a class that say where or how it is written."""
 
-OF_CODE = ("code", "consts", "names", "varnames", "flags", "exceptiontable")
-OF_CODE += ("argcount", "posonlyargcount", "kwonlyargcount")
+OF_CODE = (
+    *("code", "consts", "names", "varnames", "flags", "exceptiontable"),
+    *("argcount", "posonlyargcount", "kwonlyargcount"),
+)
 """Attributes of compiled code that count, after their prefix `co_`."""
 
 REFUSED = "refused"

@@ -45,6 +45,11 @@ def floats(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.float32)
 
 
+def floats_like(tree: Tree) -> Tree:
+    """Returns the shapes of arrays or numbers, as floats of any dtype, for checks."""
+    return jax.tree.map(lambda x: floats(*np.shape(x)), tree)
+
+
 def num_bytes(tree: Tree) -> int:
     """Returns the bytes of a pytree of arrays or shapes; a random key has 8."""
     return sum(leaf.size * (leaf.dtype.itemsize or 8) for leaf in jax.tree.leaves(tree))
@@ -77,6 +82,11 @@ def repeat(tree: Tree, count: int) -> Tree:
 def total(tree: Tree) -> Tree:
     """Returns the sum over every leaf's leading axis."""
     return jax.tree.map(lambda x: x.sum(0), tree)
+
+
+def scale_tensors(factors: Tree, tensors: Tree) -> Tree:
+    """Returns each tensor, or the pytree in its place, times its factor []; () stays ()."""
+    return jax.tree.map(scale, factors, tensors) if jax.tree.leaves(tensors) else tensors
 
 
 def weighted_sum(

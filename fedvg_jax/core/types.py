@@ -86,8 +86,8 @@ class Hyperparameter(NamedTuple):
     """the name of its setting, if there is one, such as scaffold.eta_g"""
     value: float
     """default"""
-    low: float = float("-inf")
-    high: float = float("inf")
+    low: float = -math.inf
+    high: float = math.inf
     doc: str = ""
     """one line: what it does, with its symbol in the paper"""
     excludes_low: bool = False

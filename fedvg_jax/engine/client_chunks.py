@@ -147,20 +147,14 @@ def _merge(
     is_earlier = jnp.arange(len(of_chunk.table.participating), dtype=jnp.int32) < chunk.positions[0]
     theta, weights = steps.origin(parts, chunk.state.variables), of_chunk.weights
     factors = jax.tree.map(lambda w: jnp.where(is_earlier, w, 0).sum(), weights)
-    models = tuple(
-        _scale_tensors(r, tree.sub(m, theta)) for r, m in zip(factors, earlier.model, strict=True)
-    )
-    messages = zip(parts.algorithm_part(factors), earlier.messages, strict=True)
+    moves = [tree.sub(m, theta) for m in earlier.model]
+    models = tuple(map(tree.scale_tensors, factors, moves))
+    messages = tuple(map(tree.scale_tensors, parts.algorithm_part(factors), earlier.messages))
     return of_chunk._replace(
         model=tree.add(of_chunk.model, models),
-        messages=tree.add(of_chunk.messages, tuple(_scale_tensors(r, m) for r, m in messages)),
+        messages=tree.add(of_chunk.messages, messages),
         message_sums=tree.add(earlier.message_sums, of_chunk.message_sums),
     )
-
-
-def _scale_tensors(factors: Tree, means: Tree) -> Tree:
-    """Returns each tensor's entry of `means`, a pytree, times the tensor's factor []; () stays ()."""
-    return jax.tree.map(tree.scale, factors, means) if jax.tree.leaves(means) else means
 
 
 def _terms(parts: RoundParts, variables: Variables) -> tuple[Term, ...]:

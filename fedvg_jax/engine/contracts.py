@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from fedvg_jax.algorithms.base import no_correction, no_probe, no_report, no_residual, no_state
 from fedvg_jax.core import checks, tree
@@ -74,22 +73,14 @@ def _wrapped(function: Callable, contract: Contract | None, name: str) -> Callab
 def _report(returned: Tree, hyper: Any, theta: Tree, anchor: Any, *rest: Any) -> Tree:
     _, summed, averaged = returned
     if jax.tree.leaves(averaged):  # one entry for each tensor
-        averaged = jax.tree.map(lambda _, entry: _floats_like(entry), theta, averaged)
+        averaged = jax.tree.map(lambda _, entry: tree.floats_like(entry), theta, averaged)
     return anchor.client, summed, averaged
-
-
-def _floats_like(entry: Tree) -> Tree:
-    return jax.tree.map(lambda leaf: tree.floats(*np.shape(leaf)), entry)
 
 
 def _weights(returned: Tree, hyper: Any, measured: Tree, view: Any) -> Tree:
     # of the clients that are weighed together
     stacked = jax.tree.leaves(measured) or [view.shuffle]
     return jax.tree.map(lambda _: tree.floats(len(stacked[0])), view.variables)
-
-
-def _share(returned: Tree, hyper: Any, measured: Tree, view: Any) -> Tree:
-    return jax.tree.map(lambda _: tree.floats(), view.variables)
 
 
 def _of_clients(returned: Tree, measured: Tree) -> Tree:
@@ -137,7 +128,12 @@ CONTRACTS: dict[type, dict[str, Contract | None]] = {
         "terms": None,
         "state": None,
     },
-    Term: {"weigh": _weights, "share": _share},
+    Term: {
+        "weigh": _weights,
+        "share": lambda returned, hyper, measured, view: jax.tree.map(
+            lambda _: tree.floats(), view.variables
+        ),
+    },
     WeightingState: {
         "init": _pair,
         "recall": lambda returned, hyper, measured, state, *_: (returned[0], state),

@@ -65,9 +65,8 @@ def describe_clients(
 
 def check(algorithm: Algorithm, weighting: Weighting, described: Described) -> None:
     """Raises UsageError if data of a round lack the descriptions that algorithm or weighting have."""
-    parts = {"algorithm": algorithm, "weighting": weighting}
-    for (name, part), leaves in zip(parts.items(), described, strict=True):
-        if part.describe and not jax.tree.leaves(leaves):
+    for name, part in {"algorithm": algorithm, "weighting": weighting}.items():
+        if part.describe and not jax.tree.leaves(getattr(described, name)):
             raise UsageError(
                 f"the {name} describes clients, and data.described lacks it; set it with describe_clients"
             )

@@ -30,6 +30,7 @@ from fedvg_jax.core.types import (
     Tree,
     UsageError,
 )
+from fedvg_jax.engine.schedule import num_minibatches
 
 Rounds = Callable[[SimState, Schedule, Data, Hyper], tuple[SimState, Metrics]]
 """(state, schedules stacked [R], data, hyper) -> (state, metrics [R, K])"""
@@ -183,7 +184,7 @@ def stack_schedules(schedules: Sequence[Schedule]) -> Schedule:
     >>> stack_schedules([schedule, schedule, schedule]).rows.shape  # rounds, minibatches, rows
     (3, 4, 2)
     """
-    most = max(1, *(int(s.num_steps.sum() + s.probe_steps.sum()) for s in schedules))
+    most = max(1, *map(num_minibatches, schedules))
     try:
         return jax.tree.map(
             lambda *leaves: np.stack(leaves), *(s._replace(rows=s.rows[:most]) for s in schedules)

@@ -91,13 +91,9 @@ def sharded(
         num_mapped: as in `lanes`, on each device.
     """
     mesh = Mesh(_devices_of_all_processes(num_devices, devices or jax.devices()), (DEVICES,))
-    inner, by_device, by_lane = (
-        lanes(num_lanes, num_mapped=num_mapped),
-        P(DEVICES),
-        P(None, DEVICES),
-    )
-    of_fields: dict[str, Any] = dict.fromkeys(Schedule._fields, P())
-    of_schedule = Schedule(**of_fields | {"plan": Plan(P(), P(), *4 * [by_lane])})
+    inner = lanes(num_lanes, num_mapped)
+    by_device, by_lane = P(DEVICES), P(None, DEVICES)
+    of_plan = Plan(P(), P(), *4 * [by_lane])
     over_devices = functools.partial(jax.shard_map, mesh=mesh, out_specs=by_device, check_vma=False)
 
     def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
@@ -109,6 +105,7 @@ def sharded(
             done = _on_lanes(make_client(shared, schedule), schedule, is_alone=False)
             return jax.tree.map(lambda x: lax.psum_scatter(x, DEVICES, tiled=True), done)
 
+        of_schedule = jax.tree.map(lambda _: P(), schedule)._replace(plan=of_plan)
         run = over_devices(train_on_device, in_specs=(P(), of_schedule))
         done = jax.tree.map(lambda x: x[:count], run(shared, padded))
         # the initial carries of clients without steps, which are on no lane

@@ -18,7 +18,7 @@ import numpy as np
 from jax import Array, lax
 
 from fedvg_jax.core import trained_part, tree, types
-from fedvg_jax.core.trained_part import LocalPart
+from fedvg_jax.core.trained_part import NOTHING, LocalPart
 from fedvg_jax.core.tree import ROUNDS
 from fedvg_jax.core.types import Data, Hyper, Metrics, Schedule, SimState, UsageError, Variables
 from fedvg_jax.engine import (
@@ -53,7 +53,7 @@ def init_state(
     *,
     seed: int = 0,
     variables: Variables | None = None,
-    local: LocalPart | None = None,
+    local: LocalPart = NOTHING,
     stats_too: bool = False,
     weighting: types.Weighting | None = None,
     num_versions: int = 0,
@@ -92,7 +92,6 @@ def init_state(
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(variables))
     initial = algorithm.init(hyper, variables if stats_too else variables.params)
     server, client = tree.arrays(initial, tree.dtype(variables))
-    local = local or trained_part.NOTHING
     trained_part.check(local, variables, "local")
     state_of_weighting = weighting.state if weighting else None
     of_server, of_client = (
@@ -131,7 +130,7 @@ def make_round(
     stats_too: bool = False,
     weigh_untrained: bool = False,
     check_weights: bool = False,
-    local: LocalPart | None = None,
+    local: LocalPart = NOTHING,
     private: privacy.Sensitivity | None = None,
     scores_applied: bool = False,
 ) -> types.RoundStep:
@@ -161,7 +160,7 @@ def make_round(
             returns theta_g, to which the weighting may give any weight.
         check_weights: whether to record `Metrics.extremes`, which exposes custom weights that are negative or do not
             sum to 1.
-        local: the part of the model that stays with each client; None for none. Signals are measured on a client's
+        local: the part of the model that stays with each client; by default none. Signals are measured on a client's
             model with its local part, and `delta` is 0 there.
         private: how much one client can change the aggregate, which fits the weighting; updates are then clipped to
             `hyper["dp.clip"]`, and the aggregate gets Gaussian noise, see `engine.privacy`. None for neither.
@@ -189,7 +188,6 @@ def make_round(
     >>> state.variables.params["w"].tolist(), metrics.weights.tolist()
     ([2.0], [0.5, 0.5])
     """
-    local = local or trained_part.NOTHING
     if local.is_local and algorithm.personal:
         raise UsageError(
             "local= and an algorithm with personal models do not combine; leave one of them out"

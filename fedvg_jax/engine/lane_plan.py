@@ -13,10 +13,7 @@ from fedvg_jax.core.types import Plan
 
 
 def plan_chunks(
-    num_steps: np.ndarray,
-    num_lanes: int,
-    lanes_together: int = 1,
-    client_chunk_size: int | None = None,
+    num_steps: np.ndarray, num_lanes: int, lanes_together: int, client_chunk_size: int | None
 ) -> Plan:
     """Returns the plan of a cohort, or the stacked plans of its client chunks, leaves [chunks, ...].
 

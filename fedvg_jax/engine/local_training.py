@@ -109,9 +109,7 @@ class ClientState(NamedTuple):
     """The state of the weighting, which the server holds."""
 
 
-def anchor(
-    state: SimState, schedule: Schedule, data: Data, k: Array, local: LocalPart = NOTHING
-) -> Anchor:
+def anchor(state: SimState, schedule: Schedule, data: Data, k: Array, local: LocalPart) -> Anchor:
     """Returns what client k of the cohort starts from: theta_g with its local part, states and its description."""
     client = tree.take(state.clients, schedules.state_rows(schedule)[k])
     client = client.algorithm if isinstance(client, ClientState) else client

@@ -127,7 +127,7 @@ def average_clients(
     is_whole = earlier is None
     if not is_whole:
         table = tree.put(earlier, inputs.positions, table)
-    models = clients if is_whole else None
+    models = sent_models(parts, inputs, clients) if is_whole else None
     table, weights, extremes = weigh_clients(parts, rules, inputs, table, models)
 
     discount = functools.partial(buffered.discounted, inputs.hyper, inputs.state, inputs.schedule)
@@ -270,9 +270,8 @@ def score_clients(
     shared = (inputs.hyper, inputs.data, state.variables, state.versions)
     entries = (clients, participating, schedule.num_samples, schedule.clients, slots)
     signals = jax.eval_shape(measure, shared, tree.entry_shapes(entries))
-    if not choices().is_packed and {signal.ndim for signal in jax.tree.leaves(signals)} != {0}:
-        return parts.executor.map(measure, shared, entries)
-    packing = tree.packing_of(signals)
+    are_scalars = {signal.ndim for signal in jax.tree.leaves(signals)} == {0}
+    packing = tree.packing_of(signals) if choices().is_packed or are_scalars else tree.UNPACKED
     packed = parts.executor.map(
         lambda *arguments: packing.pack(measure(*arguments)), shared, entries
     )
@@ -331,7 +330,7 @@ def weigh_clients(
     rules: Sequence[Weigh],
     inputs: RoundInputs,
     table: ClientTable,
-    clients: Variables | None = None,
+    clients: Variables | None,
 ) -> tuple[ClientTable, tuple[Variables, ...], Tree]:
     """Returns the weights of each rule, leaves [K], 0 for dropped clients and of sum 1.
 
@@ -340,14 +339,12 @@ def weigh_clients(
         rules: at least one.
         inputs: of the round.
         table: of the cohort's clients that have been scored.
-        clients: the cohort's models [K, ...]; None if it comes in several client chunks.
+        clients: what the cohort sends of its models [K, ...]; None if it comes in several client chunks.
 
     Returns:
         The table, in which clients with a non-finite weight are dropped; the weights; and `Metrics.extremes`.
     """
-    returned = server_view(
-        inputs, table, None if clients is None else sent_models(parts, inputs, clients)
-    )
+    returned = server_view(inputs, table, clients)
     weights = tuple(weigh(inputs.hyper, table.measured, returned) for weigh in rules)
     extremes = weight_extremes(table.participating, weights) if parts.check_weights else ()
     table = drop_nonfinite(table, weights)
@@ -492,7 +489,8 @@ def server_step(
         model=aggregation.combine_terms(shares, averages.model),
         messages=aggregation.combine_terms(parts.algorithm_part(shares), averages.messages),
     )
-    averages = privatise(parts, inputs, averages) if parts.private else averages
+    if parts.private:
+        averages = privatise(parts, inputs, averages)
     theta, mean = (parts.algorithm_part(model) for model in (state.variables, averages.model))
     zeros = tree.zeros_like(table.probes)
     probes = tree.where(table.participating, table.probes, zeros)

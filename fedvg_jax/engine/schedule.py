@@ -110,10 +110,10 @@ def make(
         probes=probes,
         client_chunk_size=client_chunk_size,
     )
-    schedule = schedule._replace(participating=participating, shuffle=shuffle, key=key(seed, round))
-    if trainings is None:
-        return schedule
-    return schedule._replace(keys=np.stack([key(seed, number) for number in numbers]))
+    keys = None if trainings is None else np.stack([key(seed, number) for number in numbers])
+    return schedule._replace(
+        participating=participating, shuffle=shuffle, key=key(seed, round), keys=keys
+    )
 
 
 def num_epochs(seed: int, training: tuple[int, int], local_epochs: tuple[int, int]) -> int:

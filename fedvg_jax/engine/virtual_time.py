@@ -343,25 +343,19 @@ def assign_slots(
     ([[0, 0], [1, 0], [0, 0]], [1, 0, 0], 2)
     """
     num_updates = len(staleness)
-    versions = (np.arange(num_updates)[:, None] - staleness).tolist()
-    last_use = dict.fromkeys([*np.asarray(pending).tolist(), num_updates], num_updates)
-    for update in reversed(range(num_updates)):
-        for version in versions[update]:
-            last_use.setdefault(version, update)
-    slot_of: dict[int, int] = {}
+    versions = np.arange(num_updates)[:, None] - staleness
+    last_use = {v: update for update, row in enumerate(versions.tolist()) for v in row}
+    last_use |= dict.fromkeys([*np.asarray(pending).tolist(), num_updates], num_updates)
+    slots = np.full(num_updates + 1, -1, np.int32)
     free: list[int] = []
-    ending = collections.defaultdict(list)  # update -> versions that no later one needs
-    stored = np.zeros(num_updates + 1, np.int32)
-    received = np.zeros(staleness.shape, np.int32)
+    ending = collections.defaultdict(list)  # update -> slots that no later one needs
     count = 0
     for version in range(num_updates + 1):
-        stored[version] = -1
         if version in last_use:
-            slot_of[version] = stored[version] = heapq.heappop(free) if free else count
-            ending[min(last_use[version], version + max_staleness)].append(version)
-            count = max(count, slot_of[version] + 1)
-        if version < num_updates:
-            received[version] = [slot_of.get(needed, 0) for needed in versions[version]]
-        for over in ending[version]:
-            heapq.heappush(free, slot_of.pop(over))
-    return Slots(received, np.where(stored < 0, count, stored)[1:].astype(np.int32), count)
+            slot = heapq.heappop(free) if free else count
+            ending[min(last_use[version], version + max_staleness)].append(slot)
+            slots[version], count = slot, max(count, slot + 1)
+        for slot in ending[version]:
+            heapq.heappush(free, slot)
+    received = np.where(staleness <= max_staleness, slots[versions], 0)
+    return Slots(received, np.where(slots < 0, count, slots)[1:], count)

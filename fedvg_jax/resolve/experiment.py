@@ -162,7 +162,7 @@ def _clock(config: Config, custom: Clock | None) -> Clock | None:
     return make_clock(config, custom)
 
 
-def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None = None) -> Cohorts:
+def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None) -> Cohorts:
     """Raises UsageError for a probe without a share of rows."""
     most_stale, ratio = config.buffered.max_staleness, algorithm.probe_ratio
     has_probe = algorithm.probe is not algorithms.no_probe

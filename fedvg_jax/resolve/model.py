@@ -63,12 +63,6 @@ def make_model(
     )
 
 
-def make_task(config: Config, arrays: Arrays) -> Task:
-    """Returns the config's model for the images and classes of a data set."""
-    check_images(config, arrays)
-    return named_task(config, arrays.x.shape[1:], len(arrays.class_names))
-
-
 def check_images(config: Config, arrays: Arrays) -> None:
     """Raises UsageError if the config's model cannot take these data."""
     named, model = f"model {config.model}", MODELS[config.model]

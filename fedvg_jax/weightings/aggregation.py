@@ -113,18 +113,12 @@ def combine_terms(shares: Sequence[Tree], of_terms: Sequence[Tree]) -> Tree:
     """Returns sum_t c_t x^t over the terms t. A single term has c = 1.
 
     Args:
-        shares: c_t, a tree per term; may be a prefix of the trees of `of_terms`.
-        of_terms: x^t, a tree per term; may be ().
+        shares: c_t, a tree per term.
+        of_terms: x^t, a tree per term, as `tree.scale_tensors` takes them.
 
     >>> combine_terms([{"w": 0.25}, {"w": 0.75}], [{"w": jnp.array([4.0])}, {"w": jnp.array([8.0])}])["w"].tolist()
     [7.0]
     """
-
-    def weighted_sum(*both: Tree) -> Tree:
-        shares, trees = both[: len(both) // 2], both[len(both) // 2 :]
-        return jax.tree.map(
-            lambda *x: sum(c * leaf for c, leaf in zip(shares, x, strict=True)), *trees
-        )
-
-    is_one = len(of_terms) == 1 or not jax.tree.leaves(of_terms)
-    return of_terms[0] if is_one else jax.tree.map(weighted_sum, *shares, *of_terms)
+    if len(of_terms) == 1:
+        return of_terms[0]
+    return tree.add(*map(tree.scale_tensors, shares, of_terms))

@@ -5,6 +5,7 @@ Where a weighting has no information (no rows, no correct prediction, no trusted
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
@@ -137,10 +138,8 @@ def server_model(task: Task, hyper: Hyper, variables: Variables, data: Data) -> 
     """Returns `variables` after `sgd_step` at `lr` on each minibatch of D_val."""
 
     def step_if_any(model: Variables, rows: Array) -> tuple[Variables, None]:
-        def step(model: Variables) -> Variables:
-            return sgd_step(task, hyper["lr"], model, data.pool, rows)
-
-        return lax.cond((rows >= 0).any(), step, lambda model: model, model), None
+        step = functools.partial(sgd_step, task, hyper["lr"], model, data.pool, rows)
+        return lax.cond((rows >= 0).any(), step, lambda: model), None
 
     return lax.scan(step_if_any, variables, jnp.asarray(data.scoring))[0]
 

@@ -33,7 +33,7 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.weightings import aggregation, signals
-from fedvg_jax.weightings.basic import broadcast_weights, mean_over_tensors, reciprocal, shares
+from fedvg_jax.weightings.basic import mean_over_tensors, reciprocal, shares, weigh_by_scalar
 
 EPS = Hyperparameter(
     "fedvg.eps", 1e-8, 0, doc="Number added to each norm before it is inverted.", excludes_low=True
@@ -233,12 +233,10 @@ def inverse_norms(parts: NormParts) -> Weighting:
         )
 
     def weigh_uniformly(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
-        ones = jnp.ones_like(jax.tree.leaves(measured)[0])
-        return broadcast_weights(shares(ones, view.participating), view)
+        return weigh_by_scalar(hyper, jnp.ones_like(jax.tree.leaves(measured)[0]), view)
 
     def is_above_noise(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
-        layers = parts.layer_norms(measured)
-        by_group, members = parts.members(layers, measured, view.variables.stats)
+        by_group, members = parts.members(measured, view.variables.stats)
         above = parts.above_noise(members, view.participating)
         return jax.tree.map(lambda group: above.get(group, jnp.array(False)), by_group)
 
@@ -304,10 +302,9 @@ class NormParts(NamedTuple):
             stats: the running statistics; the weights have their structure, too.
             participating: bool [K].
         """
-        layers = self.layer_norms(measured)
-        by_group, members = self.members(layers, measured, stats)
+        by_group, members = self.members(measured, stats)
         is_above = self.above_noise(members, participating)
-        _, norm = layers[0]
+        norm = jax.tree.leaves(measured)[0]
         equal = weights_of_mean(jnp.ones_like(tree.wide(norm)), participating)
         weights = dict.fromkeys(jax.tree.leaves(by_group), equal)
         for group, of_group in members.items():
@@ -339,12 +336,10 @@ class NormParts(NamedTuple):
         noise = self.floor * jnp.stack(list(largest.values())).max()
         return {group: norm > noise for group, norm in largest.items()}
 
-    def members(
-        self, layers: LayerNorms, measured: Tree, stats: Tree
-    ) -> tuple[Variables, dict[int, list[Array]]]:
+    def members(self, measured: Tree, stats: Tree) -> tuple[Variables, dict[int, list[Array]]]:
         """Returns a group number in every leaf, and the norms [K] of each group's layers, in at least float32."""
         by_group = self.grouping(Variables(measured, stats), self.block_of)
-        norms_of = [(layer, tree.wide(norm)) for layer, norm in layers]
+        norms_of = [(layer, tree.wide(norm)) for layer, norm in self.layer_norms(measured)]
         return by_group, groups.members(norms_of, by_group)
 
     def layer_norms(self, measured: Tree) -> LayerNorms:

@@ -154,6 +154,11 @@ CASES = [
         "algorithm.describe: client",
     ),
     ("a description that fails", describing(lambda rows: rows.z), "algorithm.describe"),
+    ("a description of nothing", describing(lambda rows: None), "algorithm.describe: client 0"),
+    ("an empty description", describing(lambda rows: ()), "algorithm.describe: client 0"),
+    ("a large integer", describing(lambda rows: 2**32 + len(rows.y)), "int32 cannot hold 42949"),
+    ("a small integer", describing(lambda rows: -(2**31) - 1), "int32 cannot hold -2147483649"),
+    ("a large float", describing(lambda rows: np.array([1e39, 0.0])), "float32 cannot hold 1e+39"),
     # a weighting
     ("weights of two clients", weights(lambda ones: ones[:2] / 2), "params/left/x"),
     (

@@ -70,9 +70,11 @@ def run(
         algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`. An
             object that a setting names, such as `algorithms.scaffold()`, is recorded as that setting.
         selection: of the cohorts, in place of the config's.
-        aggregate: rule that aggregates the clients' models, such as `robust.krum(2, 3)`, in place of the config's.
+        aggregate: rule that aggregates the clients' models, such as `robust.krum(2, 3)`, in place of the config's:
+            (hyper, global model, clients' models [K, ...], weights [K]) -> new global model.
         send: how clients send their updates, such as `compression.top_k(0.01)`, in place of the config's.
-        attack: what a corrupt client returns, such as `attacks.sign_flip(2.0)`, in place of the config's.
+        attack: what a corrupt client returns, such as `attacks.sign_flip(2.0)`, in place of the config's:
+            (hyper, key, global parameters, their difference from the trained ones) -> returned parameters.
         hyper: name -> value of hyperparameters that the custom algorithm or weighting declares.
         clock: how long clients take, in place of the config's.
         initial: variables to start from, in place of `task.init`. A resumed run starts from its checkpoint.

@@ -310,7 +310,7 @@ class Described(NamedTuple):
     """What `describe` returned for every client, leaves [N, ...]; () without it."""
 
     algorithm: Tree = ()
-    """of `Algorithm.describe`"""
+    """of `Algorithm.describe`; () in what a weighting sees, because it stays with the clients"""
     weighting: Tree = ()
     """of `Weighting.describe`"""
 

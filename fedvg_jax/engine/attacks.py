@@ -18,6 +18,7 @@ from jax import Array
 
 from fedvg_jax.core import norms, tree
 from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Tree, Variables, hyper_or_number
+from fedvg_jax.engine import contracts
 
 __all__ = ("BY_NAME", "noise", "scaling", "sign_flip")
 
@@ -38,6 +39,9 @@ def disturbance(attack: Attack, corrupt: np.ndarray, num_clients: int) -> Distur
         corrupt: int, ids of the corrupt clients.
         num_clients: N.
     """
+    attack = contracts.checked_function(
+        attack, lambda returned, hyper, key, theta, *_: theta, "attack"
+    )
     is_corrupt = np.isin(np.arange(num_clients), corrupt)
 
     def disturb(

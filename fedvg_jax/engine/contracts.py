@@ -1,7 +1,8 @@
 """What the functions of a task, an algorithm and a weighting must return, checked whenever a round is traced.
 
-`checked` wraps every function of a bundle. A wrapper compares a result with the arguments, by structure, shape and
-dtype alone, so nothing is computed, and a broken contract is one line that names the function and the leaf.
+`checked` wraps every function of a bundle, and `checked_function` a single one, such as a robust rule. A wrapper
+compares a result with the arguments, by structure, shape and dtype alone, so nothing is computed, and a broken contract
+is one line that names the function and the leaf.
 """
 
 from __future__ import annotations
@@ -52,11 +53,21 @@ def checked(bundle: T, name: str) -> T:
         elif isinstance(value, tuple):
             fields[field] = tuple(checked(each, f"{name}.{field}") for each in value)
         elif value is not None and value not in RECOGNISED and not hasattr(value, CHECKED):
-            fields[field] = _wrapped(value, contract, f"{name}.{field}")
+            fields[field] = checked_function(value, contract, f"{name}.{field}")
     return bundle._replace(**fields)  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def _wrapped(function: Callable, contract: Contract | None, name: str) -> Callable:
+def checked_function(function: Callable, contract: Contract | None, name: str) -> Callable:
+    """Returns a function with a wrapper that checks what it returns.
+
+    >>> rule = lambda hyper, model, clients, weights: clients
+    >>> checked = checked_function(rule, lambda returned, hyper, model, *_: model, "aggregate")
+    >>> checked({}, {"w": jnp.ones(2)}, {"w": jnp.ones((3, 2))}, None)
+    Traceback (most recent call last):
+        ...
+    fedvg_jax.UsageError: aggregate leaf 'w' is floats of shape (3, 2); expected floats of shape (2,)
+    """
+
     @functools.wraps(function, updated=())
     def call(*arguments: Any, **keywords: Any) -> Any:
         hyper = arguments[0] if arguments and isinstance(arguments[0], dict) else None

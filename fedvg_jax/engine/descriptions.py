@@ -37,7 +37,8 @@ def describe_clients(
         num_classes: C, 0 without classes.
 
     Raises:
-        UsageError: a description is not of numbers, or has other shapes for another client.
+        UsageError: a description is empty, not of numbers that the devices can hold, or has other shapes for another
+            client.
 
     >>> from fedvg_jax.algorithms import fedlc
     >>> from fedvg_jax.weightings import uniform
@@ -55,6 +56,8 @@ def describe_clients(
                 entry = describe(ClientRows(pool.x[rows], pool.y[rows], num_classes))
                 entries.append(jax.tree.map(_as_on_devices, entry))
                 what = f"{name}.describe: client {client}"
+                if not jax.tree.leaves(entry):
+                    raise UsageError(f"{what} has {entry!r:.100}; return numbers or arrays")
                 checks.expect(entries[-1], entries[0], what, any_float=True)
         return jax.tree.map(lambda *leaves: np.stack(leaves), *entries)
 
@@ -73,8 +76,17 @@ def check(algorithm: Algorithm, weighting: Weighting, described: Described) -> N
 
 
 def _as_on_devices(numbers: Any) -> np.ndarray:
-    """Returns numbers as an array in the dtype that it has in JAX; TypeError for anything else."""
+    """Returns numbers as an array in the dtype that it has in JAX.
+
+    Raises:
+        TypeError: they are no numbers.
+        OverflowError: that dtype cannot hold them.
+    """
     leaf = np.asarray(numbers)
     if leaf.dtype.kind not in "biuf":
         raise TypeError(f"{leaf.dtype} is no number")
-    return leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype))
+    with np.errstate(over="ignore"):
+        on_device = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype))
+    if not np.allclose(on_device, leaf, equal_nan=True):
+        raise OverflowError(f"{on_device.dtype} cannot hold {leaf.max()}; use a float")
+    return on_device

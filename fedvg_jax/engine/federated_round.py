@@ -201,6 +201,10 @@ def make_round(
         raise UsageError(f"weightings.given has the weights of {wanted}")
     task, algorithm = contracts.checked(task, "task"), contracts.checked(algorithm, "algorithm")
     weighting = contracts.checked(weighting, "weighting")
+    if aggregate is not robust.weighted_mean:
+        aggregate = contracts.checked_function(
+            aggregate, lambda returned, hyper, model, *_: model, "aggregate"
+        )
     parts = RoundParts(
         task,
         algorithm,

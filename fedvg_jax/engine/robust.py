@@ -23,7 +23,7 @@ from fedvg_jax.weightings import aggregation, basic
 __all__ = ("BY_NAME", "clipped_mean", "krum", "median", "trimmed_mean", "weighted_mean")
 
 Rule = Callable[..., Variables]
-"""(hyper, global model, stacked clients [K, ...], weights [K]) -> new global model"""
+"""(hyper, global model, stacked clients [K, ...], weights [K]) -> new global model, floats of its shapes"""
 
 
 class Facts(NamedTuple):

@@ -72,6 +72,12 @@ class RoundInputs(NamedTuple):
     attack_key: Array
     noise_key: Array
 
+    @property
+    def server_data(self) -> types.Data:
+        """The data without what the algorithm describes of clients, which stays with them."""
+        described = self.data.described._replace(algorithm=())
+        return self.data._replace(described=described)
+
 
 class ClientTable(NamedTuple):
     """Scalars of each client, leaves [H, ...]."""
@@ -267,7 +273,7 @@ def score_clients(
     measure = jax.jit(measure)  # one trace for its shapes and its computation
     state, schedule = inputs.state, inputs.schedule
     slots = None if parts.scores_applied else schedule.received
-    shared = (inputs.hyper, inputs.data, state.variables, state.versions)
+    shared = (inputs.hyper, inputs.server_data, state.variables, state.versions)
     entries = (clients, participating, schedule.num_samples, schedule.clients, slots)
     signals = jax.eval_shape(measure, shared, tree.entry_shapes(entries))
     are_scalars = {signal.ndim for signal in jax.tree.leaves(signals)} == {0}
@@ -381,8 +387,9 @@ def server_view(
     inputs: RoundInputs, table: ClientTable, clients: Variables | None = None
 ) -> ServerView:
     """Returns what the server holds when it weighs the cohort; arguments as in `weigh_clients`."""
+    shuffle = inputs.schedule.shuffle
     return ServerView(
-        inputs.state.variables, clients, inputs.schedule.shuffle, inputs.data, table.participating
+        inputs.state.variables, clients, shuffle, inputs.server_data, table.participating
     )
 
 

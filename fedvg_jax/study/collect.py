@@ -13,7 +13,7 @@ from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL
 from fedvg_jax.study import places, reading, tuning
 from fedvg_jax.study.groups import Frame, Study
-from fedvg_jax.study.outcomes import CHOICES, choose_outcome
+from fedvg_jax.study.outcomes import CHOICES, TO_TARGET, choose_outcome
 from fedvg_jax.study.places import Condition, Place
 from fedvg_jax.study.reading import Folder
 from fedvg_jax.study.sweep_folder import Stored
@@ -40,8 +40,8 @@ def collect(
         target: accuracy from 0 to 1, or loss, for the metrics of `outcomes.TO_TARGET`; None for no target.
 
     Raises:
-        UsageError: there is no run, two runs are the same, data are mixed, or, unless `partial`, runs are missing, as
-            where methods have other settings. The message lists them.
+        UsageError: there is no run, two runs are the same, data or rounds are mixed, or, unless `partial`, runs are
+            missing, as where methods have other settings. The message lists them.
     """
     runs, sweeps = reading.read_all([files.user_path(folder) for folder in folders])
     return make_study(runs, sweeps, folders, partial, metric, target)
@@ -82,6 +82,8 @@ def make_study(
         )
     are_personal = any(run.config.local or algorithm_of(run.config).personal for run in runs)
     outcome = choose_outcome(runs, are_personal, metric, target)
+    if outcome.metric not in TO_TARGET:
+        _refuse_other_rounds(frame)
     for choice in CHOICES:
         frame[choice] = [
             outcome.of_run(run.history, choice) if run else math.nan for run in frame["run"]
@@ -175,6 +177,18 @@ def _with_unpaired(frame: Frame, conditions: Sequence[Condition]) -> Frame:
         where = f"{row.method}, {condition}".removesuffix(", ")
         lines.append(f"{where}: no run with {places.seeds_text((row.seed, row.partition_seed))}")
     return pandas.concat([frame, missing.assign(problem=lines)], ignore_index=True)
+
+
+def _refuse_other_rounds(frame: Frame) -> None:
+    """Raises UsageError for methods that were trained for different numbers of rounds in one condition."""
+    for _, runs in frame[frame["run"].notna()].groupby("condition", sort=False):
+        rounds = {row.method: row.run.config.rounds for row in runs.itertuples()}
+        if len({*rounds.values()}) > 1:
+            words = _listed([f"{method} {number}" for method, number in rounds.items()])
+            raise UsageError(
+                f"methods have different rounds: {words}; give all the same, or compare them by --metric"
+                " time_to_target or rounds_to_target"
+            )
 
 
 def _refuse_mixed(frame: Frame) -> None:

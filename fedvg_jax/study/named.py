@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config
-from fedvg_jax.config.checks import FUNCTIONS
+from fedvg_jax.config.checks import FUNCTIONS, PASSED
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
-from fedvg_jax.config.presets import METHODS
+from fedvg_jax.config.presets import METHODS, meaning
 from fedvg_jax.core.types import Algorithm, Selection, Send, Task, UsageError, Weighting
 from fedvg_jax.resolve.texts import as_settings
 
@@ -17,6 +17,16 @@ AXES = {{"aggregate": "robust"}.get(argument, argument): argument for argument i
 
 TAKEN = {"method": METHODS, "weighting": (NATIVE, *WEIGHTINGS), "algorithm": ALGORITHMS}
 """Axis -> names that stand for what the setting of that name takes."""
+
+
+NO_PART = (
+    "seed",
+    "partition_seed",
+    *("dataset", "data_dir", "image_size", "splits", "max_rows", "input", "label", "group"),
+    *("group_pattern", "clients", "partition", "alpha", "min_samples", "min_samples_rule"),
+    *("holdout", "test_ratio", "val_ratio"),
+)
+"""Settings that no method has, because methods are compared on the same clients."""
 
 
 class Method(NamedTuple):
@@ -33,7 +43,7 @@ class Method(NamedTuple):
         send: an object, or a text as `--send` takes it.
         attack: what a corrupt client returns, or a text as `--attack` takes it.
         hyper: name -> value of hyperparameters that the objects declare.
-        settings: dotted setting -> value.
+        settings: dotted setting -> value, of training and server; all methods share seeds, data and clients.
 
     >>> Method(algorithm="scaffold", weighting="uniform", settings={"lr": 0.05}).algorithm
     'scaffold'
@@ -68,7 +78,8 @@ def name_values(axes: Any, config: Config) -> tuple[dict[Any, Any], dict[str, di
     Values of an axis of `AXES`, or of "method", that are objects stand in a dict, name -> object or setting.
 
     Raises:
-        UsageError: a name is none, or means another value of the setting; or a method has an object of another axis.
+        UsageError: a name is none, or means another value of the setting; or a method has an object of another axis, a
+            setting twice, or one of `NO_PART`.
 
     >>> def root(task): ...
     >>> axes = {"weighting": {"root": root, "baseline": "samples"}, "seed": "0:2"}
@@ -91,7 +102,7 @@ def name_values(axes: Any, config: Config) -> tuple[dict[Any, Any], dict[str, di
             )
         plain[axis] = list(values)
         named[axis] = {
-            name: _meaning(axis, value, config)
+            name: _meaning(axis, name, value, config)
             for name, value in values.items()
             if not isinstance(value, str) or value != name
         }
@@ -110,24 +121,37 @@ def _is_wrong(axis: str, name: Any, value: Any) -> bool:
     return is_other and name.lower() in TAKEN.get(axis, ())
 
 
-def _meaning(axis: str, value: Any, config: Config) -> Meaning:
+def _meaning(axis: str, name: str, value: Any, config: Config) -> Meaning:
     """Returns what a value of an axis stands for."""
     if axis == "method" and isinstance(value, str):
         return Meaning({}, {axis: value})
     method = value if axis == "method" else Method(**{AXES[axis]: value})
     if not isinstance(method, Method):
         raise UsageError(f"axes: method takes names and fv.Method(...); got {value!r:.100}")
-    objects, settings = {}, dict(method.settings)
+    for argument in ("settings", "hyper"):
+        if not isinstance(value := getattr(method, argument), Mapping):
+            raise UsageError(f"method {name}: {argument} must be a dict; got {value!r:.100}")
+    objects, texts = {}, {}
     for setting, argument in AXES.items():
         part = getattr(method, argument)
         if isinstance(part, str):
-            settings[setting] = part
+            texts[setting] = part
         elif part is not None:
             objects[argument] = part
     if method.hyper:
         objects["hyper"] = method.hyper
     of_objects, objects = as_settings(config, objects)
-    return Meaning(objects, settings | of_objects)
+    texts |= of_objects
+    given = {**method.settings, **meaning(method.settings)}
+    if twice := given.keys() & (texts.keys() | {PASSED.get(argument) for argument in objects}):
+        raise UsageError(
+            f"method {name}: {min(twice)} is given twice, in settings, too; leave one out"
+        )
+    if shared := given.keys() & NO_PART:
+        raise UsageError(
+            f"method {name}: all methods share {min(shared)}; give it to Config, or as an axis"
+        )
+    return Meaning(objects, method.settings | texts)
 
 
 def chosen(named: Named, values: Mapping[str, Any]) -> Iterator[tuple[str, Meaning]]:

@@ -362,10 +362,23 @@ def _refuse_contradiction(config: Config, settings: Mapping[str, Any]) -> None:
 
 
 def _refuse_never_used(sweep: Sweep, trials: Sequence[Trial]) -> None:
-    """Raises UsageError for a setting of the last layer, or of an axis, that no trial uses."""
+    """Raises UsageError for a setting of the last layer, of an axis or of a named value that no trial uses."""
     used = {name for trial in trials for name in trial.values}
     for name in sorted({*sweep.layers[-1].settings, *sweep.names} - used):
         if all(unmet(trial.config, name) for trial in trials):
             refuse_unused(trials[0].config, [name])
         if name in sweep.names and name not in DATA_FOLDERS:
             raise UsageError(f"axes: {name} has no effect beside objects from Python; leave it out")
+    for axis, meanings in sweep.named.items():
+        for own, meaning in meanings.items():
+            of_own = [trial for trial in trials if trial.values.get(axis) == own]
+            for name in sorted(meaning.settings):
+                if of_own and not any(_reads(trial, name) for trial in of_own):
+                    raise UsageError(f"{axis} {own}: its {name} has no effect; leave it out")
+
+
+def _reads(trial: Trial, name: str) -> bool:
+    """Returns whether a trial reads a setting; objects from Python may read any traced one, which `hyper` has."""
+    if name in replaced_with(trial.custom):
+        return SETTINGS[name].facts.is_traced
+    return unmet(trial.config, name) is None

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -86,3 +87,29 @@ def test_all_clients_send_a_weighting_s_description_before_the_first_round_and_n
         for own, other in zip(disco.records, plain.records, strict=True)
     ]
     assert extra == [CONFIG.clients * 10 * 4, 0, 0], "ten int32 counts"
+
+
+@pytest.mark.parametrize("size", [None, 2], ids=["whole", "client chunks"])
+def test_a_weighting_sees_its_own_descriptions_and_none_of_the_algorithm_s(size):
+    """Neither its signal nor what the server weighs by: an algorithm's stay on the clients, and count nowhere."""
+    seen = []
+
+    def weigh(hyper, ones, view):
+        seen.append(view.data.described)
+        return basic.weigh_by_scalar(hyper, ones, view)
+
+    def signal(hyper, client, data):
+        seen.append(data.described)
+        return client.described[0].astype(float)
+
+    algorithm = fv.algorithms.fedavg()._replace(describe=ClientRows.label_counts)
+    rule = fv.Weighting(signal, weigh, describe=ClientRows.label_counts)
+    rule = rule._replace(terms=fv.weightings.single_term(weigh))
+    step = worlds.round_step(WORLD, algorithm, rule, worlds.TASK)
+    schedule = WORLD.schedule(0, 2, client_chunk_size=size)
+    start = worlds.state(WORLD, algorithm, worlds.TASK)
+    jax.eval_shape(step, start, schedule, WORLD.data(), worlds.hyper())
+    assert len(seen) >= 2
+    for described in seen:
+        assert described.algorithm == ()
+        assert described.weighting.shape == WORLD.label_counts().shape

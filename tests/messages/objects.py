@@ -31,6 +31,14 @@ def describing(describe):
     return run(algorithm=fedavg()._replace(describe=describe))
 
 
+def aggregate(rule):
+    return run(aggregate=rule)
+
+
+def attack(function):
+    return run(attack=function)
+
+
 def weighting(rule=None, **changes):
     own = (rule or basic.uniform())._replace(**changes)
     return lambda: traced(worlds.uneven(), worlds.QUADRATIC, fedavg(), own)
@@ -154,6 +162,28 @@ CASES = [
         "algorithm.describe: client",
     ),
     ("a description that fails", describing(lambda rows: rows.z), "algorithm.describe"),
+    ("a description of nothing", describing(lambda rows: None), "algorithm.describe: client 0"),
+    ("an empty description", describing(lambda rows: ()), "algorithm.describe: client 0"),
+    ("a large integer", describing(lambda rows: 2**32 + len(rows.y)), "int32 cannot hold 42949"),
+    ("a small integer", describing(lambda rows: -(2**31) - 1), "int32 cannot hold -2147483649"),
+    ("a large float", describing(lambda rows: np.array([1e39, 0.0])), "float32 cannot hold 1e+39"),
+    # a robust rule, and an attack
+    ("an aggregate of nothing", aggregate(lambda *_: None), "aggregate leaf 'params/"),
+    (
+        "an aggregate of clients",
+        aggregate(lambda hyper, theta, clients, weights: clients),
+        "aggregate leaf",
+    ),
+    (
+        "an aggregate with one argument",
+        aggregate(lambda clients: clients),
+        "aggregate failed: TypeError",
+    ),
+    ("an aggregate that fails", aggregate(lambda *_: 1 / 0), "aggregate failed: ZeroDivisionError"),
+    ("an aggregate of unset settings", aggregate(lambda hyper, *_: hyper["R"]), "there is no 'R'"),
+    ("an attack of nothing", attack(lambda *_: None), "attack leaf"),
+    ("an attack of one number", attack(lambda *_: 0.0), "attack leaf"),
+    ("an attack with two arguments", attack(lambda hyper, key: key), "attack failed: TypeError"),
     # a weighting
     ("weights of two clients", weights(lambda ones: ones[:2] / 2), "params/left/x"),
     (

@@ -56,6 +56,11 @@ def run_sweep(axes, config=CONFIG, **given):
     return lambda: fv.run_sweep(config, axes, **given)
 
 
+def method(**parts):
+    """Returns the call of a sweep over one method."""
+    return run_sweep({"method": {"mine": fv.Method(**parts)}})
+
+
 CASES = [
     ("unknown setting", axes(lrr=[1]), "lrr"),
     ("no value", axes(alpha=[]), "alpha"),
@@ -88,6 +93,39 @@ CASES = [
         "an own one of an axis out of range",
         run_sweep({"weighting": {"a": tempered, "b": tempered}, "hyper.T": [1.0, 9.0]}),
         "'T'",
+    ),
+    ("settings that are none", method(settings=3), "settings"),
+    ("hyperparameters that are none", method(weighting=tempered, hyper=3), "hyper"),
+    *(
+        (f"{name} of a method", method(settings={name: value}), name)
+        for name, value in {"dataset": "iris", "alpha": 1.0, "seed": 1, "partition_seed": 1}.items()
+    ),
+    ("a partition of a shorthand", method(settings={"fidelity": "official"}), "partition"),
+    ("two weightings", method(weighting=tempered, settings={"weighting": "fedvg"}), "weighting"),
+    ("two algorithms", method(algorithm="fedprox", settings={"algorithm": "moon"}), "algorithm"),
+    (
+        "a method beside an algorithm",
+        method(algorithm=fv.algorithms.fedprox(), settings={"method": "scaffold"}),
+        "algorithm",
+    ),
+    (
+        "two values of one hyperparameter",
+        method(
+            algorithm=fv.algorithms.fedprox(),
+            hyper={"fedprox.mu": 1.0},
+            settings={"fedprox.mu": 2.0},
+        ),
+        "fedprox.mu",
+    ),
+    (
+        "a setting of another algorithm",
+        method(algorithm="fedavg", settings={"fedprox.mu": 3.0}),
+        "fedprox.mu",
+    ),
+    (
+        "a setting that an object replaces",
+        method(weighting=tempered, settings={"fedvg.norm": "l2"}),
+        "fedvg.norm",
     ),
     ("unknown hyperparameter", run_sweep({"hyper.U": [1.0]}, weighting=tempered), "'U'"),
     (

@@ -75,6 +75,36 @@ def test_a_part_of_a_method_that_is_an_axis_is_refused(method):
         fv.run_sweep(CONFIG, axes)
 
 
+def test_an_object_of_a_method_reads_traced_settings_of_others():
+    """As of the package's hyperparameters, which `hyper` has by the names of their settings."""
+    pulled = fv.algorithms.fedavg()._replace(correct=pull)
+    methods = {
+        "mine": fv.Method(algorithm=pulled, weighting="samples", settings={"fedprox.mu": 0.5}),
+        "theirs": fv.Method(algorithm="fedprox", weighting="samples", settings={"fedprox.mu": 0.5}),
+    }
+    mine, theirs = fv.run_sweep(CONFIG, {"method": methods})
+    losses = [each.result.records[-1]["train_loss"] for each in (mine, theirs)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def pull(hyper, grads, params, anchor):
+    return jax.tree.map(
+        lambda g, p, start: g + hyper["fedprox.mu"] * (p - start), grads, params, anchor.params
+    )
+
+
+def test_methods_of_unequal_rounds_are_compared_by_what_reaches_a_target_alone():
+    pytest.importorskip("scipy", reason="reports need the report extra")
+    methods = {"long": fv.Method(settings={"rounds": 2}), "fedavg": "fedavg"}
+    config = dataclasses.replace(CONFIG, clock={"step": 1.0})
+    results = fv.run_sweep(config, {"method": methods, "seed": "0:2"})
+    with one_line("long 2; fedavg 1"):
+        fv.compare(results)
+    with one_line("long 2; fedavg 1"):
+        fv.compare(results, partial=True)
+    assert fv.compare(results, metric="time_to_target", target=0.01).finding
+
+
 def test_several_settings_cannot_be_tuned_as_one(tmp_path):
     with one_line("momentum"):
         fv.run_sweep(CONFIG, {}, tmp_path, tune={("lr", "momentum"): [(0.1, 0.9)]})

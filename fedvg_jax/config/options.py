@@ -510,10 +510,13 @@ def layered(layers: Sequence[tuple[Mapping[str, Any], str]], start: Config | Non
 
     Args:
         layers: settings by dotted name, with shorthands, and where they come from.
-        start: below all layers; by default the preset of their data set.
+        start: below all layers; by default the preset of their data set, with partition group where they name groups
+            and neither a partition nor a holdout.
     """
     given = {name: value for settings, _ in layers for name, value in settings.items()}
     preset = presets.dataset_preset(str(given.get("dataset", Config.dataset)))
+    if {"group", "group_pattern"} & given.keys() and given.get("holdout") != "group":
+        preset = {**preset, "partition": "group"}
     config = start or Config(**preset)
     for settings, source in layers:
         config = presets.apply(config, settings, source) if settings else config

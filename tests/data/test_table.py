@@ -12,7 +12,7 @@ from support.files import usage_error
 
 import fedvg_jax as fv
 from fedvg_jax import prepare
-from fedvg_jax.data import scaling, table, user_data
+from fedvg_jax.data import table
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs.record import folder, provenance
 
@@ -198,13 +198,17 @@ def test_settings_that_do_not_fit_a_table_are_refused(setting, value):
         simulated(config=config)
 
 
+@pytest.mark.parametrize("setting", ["out", "export"])
 @pytest.mark.parametrize("function", [lambda x: x, np.nan_to_num], ids=["lambda", "function"])
-def test_a_transformer_that_no_run_folder_can_store_is_refused(function):
-    arrays = user_data.of_call(
-        FRAME[["flag", "outcome"]], "outcome", None, preprocessing.FunctionTransformer(function)
-    )
+def test_a_transformer_that_cannot_be_stored_is_refused_only_where_the_run_is_stored(
+    tmp_path, function, setting
+):
+    frame = FRAME[["flag", "site", "outcome"]]
+    custom = preprocessing.FunctionTransformer(function)
+    simulated(frame, transformer=custom)
+    config = dataclasses.replace(CONFIG, **{setting: tmp_path / "m.safetensors"})
     with usage_error("transformer", "store"):
-        scaling.fit(arrays.table, np.arange(T))
+        simulated(frame, config, transformer=custom)
 
 
 def calls(function, *arguments):

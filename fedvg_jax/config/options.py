@@ -309,8 +309,8 @@ class Config(Shorthands):
     """Column of the labels of a csv, or of a set hf:FOLDER. Default: label, or for hf:FOLDER the only column of class
     labels."""
     group: str = setting("", kind="data", used=(_NAMES_COLUMNS, _GROUPED), word="NAME")
-    """Column of a csv or a set hf:FOLDER that names the group of every row, such as its writer or hospital, for
-    --partition group."""
+    """Column of a csv or a set hf:FOLDER that names the group of every row, such as its writer or hospital. It chooses
+    --partition group on the command line, unless that or --holdout group is named."""
     group_pattern: str = setting("", kind="data", used=(_FOLDER, _GROUPED), word="REGEX")
     """Group of every image of a folder: what matches at the beginning of its file name, or the first group of the
     expression, such as ([^_]+) for patient7 of patient7_3.png."""

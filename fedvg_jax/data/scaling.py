@@ -38,7 +38,9 @@ class Columns(NamedTuple):
             UsageError: it has other columns, or values that the transformer does not take.
         """
         inputs = table.normalised(frame, self.columns)
-        with reading("transformer", "able to take the data", "give another transformer"):
+        with reading(
+            "transformer", "able to take the data", "give other data, or another transformer"
+        ):
             values = self.transformer.transform(inputs)
             values = values.toarray() if hasattr(values, "toarray") else values
             values = np.asarray(values, np.float32)

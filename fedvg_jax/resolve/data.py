@@ -59,10 +59,6 @@ def make_population(
         from fedvg_jax.data import user_data
 
         arrays = limited(user_data.as_arrays(data), config.max_rows)
-        if arrays.table is not None and (config.label or config.group):
-            raise UsageError(
-                "label and group of a Config are of files; name those of a DataFrame in run(..., label=, group=)"
-            )
     check_pixel_settings(arrays, config)
     _check_groups(arrays, config)
     if partition is None:

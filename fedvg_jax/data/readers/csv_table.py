@@ -41,6 +41,6 @@ def _read(pandas: Any, file: Path) -> Any:
     NA; in a column of texts these are texts, such as the country NA.
     """
     names = pandas.read_csv(file, header=None, nrows=1, dtype=str, keep_default_na=False)
-    numbers = pandas.read_csv(file).select_dtypes("number")
+    numbers = pandas.read_csv(file).select_dtypes("number").dropna(axis=1, how="all")
     texts = pandas.read_csv(file, low_memory=False, keep_default_na=False, na_values=[""])
     return texts.assign(**numbers).set_axis(names.iloc[0], axis=1)

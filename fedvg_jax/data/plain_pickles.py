@@ -16,7 +16,6 @@ _NAMES = (
     float,
     int,
     object,
-    str,
     np._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
     np._core.multiarray.scalar,  # pyright: ignore[reportAttributeAccessIssue]
     np.ndarray,

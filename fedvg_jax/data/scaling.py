@@ -22,11 +22,11 @@ class Columns(NamedTuple):
 
     transformer: Any
     """of scikit-learn; takes a DataFrame of the inputs"""
-    label: str
-    """Name of the column of labels."""
-    class_names: tuple[str, ...]
     columns: Mapping[str, str | None]
     """Name -> form in which the transformer takes the column; see `table.normalised`."""
+    label: str = table.LABEL
+    """Name of the column of labels."""
+    class_names: tuple[str, ...] = ()
 
     def scaled(self, frame: Any) -> np.ndarray:
         """Returns rows as the model takes them, float32 [n, D'].
@@ -96,12 +96,11 @@ def default_transformer() -> Any:
     )
 
 
-def fit(unencoded: Table, class_names: tuple[str, ...], rows: np.ndarray) -> Columns:
+def fit(unencoded: Table, rows: np.ndarray) -> Columns:
     """Returns the transformer of a table, its custom one or `default_transformer`, fitted to some of its rows.
 
     Args:
         unencoded: inputs of T rows.
-        class_names: of the labels.
         rows: int [n], numbers of the rows.
 
     Raises:
@@ -109,12 +108,12 @@ def fit(unencoded: Table, class_names: tuple[str, ...], rows: np.ndarray) -> Col
     """
     from sklearn.base import clone
 
-    inputs, columns, label, custom = unencoded
+    inputs, columns, _, custom = unencoded
     training, names = table.normalised(inputs.iloc[rows], columns), ", ".join(columns)
     with reading("transformer", "one of scikit-learn that fits", f"the columns are {names}"):
         unfitted: Any = clone(default_transformer() if custom is None else custom)
         transformer = unfitted.fit(training)
-    return Columns(transformer, label, class_names, columns)
+    return Columns(transformer, columns)
 
 
 def from_json(stored: Mapping[str, Any], source: object) -> Columns:
@@ -127,4 +126,4 @@ def from_json(stored: Mapping[str, Any], source: object) -> Columns:
         transformer = plain_pickles.loads(base64.b64decode(stored["transformer"]))
         transformer.transform  # noqa: B018  every transformer has it
         class_names = tuple(stored["class_names"])
-        return Columns(transformer, stored["label"], class_names, dict(stored["columns"]))
+        return Columns(transformer, dict(stored["columns"]), stored["label"], class_names)

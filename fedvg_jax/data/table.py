@@ -25,7 +25,7 @@ LABEL = "label"
 NUMBER, CATEGORY = "number", "category"
 """The normal forms of a column; None stands for the column as it is."""
 
-FORMS = dict.fromkeys(("integer", "floating", "boolean"), NUMBER)
+FORMS: dict[str, str] = dict.fromkeys(("integer", "floating", "boolean"), NUMBER)
 FORMS |= dict.fromkeys(("string", "categorical", "mixed-integer", "empty"), CATEGORY)
 """What a column may hold, in the words of `pandas.api.types.infer_dtype` -> its normal form."""
 
@@ -57,99 +57,94 @@ def from_frame(
         UsageError: a column is not there, or twice, or has no name; a label or a group is missing; or, without a
             transformer, a column has other values than the default one takes, or too many categories.
     """
-    frame = _pandas_frame(frame, name)
+    frame = _pandas_frame(frame)
     label = LABEL if label is None else str(label)
     roles = [label] if group is None else [label, str(group)]
     for role in roles:
-        _refuse_missing(normalised(frame, {role: None}, name)[role], name)
+        _refuse_missing(normalised(frame, {role: None})[role])
     inputs = frame.drop(columns=roles)
     if not inputs.shape[1]:
-        raise UsageError(f"{name}: needs a column beside {', '.join(roles)}")
+        raise UsageError(f"data: needs a column beside {', '.join(roles)}")
     if {"", "Unnamed: 0"} & {*inputs}:  # pandas' names of such a column
         raise UsageError(
-            f"{name}: a column has no name, as an index in a file; drop it, or name it to make it an input"
+            "data: a column has no name, as an index in a file; drop it, or name it to make it an input"
         )
-    columns = _forms(inputs, name) if transformer is None else dict.fromkeys(inputs)
-    class_names = () if frame[label].dtype.kind == "f" else _class_names(frame[label], name)
-    y = labels_of(frame, label, class_names, name)
+    columns = _forms(inputs) if transformer is None else dict.fromkeys(inputs)
+    class_names = () if frame[label].dtype.kind == "f" else _class_names(frame[label])
+    y = labels_of(frame, label, class_names)
     table = Table(inputs, columns, label, transformer)
     arrays = Arrays(name, np.zeros(inputs.shape), y, class_names, len(y), table=table)
-    arrays = check_values(arrays, name)
+    arrays = check_values(arrays, "data")
     if group is None:
         return arrays
-    return with_groups(arrays, frame[roles[1]].astype(str).to_numpy(str), f"{name}, column {group}")
+    return with_groups(arrays, frame[roles[1]].astype(str).to_numpy(str), f"data: column {group}")
 
 
-def normalised(frame: Any, columns: Mapping[str, str | None], source: str = "data") -> Any:
+def normalised(frame: Any, columns: Mapping[str, str | None]) -> Any:
     """Returns columns of a DataFrame in their forms.
 
     Args:
         frame: a DataFrame that has them, and perhaps others.
         columns: name -> `NUMBER`, `CATEGORY` or None.
-        source: where it comes from, named in errors.
 
     Raises:
         UsageError: a column is not there, or twice, or holds something else than its form has.
     """
-    frame, values = _pandas_frame(frame, source), {}
-    convert = {NUMBER: _numbers, CATEGORY: _categories, None: lambda column, source: column}
+    frame, values = _pandas_frame(frame), {}
+    convert = {NUMBER: _numbers, CATEGORY: _categories, None: lambda column: column}
     for name, form in columns.items():
         if name not in frame:
-            has = ", ".join(frame)
             raise UsageError(
-                f"{source}: has no column {name!r}; it has, separated by commas, {has}"
+                f"data: has no column {name!r}; it has, separated by commas, {', '.join(frame)}"
             )
-        values[name] = convert[form](frame[name], source)
+        values[name] = convert[form](frame[name])
     return type(frame)(values, index=frame.index)
 
 
-def labels_of(
-    frame: Any, label: str, class_names: Sequence[str], source: str = "data"
-) -> np.ndarray:
+def labels_of(frame: Any, label: str, class_names: Sequence[str]) -> np.ndarray:
     """Returns the numbers of a DataFrame's labels, int32 [T], or targets, float32 [T], where there are no classes.
 
     Raises:
         UsageError: there is no such column, a label is missing or no class, or a target is no finite number.
     """
-    column = normalised(frame, {label: CATEGORY if class_names else NUMBER}, source)[label]
-    _refuse_missing(column, source)
+    column = normalised(frame, {label: CATEGORY if class_names else NUMBER})[label]
+    _refuse_missing(column)
     if not class_names:
         return column.to_numpy(np.float32)
     numbers = column.map({name: i for i, name in enumerate(class_names)})
-    if numbers.isna().any():
+    if numbers.hasnans:
         raise UsageError(
-            f"{source}: label {label!r} must be one of {', '.join(class_names)} in every row"
+            f"data: label {label!r} must be one of {', '.join(class_names)} in every row"
         )
     return numbers.to_numpy(np.int32)
 
 
-def _class_names(column: Any, source: str) -> tuple[str, ...]:
+def _class_names(column: Any) -> tuple[str, ...]:
     """Returns the names of the classes of a column of labels, sorted."""
-    names = _categories(column, source).unique()
+    names = _categories(column).unique()
     return tuple(sorted(names, key=int if column.dtype.kind in "iu" else str))
 
 
-def _pandas_frame(frame: Any, source: str) -> Any:
+def _pandas_frame(frame: Any) -> Any:
     """Returns a DataFrame of pandas, the names of its columns texts that differ."""
-    remedy = "give one; those of polars need pip install pandas pyarrow"
-    with reading(source, "a DataFrame of pandas or polars", remedy):
+    with reading("data", "a DataFrame", "give one; of polars after pip install pandas pyarrow"):
         frame = frame.to_pandas() if hasattr(frame, "to_pandas") else frame
         frame = frame.set_axis(list(map(str, frame)), axis=1).infer_objects()
     if not frame.columns.is_unique:
-        raise UsageError(f"{source}: needs columns of different names; got {', '.join(frame)}")
+        raise UsageError(f"data: needs columns of different names; got {', '.join(frame)}")
     return frame
 
 
-def _refuse_missing(column: Any, source: str) -> None:
+def _refuse_missing(column: Any) -> None:
     """Raises UsageError where a label or a group is missing."""
     if column.hasnans:
         row = column.isna().to_numpy().argmax()
         raise UsageError(
-            f"{source}: column {column.name!r} is missing in row {row}, counted from 0; fill it, or remove such rows"
+            f"data: column {column.name!r} is missing in row {row}, counted from 0; fill it, or remove such rows"
         )
 
 
-def _form(column: Any, source: str) -> str:
+def _form(column: Any) -> str:
     """Returns the normal form of a column.
 
     Raises:
@@ -160,44 +155,44 @@ def _form(column: Any, source: str) -> str:
     kind = infer_dtype(column)
     if kind not in FORMS:
         raise UsageError(
-            f"{source}: column {column.name!r} holds {kind}, and may hold numbers, booleans, texts or categories;"
+            f"data: column {column.name!r} holds {kind}, and may hold numbers, booleans, texts or categories;"
             " drop it, or make numbers of it, such as (column - column.min()).dt.days of dates"
         )
     return FORMS[kind]
 
 
-def _forms(inputs: Any, source: str) -> dict[str, str | None]:
+def _forms(inputs: Any) -> Mapping[str, str]:
     """Returns name -> normal form, of the columns of training rows.
 
     Raises:
         UsageError: one has as many categories as identifiers, dates or numbers in texts have.
     """
-    columns = {name: _form(inputs[name], source) for name in inputs}
-    counts = normalised(inputs, columns, source).select_dtypes(object).nunique()
+    columns = {name: _form(inputs[name]) for name in inputs}
+    counts = normalised(inputs, columns).select_dtypes(object).nunique()
     most = min(1000, max(100, len(inputs) // 2))
     if counts.max() > most:
         raise UsageError(
-            f"{source}: column {counts.idxmax()!r} has {counts.max()} categories, and may have {most}, because each is"
-            " an input; drop it, group its values, or make floats of it"
+            f"data: column {counts.idxmax()!r} has more than {most} categories, each of which would be an input;"
+            " drop it, group its values, or make floats of it"
         )
     return columns
 
 
-def _numbers(column: Any, source: str) -> np.ndarray:
+def _numbers(column: Any) -> np.ndarray:
     """Returns a column as float64; raises UsageError for values that are no numbers, or too large for float32."""
-    _form(column, source)  # dates would become numbers
-    what = f"{source}: column {column.name!r}"
+    _form(column)  # dates would become numbers
+    what = f"data: column {column.name!r}"
     with reading(what, "of numbers, as in the training rows", "convert it, or give other data"):
         values = column.to_numpy(np.float64, na_value=np.nan)
     device_values(np.where(np.isnan(values), 0, values), what)
     return values
 
 
-def _categories(column: Any, source: str) -> Any:
+def _categories(column: Any) -> Any:
     """Returns a column of texts as objects, with NaN for missing values."""
-    _form(column, source)
-    values = column.astype(object)
-    return values.map({value: _text(value) for value in values.dropna().unique()}).astype(object)
+    _form(column)
+    categories = column.astype(object).astype("category")
+    return categories.map(_text, na_action="ignore").astype(object)
 
 
 def _text(value: Any) -> str:

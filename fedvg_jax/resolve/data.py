@@ -201,10 +201,10 @@ def make_columns(config: Config, arrays: Arrays, training_rows: np.ndarray) -> C
     from fedvg_jax.data import scaling
 
     if not columns:
-        columns = scaling.fit(table, arrays.class_names, training_rows)
+        columns = scaling.fit(table, training_rows)
     elif table.transformer is not None:
         raise UsageError(f"transformer has no effect with init {config.init}; leave it out")
-    elif stored.is_run(config.init) and columns.class_names != arrays.class_names:
+    elif config.init and stored.is_run(config.init) and columns.class_names != arrays.class_names:
         raise UsageError(
             f"init {config.init} has classes {columns.class_names}, got {arrays.class_names}; rename the labels"
         )

@@ -173,7 +173,7 @@ def test_a_csv_file_that_is_no_table_of_its_columns_is_refused(tmp_path, kind):
     text, named = LINES[kind]
     (tmp_path / "patients.csv").write_text(text)
     config = dataclasses.replace(CONFIG, dataset="csv", data_dir=tmp_path, label="outcome")
-    with usage_error("patients.csv", *named):
+    with usage_error("data", *named):
         fv.simulation(config)
 
 
@@ -363,7 +363,7 @@ def test_a_column_of_many_categories_is_refused():
     assert table.from_frame(frame.assign(id=few.astype(str))).table
     assert table.from_frame(frame.assign(id=many)).table, "numbers are no categories"
     for ids in (many.astype(str), pandas.Categorical(many)):
-        with usage_error("'id'", "151"):
+        with usage_error("'id'", "150"):
             table.from_frame(frame.assign(id=ids))
 
 

@@ -29,7 +29,7 @@ def load(place: Path, _name: str, columns: Mapping[str, str] = {}) -> Reading:
     roles = columns.get("label"), columns.get("group")
 
     def decode() -> Arrays:
-        return table.from_frame(frame, *roles, name=str(file))._replace(name=file.stem)
+        return table.from_frame(frame, *roles, name=file.stem)
 
     return Reading((), decode)
 

@@ -308,8 +308,8 @@ class Config(Shorthands):
     """Column of the labels of a csv, or of a set hf:FOLDER. Default: label, or for hf:FOLDER the only column of class
     labels."""
     group: str = setting("", kind="data", used=(_NAMES_COLUMNS, _GROUPED), word="NAME")
-    """Column of a csv or a set hf:FOLDER that names the group of every row, such as its writer or hospital, for
-    --partition group."""
+    """Column of a csv or a set hf:FOLDER that names the group of every row, such as its writer or hospital. It chooses
+    --partition group on the command line, unless that or --holdout group is named."""
     group_pattern: str = setting("", kind="data", used=(_FOLDER, _GROUPED), word="REGEX")
     """Group of every image of a folder: what matches at the beginning of its file name, or the first group of the
     expression, such as ([^_]+) for patient7 of patient7_3.png."""
@@ -509,10 +509,13 @@ def layered(layers: Sequence[tuple[Mapping[str, Any], str]], start: Config | Non
 
     Args:
         layers: settings by dotted name, with shorthands, and where they come from.
-        start: below all layers; by default the preset of their data set.
+        start: below all layers; by default the preset of their data set, with partition group where they name groups
+            and neither a partition nor a holdout.
     """
     given = {name: value for settings, _ in layers for name, value in settings.items()}
     preset = presets.dataset_preset(str(given.get("dataset", Config.dataset)))
+    if {"group", "group_pattern"} & given.keys() and given.get("holdout") != "group":
+        preset = {**preset, "partition": "group"}
     config = start or Config(**preset)
     for settings, source in layers:
         config = presets.apply(config, settings, source) if settings else config

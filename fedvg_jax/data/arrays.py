@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,8 @@ Size = tuple[int, int]
 
 REMEDY = (
     "use .astype('float32'), .filled(...) or .toarray(), or data=frame, label=NAME for a DataFrame;"
-    " np.unique(y, return_inverse=True)[1] numbers labels [T], and y.argmax(1) one-hot rows"
+    " .astype(int) makes classes of whole numbers, np.unique(y, return_inverse=True)[1] numbers labels [T], and"
+    " y.argmax(1) one-hot rows"
 )
 
 
@@ -26,11 +27,11 @@ class Table(NamedTuple):
     """A table with rows that are not encoded yet."""
 
     inputs: Any
-    """DataFrame of T rows: columns of floats, and of texts as objects, with NaN for missing values."""
+    """DataFrame of pandas with T rows, the columns as the user gave them, with texts as names."""
+    columns: Mapping[str, str | None]
+    """Name -> form in which a transformer takes the column; see `table.normalised`."""
     label: str
     """Name of the column of labels."""
-    class_names: tuple[str, ...]
-    """Names of the classes; empty for targets."""
     transformer: Any = None
     """The user's transformer of scikit-learn, not fitted; None for the default."""
 
@@ -40,7 +41,8 @@ class Arrays(NamedTuple):
 
     name: str
     x: np.ndarray
-    """uint8 [T, H, W, D] images, floats [T, D] rows of a table or features, or int32 [T, L] sequences of characters."""
+    """uint8 [T, H, W, D] images, floats [T, D] features, or int32 [T, L] sequences of characters; zeros [T, D] where
+    `table` has the rows."""
     y: np.ndarray
     """int32 [T] labels, 0..C-1, or [T, L] next characters."""
     class_names: tuple[str, ...]
@@ -89,8 +91,8 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
         UsageError: no value, different numbers of rows, values that no device dtype can hold, or labels of named
             classes outside 0..C-1.
     """
-    x = arrays.x if arrays.table else _device_values(arrays.x, f"{source}: x")
-    y = _device_values(arrays.y, f"{source}: y")
+    x = device_values(arrays.x, f"{source}: x")
+    y = device_values(arrays.y, f"{source}: y")
     if len(x) != len(y) or not len(x):
         raise UsageError(
             f"{source}: x has {len(x)} rows and y {len(y)}; both need the same number, 1 or more"
@@ -106,8 +108,8 @@ def check_values(arrays: Arrays, source: object) -> Arrays:
     return arrays._replace(x=x, y=y)
 
 
-def _device_values(array: np.ndarray, what: str) -> np.ndarray:
-    """Returns an array in the byte order of this machine; see `check_values`."""
+def device_values(array: np.ndarray, what: str) -> np.ndarray:
+    """Returns an array in the byte order of this machine; raises UsageError for values that no device dtype holds."""
     array = array.astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype.itemsize < 8 and array.dtype.kind != "f":
         return array

@@ -11,6 +11,11 @@ import numpy as np
 
 _PACKAGES = ("numpy", "sklearn", "_codecs", "builtins")
 _NAMES = (
+    np.clip,
+    bool,
+    float,
+    int,
+    object,
     np._core.multiarray._reconstruct,  # pyright: ignore[reportAttributeAccessIssue]
     np._core.multiarray.scalar,  # pyright: ignore[reportAttributeAccessIssue]
     np.ndarray,
@@ -36,7 +41,7 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if module.partition(".")[0] in _PACKAGES:
             found = super().find_class(module.replace("numpy.core", "numpy._core"), name)
-            if any(found is known for known in _NAMES) or isinstance(found, np.ufunc):
+            if found in _NAMES or isinstance(found, np.ufunc):
                 return found
             if isinstance(found, type) and _is_plain(found):
                 return found

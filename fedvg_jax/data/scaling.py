@@ -22,7 +22,9 @@ class Columns(NamedTuple):
 
     transformer: Any
     """of scikit-learn; takes a DataFrame of the inputs"""
-    label: str
+    columns: Mapping[str, str | None]
+    """Name -> form in which the transformer takes the column; see `table.normalised`."""
+    label: str = table.LABEL
     """Name of the column of labels."""
     class_names: tuple[str, ...] = ()
 
@@ -35,10 +37,10 @@ class Columns(NamedTuple):
         Raises:
             UsageError: it has other columns, or values that the transformer does not take.
         """
-        if not table.is_frame(frame):
-            raise UsageError("x must be a DataFrame, as the data that the model was trained on")
-        inputs = table.inputs_of(frame, self.transformer.feature_names_in_)
-        with reading("transformer", "able to take the data", "give another transformer"):
+        inputs = table.normalised(frame, self.columns)
+        with reading(
+            "transformer", "able to take the data", "give other data, or another transformer"
+        ):
             values = self.transformer.transform(inputs)
             values = values.toarray() if hasattr(values, "toarray") else values
             values = np.asarray(values, np.float32)
@@ -52,7 +54,8 @@ class Columns(NamedTuple):
         """Returns x as `scaled`, and y, of a DataFrame with inputs and labels, or of a pair (inputs, y)."""
         if table.is_frame(data):
             return self.scaled(data), table.labels_of(data, self.label, self.class_names)
-        inputs, y = data
+        with reading("data", "a DataFrame, or a pair (DataFrame, y)", "give one of them"):
+            inputs, y = data
         return self.scaled(inputs), y
 
     def as_json(self) -> dict[str, Any]:
@@ -61,12 +64,12 @@ class Columns(NamedTuple):
         Raises:
             UsageError: the transformer holds an object that is not of scikit-learn, such as a function of its user.
         """
-        remedy = "use classes of scikit-learn and functions of NumPy, such as np.log1p"
+        remedy = "use classes of scikit-learn and functions of NumPy, such as np.log1p; or leave out out and export"
         with reading("transformer", "something that a run folder can store", remedy):
             stored = pickle.dumps(self.transformer, protocol=4)
             plain_pickles.loads(stored)
         text = base64.b64encode(stored).decode()
-        return {"transformer": text, "label": self.label, "class_names": list(self.class_names)}
+        return self._asdict() | {"transformer": text}
 
 
 def default_transformer() -> Any:
@@ -101,19 +104,16 @@ def fit(unencoded: Table, rows: np.ndarray) -> Columns:
         rows: int [n], numbers of the rows.
 
     Raises:
-        UsageError: the transformer cannot be fitted, gives no finite numbers, or cannot be stored.
+        UsageError: the transformer cannot be fitted.
     """
     from sklearn.base import clone
 
-    training = unencoded.inputs.iloc[rows]
-    names = ", ".join(training.columns)
+    inputs, columns, _, custom = unencoded
+    training, names = table.normalised(inputs.iloc[rows], columns), ", ".join(columns)
     with reading("transformer", "one of scikit-learn that fits", f"the columns are {names}"):
-        unfitted: Any = clone(unencoded.transformer or default_transformer())
+        unfitted: Any = clone(default_transformer() if custom is None else custom)
         transformer = unfitted.fit(training)
-    columns = Columns(transformer, unencoded.label, unencoded.class_names)
-    columns.scaled(training)
-    columns.as_json()
-    return columns
+    return Columns(transformer, columns)
 
 
 def from_json(stored: Mapping[str, Any], source: object) -> Columns:
@@ -125,4 +125,5 @@ def from_json(stored: Mapping[str, Any], source: object) -> Columns:
     with reading(source, "a transformer of columns", "give another model"):
         transformer = plain_pickles.loads(base64.b64decode(stored["transformer"]))
         transformer.transform  # noqa: B018  every transformer has it
-        return Columns(transformer, stored["label"], tuple(stored["class_names"]))
+        class_names = tuple(stored["class_names"])
+        return Columns(transformer, dict(stored["columns"]), stored["label"], class_names)

@@ -1,21 +1,33 @@
 """Tables: DataFrames with labels, perhaps groups, and columns of numbers or categories.
 
-The inputs are kept as a DataFrame until the training rows are known; `scaling` then encodes it. Meanwhile x, float64
-[T, D], has numbers as they are and categories as numbers, so that digests tell tables apart.
+The inputs are kept as the user gave them until the training rows are known; `scaling` then encodes them. A custom
+transformer takes them as they are. The default one takes their normal form, which does not depend on how pandas stores
+a column, so that other rows are compared with the training rows by value:
+
+- A column of integers, floats or booleans is float64, with NaN for missing values.
+- A column of texts, or of the categories of pandas, is one of texts as objects, with NaN for missing values. The text
+  of a whole number has no point: 1, 1.0 and "1" are one category.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.arrays import Arrays, Table, check_values, with_groups
+from fedvg_jax.data.arrays import Arrays, Table, check_values, device_values, reading, with_groups
 
 LABEL = "label"
 """Name of the column of labels, unless the user names another."""
+
+NUMBER, CATEGORY = "number", "category"
+"""The normal forms of a column; None stands for the column as it is."""
+
+FORMS: dict[str, str] = dict.fromkeys(("integer", "floating", "boolean"), NUMBER)
+FORMS |= dict.fromkeys(("string", "categorical", "mixed-integer", "empty"), CATEGORY)
+"""What a column may hold, in the words of `pandas.api.types.infer_dtype` -> its normal form."""
 
 
 def is_frame(data: Any) -> bool:
@@ -25,129 +37,169 @@ def is_frame(data: Any) -> bool:
 
 def from_frame(
     frame: Any,
-    label: str = LABEL,
-    group: str | None = None,
+    label: Any = None,
+    group: Any = None,
     transformer: Any = None,
     name: str = "table",
 ) -> Arrays:
     """Returns the rows of a DataFrame, which are not encoded yet.
 
-    Texts and categories are columns of categories. Labels that are floats are the targets of a regression; others are
-    classes, numbered in sorted order.
+    Labels that are floats are the targets of a regression; others are classes, numbered in sorted order.
 
     Args:
         frame: one row per sample.
-        label: name of the column of labels.
+        label: name of the column of labels; None for `LABEL`.
         group: name of the column of groups, such as hospitals, which is no input.
         transformer: of scikit-learn, in place of `scaling.default_transformer`; it is not fitted here.
         name: of the data set.
 
     Raises:
-        UsageError: a column is not there, twice there, or of dates and the like; or a label or a group is missing.
+        UsageError: a column is not there, or twice, or has no name; a label or a group is missing; or, without a
+            transformer, a column has other values than the default one takes, or too many categories.
     """
     frame = _pandas_frame(frame)
-    roles = [label] if group is None else [label, group]
-    _check_columns(frame, roles, name)
-    inputs = _normalised(frame.drop(columns=roles), name)
+    label = LABEL if label is None else str(label)
+    roles = [label] if group is None else [label, str(group)]
+    for role in roles:
+        _refuse_missing(normalised(frame, {role: None})[role])
+    inputs = frame.drop(columns=roles)
     if not inputs.shape[1]:
-        raise UsageError(f"{name}: needs a column beside {', '.join(roles)}")
-    column = frame[label]
-    if column.dtype.kind == "f":
-        y, class_names = column.to_numpy(np.float32), ()
-    else:
-        values = (
-            column.to_numpy() if column.dtype.kind in "iu" else column.astype(str).to_numpy(str)
+        raise UsageError(f"data: needs a column beside {', '.join(roles)}")
+    if {"", "Unnamed: 0"} & {*inputs}:  # pandas' names of such a column
+        raise UsageError(
+            "data: a column has no name, as an index in a file; drop it, or name it to make it an input"
         )
-        names, y = np.unique(values, return_inverse=True)
-        class_names = tuple(map(str, names))
-    table = Table(inputs, label, class_names, transformer)
-    arrays = check_values(Arrays(name, _codes(inputs), y, class_names, len(y), table=table), name)
+    columns = _forms(inputs) if transformer is None else dict.fromkeys(inputs)
+    class_names = () if frame[label].dtype.kind == "f" else _class_names(frame[label])
+    y = labels_of(frame, label, class_names)
+    table = Table(inputs, columns, label, transformer)
+    arrays = Arrays(name, np.zeros(inputs.shape), y, class_names, len(y), table=table)
+    arrays = check_values(arrays, "data")
     if group is None:
         return arrays
-    return with_groups(arrays, frame[group].astype(str).to_numpy(str), f"{name}, column {group}")
+    return with_groups(arrays, frame[roles[1]].astype(str).to_numpy(str), f"data: column {group}")
 
 
-def inputs_of(frame: Any, names: Sequence[str]) -> Any:
-    """Returns the columns of these names of another DataFrame.
+def normalised(frame: Any, columns: Mapping[str, str | None]) -> Any:
+    """Returns columns of a DataFrame in their forms.
+
+    Args:
+        frame: a DataFrame that has them, and perhaps others.
+        columns: name -> `NUMBER`, `CATEGORY` or None.
 
     Raises:
-        UsageError: a column is not there, or of dates and the like.
+        UsageError: a column is not there, or twice, or holds something else than its form has.
     """
-    frame = _pandas_frame(frame)
-    _refuse_missing_names(frame, names, "data")
-    return _normalised(frame[[*names]], "data")
+    frame, values = _pandas_frame(frame), {}
+    convert = {NUMBER: _numbers, CATEGORY: _categories, None: lambda column: column}
+    for name, form in columns.items():
+        if name not in frame:
+            raise UsageError(
+                f"data: has no column {name!r}; it has, separated by commas, {', '.join(frame)}"
+            )
+        values[name] = convert[form](frame[name])
+    return type(frame)(values, index=frame.index)
 
 
 def labels_of(frame: Any, label: str, class_names: Sequence[str]) -> np.ndarray:
     """Returns the numbers of a DataFrame's labels, int32 [T], or targets, float32 [T], where there are no classes.
 
     Raises:
-        UsageError: there is no such column, or a label that is no class.
+        UsageError: there is no such column, a label is missing or no class, or a target is no finite number.
     """
-    frame = _pandas_frame(frame)
-    _check_columns(frame, [label], "data")
+    column = normalised(frame, {label: CATEGORY if class_names else NUMBER})[label]
+    _refuse_missing(column)
     if not class_names:
-        return frame[label].to_numpy(np.float32)
-    texts = frame[label].astype(str)
-    if not texts.isin(class_names).all():
+        return column.to_numpy(np.float32)
+    numbers = column.map({name: i for i, name in enumerate(class_names)})
+    if numbers.hasnans:
         raise UsageError(
             f"data: label {label!r} must be one of {', '.join(class_names)} in every row"
         )
-    return np.array([class_names.index(text) for text in texts], np.int32)
+    return numbers.to_numpy(np.int32)
+
+
+def _class_names(column: Any) -> tuple[str, ...]:
+    """Returns the names of the classes of a column of labels, sorted."""
+    names = _categories(column).unique()
+    return tuple(sorted(names, key=int if column.dtype.kind in "iu" else str))
 
 
 def _pandas_frame(frame: Any) -> Any:
-    """Returns a DataFrame of pandas with texts as names of its columns."""
-    frame = frame.to_pandas() if hasattr(frame, "to_pandas") else frame
-    return frame.rename(columns=str).infer_objects()
+    """Returns a DataFrame of pandas, the names of its columns texts that differ."""
+    with reading("data", "a DataFrame", "give one; of polars after pip install pandas pyarrow"):
+        frame = frame.to_pandas() if hasattr(frame, "to_pandas") else frame
+        frame = frame.set_axis(list(map(str, frame)), axis=1).infer_objects()
+    if not frame.columns.is_unique:
+        raise UsageError(f"data: needs columns of different names; got {', '.join(frame)}")
+    return frame
 
 
-def _normalised(frame: Any, source: str) -> Any:
-    """Returns columns of floats and of texts, as objects, with NaN for missing values.
+def _refuse_missing(column: Any) -> None:
+    """Raises UsageError where a label or a group is missing."""
+    if column.hasnans:
+        row = column.isna().to_numpy().argmax()
+        raise UsageError(
+            f"data: column {column.name!r} is missing in row {row}, counted from 0; fill it, or remove such rows"
+        )
+
+
+def _form(column: Any) -> str:
+    """Returns the normal form of a column.
 
     Raises:
-        UsageError: a column holds dates, durations or complex numbers.
+        UsageError: it holds dates, durations, complex numbers, lists or other objects.
     """
-    columns = {}
-    for name, column in frame.items():
-        kind = getattr(column.dtype, "kind", "O")
-        if kind in "mMc":
-            raise UsageError(
-                f"{source}: column {name!r} holds {column.dtype}; make numbers of it, such as .dt.total_seconds()"
-            )
-        if kind in "biuf" and column.dtype.name != "category":
-            columns[name] = column.to_numpy(np.float64, na_value=np.nan)
-        else:
-            columns[name] = column.astype(str).astype(object).where(column.notna(), np.nan)
-    return type(frame)(columns, index=frame.index)
+    from pandas.api.types import infer_dtype
 
-
-def _codes(frame: Any) -> np.ndarray:
-    """Returns float64 [T, D], the numbers and the numbers of the categories of a normalised DataFrame."""
-    codes = [
-        column if column.dtype.kind == "f" else column.astype("category").cat.codes
-        for _, column in frame.items()
-    ]
-    return np.stack([np.asarray(column, np.float64) for column in codes], 1)
-
-
-def _refuse_missing_names(frame: Any, names: Sequence[str], source: str) -> None:
-    """Raises UsageError for columns that are not there."""
-    if missing := [name for name in names if name not in frame.columns]:
-        has = ", ".join(map(str, frame.columns))
-        raise UsageError(f"{source}: has no column {missing[0]!r}; it has {has}")
-
-
-def _check_columns(frame: Any, roles: Sequence[str], source: str) -> None:
-    """Raises UsageError for labels or groups that are not there, the same, or missing in a row, or for equal names."""
-    _refuse_missing_names(frame, roles, source)
-    if not frame.columns.is_unique or len({*roles}) < len(roles):
+    kind = infer_dtype(column)
+    if kind not in FORMS:
         raise UsageError(
-            f"{source}: columns must have different names; got {', '.join([*roles, *frame.columns])}"
+            f"data: column {column.name!r} holds {kind}, and may hold numbers, booleans, texts or categories;"
+            " drop it, or make numbers of it, such as (column - column.min()).dt.days of dates"
         )
-    is_missing = frame[[*roles]].isna().any(axis=1).to_numpy()
-    if is_missing.any():
+    return FORMS[kind]
+
+
+def _forms(inputs: Any) -> Mapping[str, str]:
+    """Returns name -> normal form, of the columns of training rows.
+
+    Raises:
+        UsageError: one has as many categories as identifiers, dates or numbers in texts have.
+    """
+    columns = {name: _form(inputs[name]) for name in inputs}
+    counts = normalised(inputs, columns).select_dtypes(object).nunique()
+    most = min(1000, max(100, len(inputs) // 2))
+    if counts.max() > most:
         raise UsageError(
-            f"{source}: {' or '.join(roles)} is missing in row {is_missing.argmax()}; fill it, or remove such rows:"
-            f" frame.dropna(subset={roles})"
+            f"data: column {counts.idxmax()!r} has more than {most} categories, each of which would be an input;"
+            " drop it, group its values, or make floats of it"
         )
+    return columns
+
+
+def _numbers(column: Any) -> np.ndarray:
+    """Returns a column as float64; raises UsageError for values that are no numbers, or too large for float32."""
+    _form(column)  # dates would become numbers
+    what = f"data: column {column.name!r}"
+    with reading(what, "of numbers, as in the training rows", "convert it, or give other data"):
+        values = column.to_numpy(np.float64, na_value=np.nan)
+    device_values(np.where(np.isnan(values), 0, values), what)
+    return values
+
+
+def _categories(column: Any) -> Any:
+    """Returns a column of texts as objects, with NaN for missing values."""
+    _form(column)
+    categories = column.astype(object).astype("category")
+    return categories.map(_text, na_action="ignore").astype(object)
+
+
+def _text(value: Any) -> str:
+    """Returns the text of a category.
+
+    >>> _text(1.0), _text(1), _text("1.0"), _text(True), _text(0.5)
+    ('1', '1', '1.0', 'True', '0.5')
+    """
+    is_whole = isinstance(value, float) and value.is_integer()
+    return str(int(value) if is_whole else value)

@@ -51,7 +51,7 @@ def of_call(
         UsageError: as `table.from_frame`, or an argument of a table without a DataFrame.
     """
     if data is not None and table.is_frame(data):
-        return table.from_frame(data, label or table.LABEL, group, transformer, "data")
+        return table.from_frame(data, label, group, transformer, "data")
     if (label, group, transformer) != (None, None, None):
         raise UsageError(
             f"label, group and transformer are for data that are one DataFrame; got {type(data).__name__}"

@@ -186,23 +186,32 @@ def make_columns(config: Config, arrays: Arrays, training_rows: np.ndarray) -> C
         training_rows: int [n], of all clients.
 
     Raises:
-        UsageError: the stored model takes other columns, or differential privacy is asked for.
+        UsageError: the stored model has other classes, or another transformer is given; the transformer cannot be
+            fitted, or stored where the run is; or differential privacy is asked for.
     """
-    stored = columns_of_model(config.init)
-    if arrays.table is None:
-        if stored:
+    columns, table = columns_of_model(config.init), arrays.table
+    if table is None:
+        if columns:
             raise UsageError(f"init {config.init} was trained on a table; give a DataFrame or csv")
         return None
     if config.dp.clip:
         raise UsageError(
             "dp does not account for what a table's encoding tells of the rows; give arrays"
         )
-    if stored:
-        stored.scaled(arrays.table.inputs[:1])  # refuses other columns
-        return stored
     from fedvg_jax.data import scaling
 
-    return scaling.fit(arrays.table, training_rows)
+    if not columns:
+        columns = scaling.fit(table, training_rows)
+    elif table.transformer is not None:
+        raise UsageError(f"transformer has no effect with init {config.init}; leave it out")
+    elif config.init and stored.is_run(config.init) and columns.class_names != arrays.class_names:
+        raise UsageError(
+            f"init {config.init} has classes {columns.class_names}, got {arrays.class_names}; rename the labels"
+        )
+    if config.out or config.export:
+        columns.as_json()  # refuses what cannot be stored
+    # a file gives no head, so that labels may differ
+    return columns._replace(label=table.label, class_names=arrays.class_names)
 
 
 def columns_of_model(init: Path | None) -> Columns | None:

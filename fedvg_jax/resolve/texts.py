@@ -15,15 +15,24 @@ from fedvg_jax.config import SETTINGS, Config, apply, check, checks, methods
 from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS
 from fedvg_jax.config.options import algorithm_of
 from fedvg_jax.core.identity import identify
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.engine import robust
 from fedvg_jax.resolve.custom import Custom
 
 
 def settle(config: Config, custom: Custom) -> tuple[Config, Custom]:
-    """Returns the checked settings of a call, and its objects without those that settings make; see `as_settings`."""
+    """Returns the checked settings of a call, and its objects without those that settings make; see `as_settings`.
+
+    Raises:
+        UsageError: a setting cannot work, or names a column of a DataFrame, which an argument does.
+    """
     objects = {name: value for name, value in custom._asdict().items() if value is not None}
     if not isinstance(config, Config):
         return check(config), custom  # which raises
+    if getattr(custom.data, "table", None) and (config.label or config.group):
+        raise UsageError(
+            "label and group of a Config are of files; name those of a DataFrame in run(..., label=, group=)"
+        )
     settings, others = as_settings(config, objects)
     return check(apply(config, settings, "objects")), Custom(**others)
 

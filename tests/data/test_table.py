@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import decimal
 import json
 import pickle
 
@@ -12,13 +13,14 @@ from support.files import usage_error
 from support.small_sweeps import timeless
 
 import fedvg_jax as fv
-from fedvg_jax import prepare
-from fedvg_jax.data import scaling, table, user_data
+from fedvg_jax import commands, prepare
+from fedvg_jax.data import table
 from fedvg_jax.models import pretrained
 from fedvg_jax.runs.record import folder, provenance
 
 pandas = pytest.importorskip("pandas")
 compose = pytest.importorskip("sklearn.compose")
+sklearn_base = pytest.importorskip("sklearn.base")
 preprocessing = pytest.importorskip("sklearn.preprocessing")
 
 RNG = np.random.default_rng(2)
@@ -113,6 +115,138 @@ def test_rows_do_not_depend_on_how_pandas_stores_the_columns(columns):
     np.testing.assert_array_equal(same.data.pool.x, simulated().data.pool.x)
 
 
+CODE = pandas.Series(np.arange(T) % 4 + 8)  # as texts, 10 sorts before 8
+STORED = {
+    "integers": CODE,
+    "floats": CODE.astype(float),
+    "texts": CODE.astype(str),
+    "categories of floats": CODE.astype(float).astype("category"),
+    "Int64": CODE.astype("Int64"),
+    "objects": CODE.astype(object),
+}
+
+
+@pytest.mark.parametrize("kind", STORED)
+def test_a_later_frame_has_the_same_categories_however_it_stores_them(kind):
+    sim = simulated(FRAME.assign(code=CODE.astype("category")))
+    later = FRAME.assign(code=STORED[kind])
+    np.testing.assert_array_equal(sim.scaled_by.scaled(later), sim.data.pool.x)
+    np.testing.assert_array_equal(sim.scaled_by.scaled(later[:1]), sim.data.pool.x[:1])
+
+
+def test_a_label_has_the_same_classes_however_a_later_frame_stores_it():
+    frame = FRAME.assign(outcome=CODE)
+    sim = simulated(frame)
+    for stored in STORED.values():
+        labels = sim.scaled_by.batch(frame.assign(outcome=stored))[1]
+        np.testing.assert_array_equal(labels, sim.arrays.y)
+
+
+def test_in_a_csv_file_texts_are_texts_and_an_empty_field_is_missing(tmp_path):
+    frame = FRAME.assign(
+        country=np.where(AGE > 50, "NA", "ZA"), outcome=np.where(AGE > 50, "None", "ill")
+    )
+    frame.to_csv(tmp_path / "patients.csv", index=False)
+    of_file = {"dataset": "csv", "data_dir": tmp_path, **OF_TABLE}
+    sim = fv.simulation(dataclasses.replace(CONFIG, **of_file))
+    np.testing.assert_array_equal(sim.data.pool.x, simulated(frame).data.pool.x)
+    assert sim.arrays.class_names == ("None", "ill")
+
+
+def test_in_a_csv_file_the_usual_texts_are_missing_numbers(tmp_path):
+    for missing in ("", "NA", "NaN", "null"):
+        FRAME.to_csv(tmp_path / "patients.csv", index=False, na_rep=missing)
+        config = dataclasses.replace(CONFIG, dataset="csv", data_dir=tmp_path, **OF_TABLE)
+        x = np.asarray(fv.simulation(config).data.pool.x)
+        np.testing.assert_array_equal(x[:, :2], simulated().data.pool.x[:, :2])
+
+
+LINES = {
+    "two columns of one name": ("age,age,outcome\n1,2,ill\n3,4,well\n", ("names", "age, age")),
+    "semicolons": ("age;outcome\n1;ill\n3;well\n", ("'outcome'", "comma", "age;outcome")),
+    "an index": (",age,outcome\n0,1,ill\n1,2,well\n", ("no name",)),
+    "a missing label": ("age,outcome\n1,ill\n2,\n", ("'outcome'", "row 1")),
+}
+
+
+@pytest.mark.parametrize("kind", LINES)
+def test_a_csv_file_that_is_no_table_of_its_columns_is_refused(tmp_path, kind):
+    text, named = LINES[kind]
+    (tmp_path / "patients.csv").write_text(text)
+    config = dataclasses.replace(CONFIG, dataset="csv", data_dir=tmp_path, label="outcome")
+    with usage_error("data", *named):
+        fv.simulation(config)
+
+
+def test_the_command_line_divides_a_table_by_the_groups_that_it_names():
+    words = ["--dataset", "csv", "--data-dir", "FILE", "--label", "outcome", "--group", "site"]
+    assert commands.read_command_line(words).config.partition == "group"
+    held_out = commands.read_command_line([*words, "--holdout", "group"]).config
+    assert (held_out.partition, held_out.holdout) == ("dirichlet", "group")
+    with usage_error("--group", "--partition", "group"):
+        commands.read_command_line([*words, "--partition", "iid"])
+
+
+def selecting(**condition):
+    """Returns a transformer that counts categories in columns of some dtype."""
+    encoder = preprocessing.OneHotEncoder(handle_unknown="ignore", sparse_output=False)
+    chosen = compose.make_column_selector(**condition)
+    return compose.ColumnTransformer([("chosen", encoder, chosen)])
+
+
+@pytest.mark.parametrize("dtype", ["category", "int64", "float64", bool, "number"])
+def test_a_custom_transformer_takes_the_columns_as_scikit_learn_alone(dtype):
+    frame = FRAME.assign(code=CODE, city=FRAME["city"].astype("category")).fillna({"age": 50.0})
+    inputs, custom = frame.drop(columns=["site", "outcome"]), selecting(dtype_include=dtype)
+    sim = simulated(frame, transformer=custom)
+    alone = custom.fit(inputs.iloc[np.concatenate(sim.partition.train)]).transform(inputs)
+    np.testing.assert_array_equal(sim.data.pool.x, alone)
+
+
+class Centred(sklearn_base.TransformerMixin, sklearn_base.BaseEstimator):
+    """An estimator without names of features."""
+
+    def fit(self, frame, y=None):
+        self.mean_ = frame["age"].mean()
+        return self
+
+    def transform(self, frame):
+        return (frame[["age"]] - self.mean_).fillna(0.0)
+
+
+def test_a_custom_estimator_takes_the_columns_of_a_later_frame():
+    sim = simulated(transformer=Centred())
+    later = FRAME.drop(columns="site").assign(more=1.0)
+    np.testing.assert_array_equal(sim.scaled_by.scaled(later), sim.data.pool.x)
+
+
+@pytest.mark.filterwarnings("ignore:For backward compatibility")  # of pandas 3
+def test_a_stored_transformer_encodes_as_the_fitted_one(tmp_path):
+    frame = FRAME.fillna({"age": 50.0, "city": "Ulm"}).assign(
+        city=lambda f: f["city"].astype(object)
+    )
+    columns = [
+        ("of", preprocessing.OneHotEncoder(dtype=int), compose.make_column_selector(dtype_include=object)),
+        ("clip", preprocessing.FunctionTransformer(np.clip, kw_args={"a_min": 0, "a_max": 50}), ["age"]),
+        ("log", preprocessing.FunctionTransformer(np.log1p), ["flag"]),
+    ]  # fmt: skip
+    config = dataclasses.replace(CONFIG, out=tmp_path / "run")
+    custom = compose.ColumnTransformer(columns)
+    fv.run(config, data=frame, **OF_TABLE, transformer=custom)
+    stored = folder.read_columns(config.out).scaled(frame)
+    np.testing.assert_array_equal(stored, simulated(frame, transformer=custom).data.pool.x)
+
+
+def test_names_of_columns_may_be_numbers_or_tuples():
+    numbers = {name: i for i, name in enumerate(FRAME)}
+    tuples = {name: ("x", name) for name in FRAME}
+    for names in (numbers, tuples):
+        columns = list(names.values())
+        frame = FRAME.set_axis(pandas.Index(columns), axis=1)
+        sim = simulated(frame, label=names["outcome"], group=names["site"])
+        np.testing.assert_array_equal(sim.data.pool.x, simulated().data.pool.x)
+
+
 def test_a_custom_transformer_takes_the_place_of_the_default():
     is_number = compose.make_column_selector(dtype_include="number")
     log = preprocessing.FunctionTransformer(np.log1p)
@@ -171,11 +305,84 @@ def test_floats_are_targets_of_a_regression():
     assert arrays.class_names == () and arrays.y.dtype == np.float32
 
 
+def test_a_stored_model_is_refused_for_other_classes_and_another_transformer(tmp_path):
+    fv.run(dataclasses.replace(CONFIG, out=tmp_path / "run"), data=FRAME, **OF_TABLE)
+    config = dataclasses.replace(CONFIG, init=tmp_path / "run")
+    renamed = FRAME.replace({"outcome": {"ill": "a", "healthy": "b"}})
+    with usage_error("init", "healthy", "'a'"):
+        simulated(renamed, config)
+    with usage_error("transformer", "init"):
+        simulated(config=config, transformer=Centred())
+    with usage_error("'age'"):
+        simulated(FRAME.drop(columns="age"), config)
+
+
+OTHER_DATA = {
+    "two columns of one name": (pandas.concat([FRAME, FRAME[["age"]]], axis=1), CODE * 0),
+    "an array": (AGE[:, None], CODE * 0),
+    "a dict": {"x": 1},
+    "a text": FRAME.assign(age="old"),
+    "dates": FRAME.assign(age=pandas.Timestamp("2026-01-01")),
+    "infinity": FRAME.assign(age=np.inf),
+    "another class": FRAME.assign(outcome="dead"),
+    "a missing label": FRAME.assign(outcome=None),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_DATA)
+def test_a_model_is_not_evaluated_on_other_data_than_its_table(kind):
+    sim = simulated()
+    with usage_error("data"):
+        fv.evaluate(sim, sim.state.variables, OTHER_DATA[kind])
+
+
+@pytest.mark.parametrize("target", ["old", np.inf, np.nan, pandas.Timestamp("2026-01-01")])
+def test_targets_that_are_no_finite_numbers_are_refused(target):
+    with usage_error("data", "'age'"):
+        table.labels_of(FRAME.assign(age=target), "age", ())
+
+
+def test_settings_do_not_name_columns_of_a_frame():
+    with usage_error("label", "Config"):
+        simulated(config=dataclasses.replace(CONFIG, label="outcome"))
+
+
+def test_a_frame_that_pandas_cannot_hold_is_refused_with_what_to_install():
+    class Polars:
+        columns = ("age",)
+
+        def to_pandas(self):
+            raise ModuleNotFoundError("No module named 'pyarrow'")
+
+    with usage_error("data", "pip install pandas pyarrow"):
+        simulated(Polars())
+
+
+def test_a_column_of_many_categories_is_refused():
+    few, many = (np.arange(300) % count for count in (150, 151))
+    frame = pandas.DataFrame({"age": np.arange(300.0), "label": many % 2})
+    assert table.from_frame(frame.assign(id=few.astype(str))).table
+    assert table.from_frame(frame.assign(id=many)).table, "numbers are no categories"
+    for ids in (many.astype(str), pandas.Categorical(many)):
+        with usage_error("'id'", "150"):
+            table.from_frame(frame.assign(id=ids))
+
+
+DAY = pandas.date_range("2026-01-01", periods=T)
 REFUSED = {
     "outcom": (FRAME, {"label": "outcom"}, "outcome"),
     "a missing group": (FRAME, {"group": "city"}, "row 9"),
-    "dates": (FRAME.assign(day=pandas.date_range("2026-01-01", periods=T)), {}, "'day'"),
+    "dates": (FRAME.assign(day=DAY), {}, "'day'"),
+    "objects of dates": (FRAME.assign(day=DAY.date), {}, "'day'"),
+    "periods": (FRAME.assign(day=DAY.to_period("D")), {}, "'day'"),
+    "decimals": (FRAME.assign(day=[decimal.Decimal(i) for i in range(T)]), {}, "'day'"),
+    "lists": (FRAME.assign(day=[[1]] * T), {}, "'day'"),
+    "complex numbers": (FRAME.assign(day=1j), {}, "'day'"),
+    "infinity": (FRAME.assign(day=np.where(CODE == 9, np.inf, 1.0)), {}, "'day'"),
+    "huge numbers": (FRAME.assign(day=AGE * 1e300), {}, "'day'"),
+    "labels of dates": (FRAME.assign(outcome=DAY), {}, "'outcome'"),
     "two columns": (FRAME.set_axis(["age", "age", *FRAME.columns[2:]], axis=1), {}, "age, age"),
+    "an index": (FRAME.reset_index(names="Unnamed: 0"), {}, "name"),
     "no transformer": (FRAME, {"transformer": "scale"}, "transformer"),
     "a failing one": (FRAME, {"transformer": preprocessing.StandardScaler()}, "transformer"),
     "arrays": ((AGE, AGE), {}, "label"),
@@ -199,13 +406,17 @@ def test_settings_that_do_not_fit_a_table_are_refused(setting, value):
         simulated(config=config)
 
 
+@pytest.mark.parametrize("setting", ["out", "export"])
 @pytest.mark.parametrize("function", [lambda x: x, np.nan_to_num], ids=["lambda", "function"])
-def test_a_transformer_that_no_run_folder_can_store_is_refused(function):
-    arrays = user_data.of_call(
-        FRAME[["flag", "outcome"]], "outcome", None, preprocessing.FunctionTransformer(function)
-    )
+def test_a_transformer_that_cannot_be_stored_is_refused_only_where_the_run_is_stored(
+    tmp_path, function, setting
+):
+    frame = FRAME[["flag", "site", "outcome"]]
+    custom = preprocessing.FunctionTransformer(function)
+    simulated(frame, transformer=custom)
+    config = dataclasses.replace(CONFIG, **{setting: tmp_path / "m.safetensors"})
     with usage_error("transformer", "store"):
-        scaling.fit(arrays.table, np.arange(T))
+        simulated(frame, config, transformer=custom)
 
 
 def calls(function, *arguments):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedvg_jax.data import table
 from fedvg_jax.data.arrays import Arrays, reading
@@ -24,10 +25,22 @@ def load(place: Path, _name: str, columns: Mapping[str, str] = {}) -> Reading:
     pandas = extras.load("pandas", "pandas", "dataset csv")
     file = only_file(place, ".csv")
     with reading(file, "a table", "it must be a .csv file with a line of column names"):
-        frame = pandas.read_csv(file)
-    roles = columns.get("label", table.LABEL), columns.get("group")
+        frame = _read(pandas, file)
+    roles = columns.get("label"), columns.get("group")
 
     def decode() -> Arrays:
-        return table.from_frame(frame, *roles, name=str(file))._replace(name=file.stem)
+        return table.from_frame(frame, *roles, name=file.stem)
 
     return Reading((), decode)
+
+
+def _read(pandas: Any, file: Path) -> Any:
+    """Returns the table of a file, with its names of columns as they are.
+
+    An empty field is missing. In a column of numbers so are the texts that pandas takes for missing, such as NaN and
+    NA; in a column of texts these are texts, such as the country NA.
+    """
+    names = pandas.read_csv(file, header=None, nrows=1, dtype=str, keep_default_na=False)
+    numbers = pandas.read_csv(file).select_dtypes("number").dropna(axis=1, how="all")
+    texts = pandas.read_csv(file, low_memory=False, keep_default_na=False, na_values=[""])
+    return texts.assign(**numbers).set_axis(names.iloc[0], axis=1)

@@ -142,7 +142,9 @@ def _make(
         count_correct = evaluate.make_count_correct(bind(base).task)
         if not is_own:
             shared = theta, pool
-            return executor.map(lambda both, rows: count_correct(*both, rows), shared, tables)
+            return executor.map(
+                lambda both, rows: count_correct(both[0], both[1], rows), shared, tables
+            )
         models = jax.vmap(whole, (None, 0))(theta, own) if local.is_local else own
         return executor.map(
             lambda pool, client: count_correct(client[0], pool, client[1]), pool, (models, tables)

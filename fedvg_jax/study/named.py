@@ -151,7 +151,7 @@ def _meaning(axis: str, name: str, value: Any, config: Config) -> Meaning:
         raise UsageError(
             f"method {name}: all methods share {min(shared)}; give it to Config, or as an axis"
         )
-    return Meaning(objects, method.settings | texts)
+    return Meaning(objects, {**method.settings, **texts})
 
 
 def chosen(named: Named, values: Mapping[str, Any]) -> Iterator[tuple[str, Meaning]]:

@@ -69,7 +69,7 @@ def simulate(
 
 def resolve(
     config: Config,
-    custom: Custom = Custom(),  # noqa: B008  immutable
+    custom: Custom,
 ) -> Experiment:
     """Returns the experiment of settings.
 

@@ -84,7 +84,6 @@ class Recorder:
         self._saved_at = time.perf_counter()
         self._pending: Future = Future()
         self._pending.set_result(None)
-        self.start_clock(0.0)
 
     def start_clock(self, compile_seconds: float) -> None:
         """Starts to count the seconds of running, after `compile_seconds` of compiling."""
@@ -114,7 +113,7 @@ class Recorder:
             size, crc = self._history
             self._history = [size + len(new), zlib.crc32(new, crc)]
 
-    def is_checkpoint_due(self, is_last: bool = False) -> bool:
+    def is_checkpoint_due(self, is_last: bool) -> bool:
         """Returns whether a checkpoint is due; if so, the previous one is written.
 
         Call it once after each chunk.

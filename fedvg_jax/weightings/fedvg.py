@@ -371,8 +371,8 @@ class NormParts(NamedTuple):
 
 def norm_parts(
     task: Task,
-    norm: str = "l1",
-    granularity: str = "modelwise",
+    norm: str,
+    granularity: str,
     *,
     signal: str | Signal = "gradient",
     layer: str = "tensor",

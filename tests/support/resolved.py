@@ -44,7 +44,9 @@ def experiment(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> 
 
 
 def program(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> programs.Program:
-    return programs.make_program(experiment(settings, shape, num_classes, task))
+    return programs.make_program(
+        experiment(settings, shape, num_classes, task), programs.new_cache()
+    )
 
 
 def written_as(sim: Simulation, settings: Config, custom=None) -> Simulation:

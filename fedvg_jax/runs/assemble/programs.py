@@ -144,7 +144,7 @@ _of_settings = new_cache()
 """Programs that follow from settings alone, for all runs of the process."""
 
 
-def make_program(experiment: Experiment, cached: Cache | None = None) -> Program:
+def make_program(experiment: Experiment, cached: Cache) -> Program:
     """Returns the program of a run, a kept one if a run has the same.
 
     Args:
@@ -155,7 +155,7 @@ def make_program(experiment: Experiment, cached: Cache | None = None) -> Program
     model, method = experiment.model, experiment.method
     key = experiment.key, trace_settings(), hw.current()
     is_named = experiment.custom.keys() <= {"data", "partition", "selection"}
-    cached = _of_settings if is_named else cached or new_cache()
+    cached = _of_settings if is_named else cached
     num_clients = experiment.settings.clients
     return cached(key, lambda: _make(model, method, experiment.executor, num_clients))
 

@@ -173,7 +173,7 @@ class Simulation(NamedTuple):
         return evaluate.mean_loss(self.model, self.whole(variables), self.data.pool, self.data.val)
 
 
-def assemble(experiment: Experiment, cached: programs.Cache | None = None) -> Simulation:
+def assemble(experiment: Experiment, cached: programs.Cache) -> Simulation:
     """Returns the simulation of an experiment.
 
     Args:

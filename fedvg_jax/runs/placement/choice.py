@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Tree
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.runs.placement import divided, on_device, on_host
+from fedvg_jax.runs.placement import on_devices, on_host
 from fedvg_jax.runs.placement.client_states import Federation, Placement, padded
 
 DENSE_BYTES = 2**26
@@ -37,9 +37,7 @@ def choose(
     if stays_on_host(placement, federation, client_bytes, num_devices):
         num_rows, fitting = fit_chunk(federation, client_bytes, max_rounds, num_devices)
         return on_host.make(federation, fitting, fresh, num_rows, sharding)
-    if sharding:
-        return divided.make(federation.num_clients, max_rounds, fresh, sharding)
-    return on_device.make(federation.num_clients, max_rounds, fresh)
+    return on_devices.make(federation.num_clients, max_rounds, fresh, sharding)
 
 
 def stays_on_host(

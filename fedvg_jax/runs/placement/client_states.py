@@ -1,11 +1,10 @@
 """Client states of a run: the operations of a placement, and what the placements share.
 
 The client state is what an algorithm or a weighting remembers of a client between rounds. A run stores the states of
-all clients in one of three places:
+all clients in one of two places:
 
-- `on_device`: one device stores a row for every client; row k is client k's.
-- `divided`: several devices store an equal part of such rows each, so their number is padded to a multiple of the
-  devices.
+- `on_devices`: the devices store a row for every client; row k is client k's. Several devices store an equal part of
+  the rows each, so their number is padded to a multiple of the devices.
 - `on_host`: the host stores the rows of all clients sampled so far, in the order of first sampling, and the devices
   those of a chunk's clients, which they may divide. All shapes on the devices are fixed before the first round.
 

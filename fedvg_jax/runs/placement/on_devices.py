@@ -1,4 +1,7 @@
-"""Client states on one device, which stores a row for every client: row k is client k's."""
+"""Client states on the devices: row k is client k's, and the last rows may be padding.
+
+One device stores all rows. Several store an equal part of them each, and may belong to several processes.
+"""
 
 from __future__ import annotations
 
@@ -14,33 +17,41 @@ from fedvg_jax.core.types import SimState, Tree
 from fedvg_jax.host import processes
 from fedvg_jax.runs.placement.client_states import (
     Placement,
+    padded,
+    replicated,
     restored,
+    rows_on_host,
     saved_clients,
     with_client_states,
 )
 from fedvg_jax.runs.record import checkpoint
 
 
-def make(num_clients: int, max_rounds: int, fresh: Tree) -> Placement:
-    """Returns the placement of client states on one device.
+def make(
+    num_clients: int, max_rounds: int, fresh: Tree, sharding: NamedSharding | None
+) -> Placement:
+    """Returns the placement of client states on the devices.
 
     Args:
         num_clients: N.
         max_rounds: see `Placement`.
         fresh: see `Placement`.
+        sharding: of the rows over devices; None for one device.
     """
+    num_rows = padded(num_clients, sharding.mesh.size) if sharding else num_clients
+    take = jax.jit(tree.take, out_shardings=replicated(sharding))
     return Placement(
         is_on_host=False,
         max_rounds=max_rounds,
         fresh=fresh,
-        first=functools.partial(first_state, num_clients, None),
+        first=functools.partial(first_state, num_rows, sharding),
         shapes=lambda state: state,
         number_rows=lambda planned: (np.zeros(0, np.int32), planned),
         open=lambda state: ((), state),
         take=lambda store, state, clients: state,
         put=lambda store, state, clients: (store, state),
-        read=lambda store, state, clients: tree.take(state.clients.local, clients),
-        save=checkpoint.to_host,
+        read=lambda store, state, clients: take(state.clients.local, clients),
+        save=functools.partial(save, num_clients),
         restore=functools.partial(restore, fresh),
     )
 
@@ -61,6 +72,14 @@ def first_state(num_rows: int, sharding: NamedSharding | None, one: SimState) ->
 
 def _repeated(one: Tree, num_rows: int) -> Tree:
     return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_rows, *leaf.shape[1:])), one)
+
+
+def save(num_clients: int, state: SimState) -> SimState:
+    """Returns a copy of the state on the host, without the padding."""
+    others = checkpoint.to_host(state._replace(clients=()))
+    rows = rows_on_host(state.clients, num_clients)
+    # copies, which no later round overwrites
+    return with_client_states(others, jax.tree.map(np.array, rows))
 
 
 def restore(fresh: Tree, state: SimState, saved: SimState) -> SimState:

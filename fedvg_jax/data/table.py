@@ -25,8 +25,15 @@ LABEL = "label"
 NUMBER, CATEGORY = "number", "category"
 """The normal forms of a column; None stands for the column as it is."""
 
-FORMS: dict[str, str] = dict.fromkeys(("integer", "floating", "boolean"), NUMBER)
-FORMS |= dict.fromkeys(("string", "categorical", "mixed-integer", "empty"), CATEGORY)
+FORMS = {
+    "integer": NUMBER,
+    "floating": NUMBER,
+    "boolean": NUMBER,
+    "string": CATEGORY,
+    "categorical": CATEGORY,
+    "mixed-integer": CATEGORY,
+    "empty": CATEGORY,
+}
 """What a column may hold, in the words of `pandas.api.types.infer_dtype` -> its normal form."""
 
 
@@ -65,10 +72,6 @@ def from_frame(
     inputs = frame.drop(columns=roles)
     if not inputs.shape[1]:
         raise UsageError(f"data: needs a column beside {', '.join(roles)}")
-    if {"", "Unnamed: 0"} & {*inputs}:  # pandas' names of such a column
-        raise UsageError(
-            "data: a column has no name, as an index in a file; drop it, or name it to make it an input"
-        )
     columns = _forms(inputs) if transformer is None else dict.fromkeys(inputs)
     class_names = () if frame[label].dtype.kind == "f" else _class_names(frame[label])
     y = labels_of(frame, label, class_names)
@@ -126,12 +129,12 @@ def _class_names(column: Any) -> tuple[str, ...]:
 
 
 def _pandas_frame(frame: Any) -> Any:
-    """Returns a DataFrame of pandas, the names of its columns texts that differ."""
+    """Returns a DataFrame of pandas, the names of its columns texts that differ, none empty as of an index."""
     with reading("data", "a DataFrame", "give one; of polars after pip install pandas pyarrow"):
         frame = frame.to_pandas() if hasattr(frame, "to_pandas") else frame
         frame = frame.set_axis(list(map(str, frame)), axis=1).infer_objects()
-    if not frame.columns.is_unique:
-        raise UsageError(f"data: needs columns of different names; got {', '.join(frame)}")
+    if not frame.columns.is_unique or "" in frame:
+        raise UsageError(f"data: each column needs a name of its own; got {', '.join(frame)}")
     return frame
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import table
 from fedvg_jax.data.arrays import Arrays, reading
 from fedvg_jax.data.readers.sources import Reading, only_file
@@ -29,7 +30,10 @@ def load(place: Path, _name: str, columns: Mapping[str, str] = {}) -> Reading:
     roles = columns.get("label"), columns.get("group")
 
     def decode() -> Arrays:
-        return table.from_frame(frame, *roles, name=file.stem)
+        try:
+            return table.from_frame(frame, *roles, name=file.stem)
+        except UsageError as error:
+            raise UsageError(f"{file}: {error}") from error
 
     return Reading((), decode)
 

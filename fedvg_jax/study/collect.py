@@ -66,7 +66,7 @@ def make_study(
     """
     runs = [folder.run for folder in read if folder.run]
     if not runs:
-        reasons = _listed([folder.problem for folder in read])
+        reasons = _listed([folder.problem for folder in read]) or "the sweep has no trials"
         raise UsageError(f"{', '.join(map(str, sources))}: no finished run to report; {reasons}")
     is_one_sweep = len(sweeps) == 1 and len(sweeps[0].trials) == len(read)
     placed = _places(read, sweeps, is_one_sweep)

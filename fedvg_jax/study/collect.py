@@ -65,13 +65,13 @@ def make_study(
     """
     runs = [folder.run for folder in read if folder.run]
     if not runs:
-        reasons = _listed([folder.problem for folder in read])
+        reasons = _listed([folder.problem for folder in read]) or "the sweep has no trials"
         raise UsageError(f"{', '.join(map(str, sources))}: no finished run to report; {reasons}")
     is_one_sweep = len(sweeps) == 1 and len(sweeps[0].trials) == len(read)
     placed = _places(read, sweeps, is_one_sweep)
     conditions = tuple(dict.fromkeys(place.condition for place in placed))
     frame = make_frame(read, placed, conditions)
-    _refuse_mixed(frame)
+    _refuse_mixed(frame, (metric or "").removeprefix("min:") in TO_TARGET)
     if not is_one_sweep:
         frame = _with_unpaired(frame, conditions)
     missing = frame.loc[frame["kind"] == "missing", "problem"]
@@ -82,8 +82,6 @@ def make_study(
         )
     are_personal = any(run.config.local or algorithm_of(run.config).personal for run in runs)
     outcome = choose_outcome(runs, are_personal, metric, target)
-    if outcome.metric not in TO_TARGET:
-        _refuse_other_rounds(frame)
     for choice in CHOICES:
         frame[choice] = [
             outcome.of_run(run.history, choice) if run else math.nan for run in frame["run"]
@@ -179,22 +177,10 @@ def _with_unpaired(frame: Frame, conditions: Sequence[Condition]) -> Frame:
     return pandas.concat([frame, missing.assign(problem=lines)], ignore_index=True)
 
 
-def _refuse_other_rounds(frame: Frame) -> None:
-    """Raises UsageError for methods that were trained for different numbers of rounds in one condition."""
-    for _, runs in frame[frame["run"].notna()].groupby("condition", sort=False):
-        rounds = {row.method: row.run.config.rounds for row in runs.itertuples()}
-        if len({*rounds.values()}) > 1:
-            words = _listed([f"{method} {number}" for method, number in rounds.items()])
-            raise UsageError(
-                f"methods have different rounds: {words}; give all the same, or compare them by --metric"
-                " time_to_target or rounds_to_target"
-            )
-
-
-def _refuse_mixed(frame: Frame) -> None:
+def _refuse_mixed(frame: Frame, any_rounds: bool) -> None:
     """Raises UsageError for runs of one condition with different data, different partitions of one seed, or other code.
 
-    A partition from Python may depend on all seeds.
+    A partition from Python may depend on all seeds. Nor may they have different rounds, unless `any_rounds`.
     """
     import pandas
 
@@ -205,6 +191,8 @@ def _refuse_mixed(frame: Frame) -> None:
         drawn_by = row.condition, row.partition_seed, own_seed
         partition = manifest.get("partition", row.partition_seed)
         rows.append(("data", row.condition, str(manifest.get("data")), run.folder))
+        rounds = None if any_rounds else run.config.rounds
+        rows.append(("rounds", row.condition, str(rounds), run.folder))
         rows.append(("partition", drawn_by, str(partition), run.folder))
         for argument, digest in manifest.get("code", {}).items():
             name = f"{argument} {run.custom.get(argument, '')}".strip()
@@ -217,6 +205,6 @@ def _refuse_mixed(frame: Frame) -> None:
             lines += [f"{what} {run.digest:.12} in {run.folder}" for run in mixed.itertuples()]
     if lines:
         raise UsageError(
-            f"the runs are of different data, partitions or code: {_listed(lines)}; report them apart, or give objects"
-            " other names"
+            f"the runs are of different data, partitions, rounds or code: {_listed(lines)}; report them apart, give"
+            " objects other names, or compare methods of different rounds by --metric time_to_target"
         )

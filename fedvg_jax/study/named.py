@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, presets
 from fedvg_jax.config.checks import FUNCTIONS, PASSED
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
-from fedvg_jax.config.presets import METHODS, meaning
+from fedvg_jax.config.presets import METHODS
 from fedvg_jax.core.types import Algorithm, Selection, Send, Task, UsageError, Weighting
 from fedvg_jax.resolve.texts import as_settings
 
@@ -67,6 +67,11 @@ class Meaning(NamedTuple):
     """by argument of a run; "hyper" has their hyperparameters"""
     settings: dict[str, Any]
 
+    @property
+    def decided(self) -> set[str]:
+        """The settings that it decides, those in whose place it has objects among them."""
+        return {*self.settings, *(PASSED.get(argument, argument) for argument in self.objects)}
+
 
 Named = Mapping[str, Mapping[str, Meaning]]
 """Axis -> name of the caller's own on it -> what that stands for."""
@@ -101,14 +106,10 @@ def name_values(axes: Any, config: Config) -> tuple[dict[Any, Any], dict[str, di
                 f"axes: {axis} takes a dict, name of your own -> object; got the names {list(values)}"
             )
         plain[axis] = list(values)
-        named[axis] = {
-            name: _meaning(axis, name, value, config)
-            for name, value in values.items()
-            if not isinstance(value, str) or value != name
-        }
-    for name, (objects, settings) in named.get("method", {}).items():
-        its = {axis for axis, argument in AXES.items() if argument in objects or axis in settings}
-        if both := its & axes.keys():
+        own = {name: value for name, value in values.items() if str(value) != name}
+        named[axis] = {name: _meaning(axis, name, value, config) for name, value in own.items()}
+    for name, meaning in named.get("method", {}).items():
+        if both := meaning.decided & AXES.keys() & axes.keys():
             raise UsageError(f"axes: {min(both)} is an axis, and part of {name}; leave one out")
     return plain, named
 
@@ -117,8 +118,7 @@ def _is_wrong(axis: str, name: Any, value: Any) -> bool:
     """Returns whether a name is none, or one that a setting takes for something else than the value."""
     if not isinstance(name, str) or not name:
         return True
-    is_other = not isinstance(value, str) or value != name.lower()
-    return is_other and name.lower() in TAKEN.get(axis, ())
+    return name.lower() in TAKEN.get(axis, ()) and str(value) != name.lower()
 
 
 def _meaning(axis: str, name: str, value: Any, config: Config) -> Meaning:
@@ -141,9 +141,9 @@ def _meaning(axis: str, name: str, value: Any, config: Config) -> Meaning:
     if method.hyper:
         objects["hyper"] = method.hyper
     of_objects, objects = as_settings(config, objects)
-    texts |= of_objects
-    given = {**method.settings, **meaning(method.settings)}
-    if twice := given.keys() & (texts.keys() | {PASSED.get(argument) for argument in objects}):
+    parts = Meaning(objects, texts | of_objects)
+    given = {**method.settings, **presets.meaning(method.settings)}
+    if twice := parts.decided & given.keys():
         raise UsageError(
             f"method {name}: {min(twice)} is given twice, in settings, too; leave one out"
         )
@@ -151,7 +151,7 @@ def _meaning(axis: str, name: str, value: Any, config: Config) -> Meaning:
         raise UsageError(
             f"method {name}: all methods share {min(shared)}; give it to Config, or as an axis"
         )
-    return Meaning(objects, {**method.settings, **texts})
+    return parts._replace(settings={**method.settings, **parts.settings})
 
 
 def chosen(named: Named, values: Mapping[str, Any]) -> Iterator[tuple[str, Meaning]]:

@@ -50,12 +50,13 @@ class Place(NamedTuple):
 
 
 def settings_of(trial: Trial) -> dict[str, Any]:
-    """Returns the settings that affect the results of a trial, by dotted name."""
+    """Returns the settings that affect the results of a trial, by dotted name, without those of a named method."""
     config, custom = trial.config, trial.custom
     ignored = NO_RESULT.union(checks.unused(config), ["reference"], checks.replaced_with(custom))
     settings = {name: value for name, value in effective(config).items() if name not in ignored}
     named = checks.with_passed(settings | checks.used_differences(config), custom)
-    return {**named, **trial.names}
+    settings = {**named, **trial.names}
+    return {name: value for name, value in settings.items() if trial.names.get(name) != ""}
 
 
 def shared_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -102,7 +102,7 @@ class Trial(NamedTuple):
     """argument that takes an object from Python -> its name; "" for one without"""
     names: Mapping[str, Any] = {}
     """setting -> value that `config` does not hold or a report leaves out: names of the caller's own, hyperparameters
-    of objects, the fidelity, and folders of data"""
+    of objects, the fidelity, and folders of data; "" for a setting that belongs to one of these names"""
 
 
 # --- axes
@@ -282,14 +282,15 @@ def make_trials(sweep: Sweep) -> list[Trial]:
 
 def _make_trial(sweep: Sweep, values: Mapping[str, Any]) -> Trial:
     """Returns the trial of a combination of the axes' values."""
-    config, objects = _config_of(sweep, values), {}
+    config, objects, names = _config_of(sweep, values), {}, {}
     for name, meaning in named_values.chosen(sweep.named, values):
         objects |= {argument: name for argument in meaning.objects if argument != "hyper"}
+        names |= dict.fromkeys(meaning.decided - {"algorithm", "weighting"}, "")
     custom, flat = {**sweep.given, **objects}, flatten(config)
     replaced = replaced_with(custom) - objects.keys() | {PASSED[name] for name in sweep.given}
     if replaced & {"algorithm", "weighting"}:
         replaced.add("method")
-    used, names = {}, {}
+    used = {}
     for axis in sweep.axes:
         for name in axis.names:
             goes_along = name in DATA_FOLDERS and len(axis.names) > 1
@@ -299,6 +300,7 @@ def _make_trial(sweep: Sweep, values: Mapping[str, Any]) -> Trial:
             is_own = values[name] in sweep.named.get(name, ())
             is_typed = name in flat and not is_own and values[name] != "native"
             used[name] = flat[name] if is_typed else values[name]
+            names.pop(name, None)
             if is_own or name in (*DATA_FOLDERS, "fidelity") or name.startswith(HYPER):
                 names["model" if name == "task" else name] = plain(used[name])
     return Trial(name_of(used), used, config, custom, names)

@@ -285,11 +285,27 @@ def test_a_folder_without_its_settings_is_named_and_is_no_method_of_its_own(tmp_
 
 
 @pytest.mark.parametrize(
-    "text", ["[", "{}", '{"axes": [], "trials": [1]}', '{"title": "", "axes": 3, "trials": []}']
+    "text",
+    [
+        "[",
+        "{}",
+        '{"axes": [], "trials": [1]}',
+        '{"title": "", "axes": 3, "trials": []}',
+        '{"title": 3, "axes": [], "trials": []}',
+        '{"title": "", "axes": [], "trials": [], "objects": 3}',
+        '{"title": "", "axes": [], "trials": [], "tuning": 3}',
+        '{"title": "", "axes": [], "trials": [{"name": "a", "values": {}, "config": {}, "names": 3}]}',
+    ],
 )
 def test_damaged_sweep_is_one_line(tmp_path, text):
     (tmp_path / "sweep.json").write_text(text)
     with pytest.raises(UsageError, match=r"sweep\.json is damaged"):
+        collect([tmp_path])
+
+
+def test_sweep_without_trials_is_refused(tmp_path):
+    (tmp_path / "sweep.json").write_text('{"title": "", "axes": [], "trials": []}')
+    with one_line("has no trials"):
         collect([tmp_path])
 
 

@@ -10,7 +10,7 @@ import dataclasses
 import pickle
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -223,16 +223,36 @@ def pack(recipe: Recipe) -> bytes:
     """Returns a recipe and the settings of jax, by `cloudpickle`.
 
     Raises:
-        UsageError: some object cannot be sent; the message has the reason.
+        UsageError: some object cannot be sent; the message has its name and the reason.
     """
     jax_settings = {name: getattr(jax.config, name) for name in TRACED}
     try:
-        return cloudpickle.dumps((recipe, jax_settings))
+        return _dumps("an object", (recipe, jax_settings))
+    except UsageError:
+        for name, part in _named_parts(recipe):
+            _dumps(name, part)
+        raise
+
+
+def _dumps(name: str, value: Any) -> bytes:
+    """Returns an object as bytes."""
+    try:
+        return cloudpickle.dumps(value)
     except Exception as error:  # whatever the `__reduce__` of an object raises
         raise UsageError(
-            f"an object cannot be sent to other processes ({error!s:.200}); make it of functions, numbers"
+            f"{name} cannot be sent to other processes ({error!s:.200}); make it of functions, numbers"
             " and arrays, or leave out jobs and executor"
         ) from None
+
+
+def _named_parts(recipe: Recipe) -> Iterator[tuple[str, Any]]:
+    """Yields what a caller passes, with the names of its arguments, metrics, and values of axes."""
+    yield from recipe.custom._asdict().items()
+    for name, metric in recipe.metrics.items():
+        yield f"metric {name}", metric
+    for axis, meanings in recipe.named.items():
+        for name, meaning in meanings.items():
+            yield f"{axis} {name}", meaning
 
 
 _prepared: dict[bytes, Prepared] = {}

@@ -51,6 +51,11 @@ def with_lock(lock):
     return lambda task: fv.weightings.uniform() if lock else None
 
 
+def metric_with_lock(lock):
+    """A metric that no other process can get."""
+    return lambda model, data: float(bool(lock))
+
+
 def run_sweep(axes, config=CONFIG, **given):
     """Returns the call of a sweep."""
     return lambda: fv.run_sweep(config, axes, **given)
@@ -103,7 +108,17 @@ CASES = [
     (
         "an object for a process",
         run_sweep({"weighting": {"a": with_lock(threading.Lock())}}, jobs=2),
-        "lock",
+        "weighting a cannot be sent to other processes (cannot pickle '_thread.lock'",
+    ),
+    (
+        "an argument for a process",
+        run_sweep({"seed": [0]}, jobs=2, weighting=with_lock(threading.Lock())),
+        "weighting cannot be sent",
+    ),
+    (
+        "a metric for a process",
+        run_sweep({"seed": [0]}, jobs=2, metrics={"mae": metric_with_lock(threading.Lock())}),
+        "metric mae cannot be sent",
     ),
     ("a function that returns no executor", run_sweep({"seed": [0]}, executor=dict), "executor"),
     ("processes beside an executor", run_sweep({"seed": [0]}, jobs=2, executor=dict), "jobs"),

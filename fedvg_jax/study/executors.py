@@ -21,6 +21,7 @@ from concurrent import futures
 from typing import Any
 
 from fedvg_jax.config import Config, client_chunk_size
+from fedvg_jax.core import checks
 from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.models.networks import costs
@@ -61,6 +62,8 @@ class Slot:
     """future -> trial"""
     program: Any = None
     """key of the last trial's program"""
+    limit: float = math.inf
+    """trials that it gets at a time after it broke; every result raises it by one"""
 
 
 def compute(
@@ -74,7 +77,8 @@ def compute(
     """Computes trials.
 
     If its process dies, a trial is computed again; it fails when it has killed `MOST_LOSSES`. An executor that breaks
-    with several trials gets half as many at a time, so that the one that breaks it is found alone.
+    with several trials gets half as many at a time, so that the one that breaks it is found alone, and one more with
+    every result.
 
     Args:
         programs: key of a program -> its trials.
@@ -105,7 +109,9 @@ def compute(
             result = _result_of(future)
             if isinstance(result, futures.BrokenExecutor):
                 again = _take_back(slot, trial, result, losses, log)
-                result = RuntimeError(f"its process was killed {MOST_LOSSES} times")
+                result = RuntimeError(f"the executor broke {MOST_LOSSES} times amid it: {result}")
+            else:
+                slot.limit += 1
             if not again and on_end(trial, result):
                 again = [trial]
                 time.sleep(HELD_SECONDS)
@@ -115,18 +121,19 @@ def compute(
 
 def _fill(slot: Slot, queue: dict[Any, list[Trial]], submit: Callable[[Any, Trial], Any]) -> None:
     """Gives an executor as many trials as it may have: of its last program, or else of that with the most trials."""
-    while any(queue.values()) and len(slot.pending) < slot.width:
+    while any(queue.values()) and len(slot.pending) < min(slot.width, slot.limit):
         if not queue.get(slot.program):
             slot.program = max(queue, key=lambda key: len(queue[key]))
         trial = queue[slot.program].pop(0)
-        try:
-            future = submit(slot.executor, trial)
-        except futures.BrokenExecutor as error:  # since the last trial
-            future = futures.Future()
-            future.set_exception(error)
-        slot.pending[future] = trial
-        if future.done():
-            return
+        with checks.calling("executor.submit"):
+            try:
+                future = submit(slot.executor, trial)
+            except futures.BrokenExecutor as error:  # since the last trial
+                future = futures.Future()
+                future.set_exception(error)
+            slot.pending[future] = trial
+            if future.done():
+                return
 
 
 def _finished(slots: Sequence[Slot]) -> list[tuple[Slot, Any]]:
@@ -141,7 +148,7 @@ def _result_of(future: Any) -> Any:
     """Returns the result of a finished future, or its exception."""
     try:
         return future.result()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return error
 
 
@@ -157,14 +164,14 @@ def _take_back(
     reason = one_line(str(error)).partition(". ")[0][:200]
     if slot.make is None:
         raise UsageError(
-            f"the executor broke ({reason}); the same call continues the sweep, and a function that returns an executor"
-            " would have it made anew"
+            f"the executor broke ({reason}); give a function that returns an executor, to have it made anew; with a"
+            " folder, the same call continues the sweep"
         )
     log(f"a process of the sweep died amid {trial.name} ({reason}); it is replaced")
-    slot.executor.shutdown(wait=False)
+    _shut_down(slot.executor, wait=False)
     fresh = slot.make()
     slot.executor, slot.process, slot.pending = fresh.executor, fresh.process, {}
-    slot.width = max(1, len(lost) // 2)
+    slot.limit = max(1, len(lost) // 2)
     if len(lost) == 1:
         losses[trial.name] += 1
     return lost if losses[trial.name] < MOST_LOSSES else []
@@ -183,7 +190,7 @@ def _stop(slots: Sequence[Slot], on_end: Callable[[Trial, Any], Any]) -> None:
     while any(slot.pending for slot in slots):
         for slot, future in _finished(slots):
             trial, result = slot.pending.pop(future), _result_of(future)
-            if not isinstance(result, Exception):
+            if not isinstance(result, BaseException):
                 with contextlib.suppress(Stopped):  # by the signal that it was sent
                     on_end(trial, result)
 
@@ -199,7 +206,7 @@ class Here(futures.Executor):
         future: futures.Future = futures.Future()
         try:
             future.set_result(function(*arguments, **keywords))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             future.set_exception(error)
         return future
 
@@ -229,19 +236,32 @@ def opened(executor: ExecutorOrMaker | None, count: int) -> Iterator[list[Slot]]
         for slot in slots:
             if slot.make is not None:
                 kills = {} if is_whole or slot.process is None else {"kill_workers": True}
-                slot.executor.shutdown(wait=is_whole, **kills)
+                _shut_down(slot.executor, wait=is_whole, **kills)
+
+
+def _shut_down(executor: Any, **how: bool) -> None:
+    """Shuts an executor down, if it can be: submitit's cannot, and an error would take the results along."""
+    with contextlib.suppress(Exception):
+        executor.shutdown(**how)
 
 
 def _given_slot(executor: ExecutorOrMaker) -> Slot:
     """Returns the slot of a caller's executor."""
     made, make = executor, None
     if not isinstance(executor, futures.Executor) and callable(executor):
-        made, make = executor(), lambda: _given_slot(executor)
+        with checks.calling("the function of executor"):
+            made, make = executor(), lambda: _given_slot(executor)
     if not callable(getattr(made, "submit", None)):
         raise UsageError(
             "executor must be a concurrent.futures.Executor, or a function that returns one;"
             f" got {made!r:.100}"
         )
+    if isinstance(made, futures.ProcessPoolExecutor):
+        if made._mp_context.get_start_method() == "fork":  # pyright: ignore[reportAttributeAccessIssue]
+            raise UsageError(
+                "executor: a process that is forked after JAX has started hangs; give"
+                ' ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))'
+            )
     return Slot(made, make)
 
 
@@ -253,7 +273,7 @@ def named(text: str) -> Callable[[], Any]:
     """
     try:
         return pkgutil.resolve_name(text)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the module raises
         raise UsageError(
             f"--executor {text[:100]}: {error}; give MODULE:FUNCTION; the function returns an executor"
         ) from None

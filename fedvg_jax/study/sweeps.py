@@ -19,6 +19,7 @@ from typing import Any
 from rich.console import Console
 
 from fedvg_jax.config import SETTINGS, Config
+from fedvg_jax.core import checks
 from fedvg_jax.core.identity import identify
 from fedvg_jax.core.types import Algorithm, Weighting
 from fedvg_jax.host import hardware
@@ -83,14 +84,16 @@ def compute(trials: Sequence[Trial], out: Path | None, work: Work) -> Results:
         log = functools.partial(_log_of, trial, work)
         return executor.submit(trial_runs.compute, work.prepared, trial, out, log)
 
-    def on_end(trial: Trial, answer: bytes | Computed | Exception) -> bool:
-        if isinstance(answer, Exception):
+    def on_end(trial: Trial, answer: bytes | Computed | BaseException) -> bool:
+        if isinstance(answer, BaseException):
             failure = trial_runs.failure_of(answer)
             folder = out and sweep_folder.trial_folder(out, trial.name)
             sweep_folder.write_failure(folder, trial.config, failure)
             answer = Computed(failure)
-        computed = pickle.loads(answer) if isinstance(answer, bytes) else answer
-        for line in computed.lines:
+        with checks.calling(f"the result of executor, {answer!r:.50},"):
+            computed = pickle.loads(answer) if isinstance(answer, bytes) else answer
+            lines = computed.lines
+        for line in lines:
             _log_of(trial, work, line)
         if computed.is_held:
             return True

@@ -193,7 +193,7 @@ def _run(
             on_stop=signals.append,
             on_progress=lambda records: rounds.append(records[-1]["round"]),
         )
-    except Exception as error:  # one trial's error, of whatever kind, must not end the others
+    except (Exception, SystemExit) as error:  # one trial's error must not end the others
         result = failure_of(error, rounds[-1])
         sweep_folder.write_failure(folder, trial.config, result)
         return Computed(result, lines, *signals[:1])

@@ -13,6 +13,7 @@ import importlib
 import math
 import os
 import pkgutil
+import re
 import signal
 import threading
 import time
@@ -256,12 +257,13 @@ def _given_slot(executor: ExecutorOrMaker) -> Slot:
             "executor must be a concurrent.futures.Executor, or a function that returns one;"
             f" got {made!r:.100}"
         )
-    if isinstance(made, futures.ProcessPoolExecutor):
-        if made._mp_context.get_start_method() == "fork":  # pyright: ignore[reportAttributeAccessIssue]
-            raise UsageError(
-                "executor: a process that is forked after JAX has started hangs; give"
-                ' ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))'
-            )
+    # of the standard library's pools of processes
+    context = getattr(made, "_mp_context", None)
+    if context and context.get_start_method() == "fork":
+        raise UsageError(
+            "executor: a process that is forked after JAX has started hangs; give"
+            ' ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))'
+        )
     return Slot(made, make)
 
 
@@ -378,15 +380,19 @@ def default_shard(environ: Mapping[str, str] = os.environ) -> str:
     """Returns "I/N" for task I of N of an array of Slurm, and otherwise "1/1".
 
     Raises:
-        UsageError: the numbers of the tasks have gaps.
+        UsageError: the numbers of the tasks have gaps, or are not all there. Slurm sets all four; without the first of
+            them, task 1 of 2 may be either.
 
     >>> default_shard({f"SLURM_ARRAY_TASK_{k}": v for k, v in zip(("ID", "COUNT", "MIN", "MAX"), "6458")})
     '2/4'
     """
     if "SLURM_ARRAY_TASK_ID" not in environ:
         return "1/1"
-    names = ("ID", "COUNT", "MIN", "MAX")
-    task, count, first, last = (int(environ[f"SLURM_ARRAY_TASK_{name}"]) for name in names)
+    names = [f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "COUNT", "MIN", "MAX")]
+    for name in names:
+        if not re.fullmatch(r"\d{1,9}", environ.get(name, ""), re.ASCII):
+            raise UsageError(f"{name} is no number; give --shard I/N")
+    task, count, first, last = (int(environ[name]) for name in names)
     if last - first + 1 != count:
         raise UsageError(f"task {task} of an array with gaps has no part; give --shard I/N")
     return f"{task - first + 1}/{count}"
@@ -405,8 +411,9 @@ def of_shard(trials: Sequence[Trial], shard: str) -> list[Trial]:
     >>> of_shard(["a0", "a1", "b0", "b1"], "2/2")
     ['b0', 'b1']
     """
-    number, _, count = shard.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise UsageError(f"shard must be I/N with I from 1 to N; got {shard[:100]}")
-    start, stop = (len(trials) * i // int(count) for i in (int(number) - 1, int(number)))
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", str(shard), re.ASCII)
+    number, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise UsageError(f"shard must be I/N with I from 1 to N; got {shard!s:.100}")
+    start, stop = (len(trials) * i // count for i in (number - 1, number))
     return list(trials[start:stop])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config
@@ -65,6 +65,7 @@ Named = Mapping[str, Mapping[str, Meaning]]
 def name_values(
     axes: Any,
     config: Config = Config(),  # noqa: B008  immutable
+    tuned: Collection[str] = (),
 ) -> tuple[dict[Any, Any], dict[str, dict[str, Meaning]]]:
     """Returns axes with names in place of values, and what these names stand for, beside settings of the sweep.
 
@@ -85,6 +86,8 @@ def name_values(
     plain, named = dict(axes), {}
     for axis in (*AXES, "method"):
         values = axes.get(axis)
+        if isinstance(values, Method):  # a tuple, and so a list of values
+            values = {}
         if not isinstance(values, Mapping):
             continue
         if not values or any(_is_wrong(axis, *item) for item in values.items()):
@@ -98,8 +101,10 @@ def name_values(
         named[axis] = {name: _meaning(axis, value, config) for name, value in own.items()}
     for name, (objects, settings) in named.get("method", {}).items():
         its = {axis for axis, argument in AXES.items() if argument in objects or axis in settings}
-        if both := its & axes.keys():
-            raise UsageError(f"axes: {min(both)} is an axis, and part of {name}; leave one out")
+        if both := its & {*axes, *tuned}:
+            raise UsageError(
+                f"axes: {min(both)} is an axis or tuned, and part of {name}; leave one out"
+            )
     return plain, named
 
 

@@ -9,16 +9,18 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import pickle
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from fedvg_jax.config import SETTINGS, Config
+from fedvg_jax.config.checks import PASSED
 from fedvg_jax.core import checks
 from fedvg_jax.core.identity import identify
 from fedvg_jax.core.types import Algorithm, Weighting
@@ -242,11 +244,13 @@ def run_sweep(
     if executor is not None and jobs != 1:
         raise UsageError(f"jobs {jobs}: executor has the processes; leave out jobs")
     start, custom = settle(start, recipe.custom)
+    settled = recipe.custom.names.keys() - custom.names.keys()
     recipe = recipe._replace(custom=custom)
-    plain, methods = named.name_values(axes, start)
+    plain, methods = named.name_values(axes, start, tuned.settings if tuned else ())
     layer = Layer(sweep_trials.parse_axes(plain, named=methods))
     sweep = Sweep((layer,), start, "", methods, recipe.custom.names)
     plan = tuning.make_plan(sweep, out, tuned)
+    _refuse_replaced(settled, start, (*plan.trials, *plan.tuning_trials))
     machine = hardware.current()
     count = executors.num_processes(jobs, plan.pending, machine if machine.is_cpu else None)
     digests = digests_of(recipe.custom, recipe.metrics)
@@ -268,6 +272,17 @@ def run_sweep(
             signal.raise_signal(signal.Signals[name])
         raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
     return _listed(stored, results, out, work)
+
+
+def _refuse_replaced(arguments: Collection[str], start: Config, trials: Sequence[Trial]) -> None:
+    """Raises UsageError where a trial has something else than an object for all trials that became a setting."""
+    for argument, trial in itertools.product(sorted(arguments), trials):
+        setting = SETTINGS[PASSED[argument]]
+        if argument in trial.custom or setting.get(trial.config) != setting.get(start):
+            raise UsageError(
+                f"{argument}= is for all trials, and {trial.name} has another; leave it out, or put it into each"
+                " fv.Method"
+            )
 
 
 def _listed(sweep: Stored, results: Results, out: Path | None, work: Work) -> list[SweepResult]:

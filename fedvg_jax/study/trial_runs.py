@@ -10,7 +10,7 @@ import dataclasses
 import pickle
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -229,7 +229,10 @@ def pack(recipe: Recipe) -> bytes:
     try:
         return _dumps("an object", (recipe, jax_settings))
     except UsageError:
-        for name, part in _named_parts(recipe):
+        parts = {**recipe.custom._asdict(), **recipe.metrics}
+        for axis, meanings in recipe.named.items():
+            parts |= {f"{axis} {name}": meaning for name, meaning in meanings.items()}
+        for name, part in parts.items():
             _dumps(name, part)
         raise
 
@@ -243,16 +246,6 @@ def _dumps(name: str, value: Any) -> bytes:
             f"{name} cannot be sent to other processes ({error!s:.200}); make it of functions, numbers"
             " and arrays, or leave out jobs and executor"
         ) from None
-
-
-def _named_parts(recipe: Recipe) -> Iterator[tuple[str, Any]]:
-    """Yields what a caller passes, with the names of its arguments, metrics, and values of axes."""
-    yield from recipe.custom._asdict().items()
-    for name, metric in recipe.metrics.items():
-        yield f"metric {name}", metric
-    for axis, meanings in recipe.named.items():
-        for name, meaning in meanings.items():
-            yield f"{axis} {name}", meaning
 
 
 _prepared: dict[bytes, Prepared] = {}

@@ -314,3 +314,11 @@ def test_the_shard_of_a_task_is_its_position_in_the_array(numbers, shard):
     assert executors.default_shard(environ) == shard
     with pytest.raises(fv.UsageError, match="--shard"):
         executors.default_shard({**environ, "SLURM_ARRAY_TASK_MAX": "9"})
+
+
+@pytest.mark.parametrize("name", ["ID", "COUNT", "MIN", "MAX"])
+@pytest.mark.parametrize("text", ["", "first"])
+def test_a_task_of_an_array_with_a_missing_number_has_no_part(name, text):
+    environ = {f"SLURM_ARRAY_TASK_{each}": "1" for each in ("ID", "COUNT", "MIN", "MAX")}
+    with one_line(f"SLURM_ARRAY_TASK_{name}.*--shard"):
+        executors.default_shard({**environ, f"SLURM_ARRAY_TASK_{name}": text})

@@ -367,8 +367,6 @@ def _refuse_never_used(sweep: Sweep, trials: Sequence[Trial]) -> None:
         if all(unmet(trial.config, name) for trial in trials):
             refuse_unused(trials[0].config, [name])
         if name in sweep.names and name not in DATA_FOLDERS:
-            given = ", ".join(sweep.given) or "objects"
             raise UsageError(
-                f"axes: {name} has no effect beside {given} from Python; leave it out, or put {given} into each"
-                " fv.Method"
+                f"axes: {name} has no effect beside objects from Python; leave it out, or put these into each fv.Method"
             )

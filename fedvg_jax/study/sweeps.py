@@ -13,7 +13,7 @@ import itertools
 import logging
 import pickle
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -244,13 +244,13 @@ def run_sweep(
     if executor is not None and jobs != 1:
         raise UsageError(f"jobs {jobs}: executor has the processes; leave out jobs")
     start, custom = settle(start, recipe.custom)
-    settled = recipe.custom.names.keys() - custom.names.keys()
-    recipe = recipe._replace(custom=custom)
+    arguments = recipe.custom.names
     plain, methods = named.name_values(axes, start, tuned.settings if tuned else ())
     layer = Layer(sweep_trials.parse_axes(plain, named=methods))
-    sweep = Sweep((layer,), start, "", methods, recipe.custom.names)
+    sweep = Sweep((layer,), start, "", methods, custom.names)
     plan = tuning.make_plan(sweep, out, tuned)
-    _refuse_replaced(settled, start, (*plan.trials, *plan.tuning_trials))
+    recipe = recipe._replace(custom=custom, named=methods)
+    _refuse_replaced(arguments, recipe, start, (*plan.trials, *plan.tuning_trials))
     machine = hardware.current()
     count = executors.num_processes(jobs, plan.pending, machine if machine.is_cpu else None)
     digests = digests_of(recipe.custom, recipe.metrics)
@@ -263,8 +263,7 @@ def run_sweep(
     listeners = {"show": show, "log": show} if is_shown else {}
     try:
         with executors.opened(executor, count) as slots:
-            recipe = recipe._replace(named=methods, digests=digests)
-            work = Work(recipe, shard, slots, **listeners)
+            work = Work(recipe._replace(digests=digests), shard, slots, **listeners)
             stored, results = compute_plan(plan, work)
     except Stopped as stop:
         name = str(stop)
@@ -274,11 +273,14 @@ def run_sweep(
     return _listed(stored, results, out, work)
 
 
-def _refuse_replaced(arguments: Collection[str], start: Config, trials: Sequence[Trial]) -> None:
-    """Raises UsageError where a trial has something else than an object for all trials that became a setting."""
-    for argument, trial in itertools.product(sorted(arguments), trials):
-        setting = SETTINGS[PASSED[argument]]
-        if argument in trial.custom or setting.get(trial.config) != setting.get(start):
+def _refuse_replaced(
+    arguments: Iterable[str], recipe: Recipe, start: Config, trials: Sequence[Trial]
+) -> None:
+    """Raises UsageError for an object of all trials in whose place a trial has another, or another setting."""
+    for argument, trial in itertools.product(arguments, trials):
+        setting, its = SETTINGS[PASSED[argument]], getattr(recipe.custom_of(trial), argument)
+        is_kept = its is getattr(recipe.custom, argument)
+        if not is_kept or setting.get(trial.config) != setting.get(start):
             raise UsageError(
                 f"{argument}= is for all trials, and {trial.name} has another; leave it out, or put it into each"
                 " fv.Method"

@@ -179,12 +179,22 @@ CASES = [
         "algorithm= is for all trials, and method=scaffold has another",
     ),
     (
+        "a weighting for all beside others",
+        run_sweep({"weighting": {"mine": tempered}}, weighting=fv.weightings.uniform()),
+        "weighting= is for all trials, and weighting=mine has another",
+    ),
+    (
+        "an own weighting for all beside others",
+        run_sweep({"weighting": {"mine": tempered}}, weighting=with_lock(1)),
+        "weighting",
+    ),
+    (
         "an own algorithm for all beside methods",
         run_sweep(
             {"method": {"mine": fv.Method(weighting=tempered)}},
             algorithm=fv.algorithms.fedavg()._replace(native_weighting="uniform"),
         ),
-        "put algorithm into each fv.Method",
+        "into each fv.Method",
     ),
     ("no number of processes", run_sweep({"seed": [0]}, jobs="all", out="x"), "jobs"),
     ("objects that are zipped", run_sweep({("weighting", "lr"): [(tempered, 0.1)]}), "weighting"),

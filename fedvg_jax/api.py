@@ -168,7 +168,7 @@ def _checked_metrics(metrics: Metrics | None) -> dict[str, Metric]:
                 f"metric '{name}': rows must be 'val' or 'test', and better 'higher' or 'lower'; got {metric[1:]}"
             )
         if not isinstance(name, str) or history.is_reserved(name) or name in history.BETTER:
-            raise UsageError(f"metric '{name}' is already a name of the history; give it another")
+            raise UsageError(f"metric {name!r} is no text, or already a name of the history")
         checked[name] = metric
     return checked
 
@@ -264,7 +264,7 @@ def run_sweep(
         tuning.make_tuning(tune or {}, tune_seeds, tune_metric, measured),
         jobs=jobs,
         executor=executor,
-        shard=shard or "1/1",
+        shard="1/1" if shard is None else shard,
         is_shown=_is_shown(progress),
     )
 

@@ -79,8 +79,8 @@ class CommandLine(NamedTuple):
     is_dry: bool
     jobs: str
     """see `executors.num_processes`"""
-    executor: str
-    """MODULE:FUNCTION; "" for processes of this machine"""
+    executor: str | None
+    """MODULE:FUNCTION; None for processes of this machine"""
     shard: str
     """see `executors.of_shard`"""
 
@@ -125,12 +125,12 @@ def run(command: CommandLine) -> int:
 def _compute(command: CommandLine, console: Console) -> list[Trial]:
     """Computes what is left of a sweep; returns its trials, with the values that tuning has chosen."""
     jobs = executors.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
-    if jobs == 1 and not command.executor:
+    if jobs == 1 and command.executor is None:
         commands.start_jax()
     else:
         os.environ.update(executors.environment(jobs))  # before jax starts, if some check needs it
         commands.set_environment()
-    executor = executors.named(command.executor) if command.executor else None
+    executor = None if command.executor is None else executors.named(command.executor)
     with executors.opened(executor, jobs) as slots:
         from fedvg_jax.study import sweeps
         from fedvg_jax.study.trial_runs import Recipe
@@ -201,9 +201,9 @@ def read_command_line(argv: Sequence[str]) -> CommandLine:
     plan = tuning.make_plan(sweep, out, tuned)
     if "executor" in options and "jobs" in options:
         raise UsageError("--jobs has no effect beside --executor; leave one of the two out")
-    shard = options.get("shard") or executors.default_shard()
+    shard = options["shard"] if "shard" in options else executors.default_shard()
     executors.of_shard(plan.trials, shard)  # refuses what is no part
-    jobs, executor = options.get("jobs", "auto"), options.get("executor", "")
+    jobs, executor = options.get("jobs", "auto"), options.get("executor")
     return CommandLine(plan, out, "dry_run" in options, jobs, executor, shard)
 
 

@@ -13,6 +13,7 @@ import importlib
 import math
 import os
 import pkgutil
+import re
 import signal
 import threading
 import time
@@ -21,6 +22,7 @@ from concurrent import futures
 from typing import Any
 
 from fedvg_jax.config import Config, client_chunk_size
+from fedvg_jax.core import checks
 from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.models.networks import costs
@@ -61,6 +63,8 @@ class Slot:
     """future -> trial"""
     program: Any = None
     """key of the last trial's program"""
+    limit: float = math.inf
+    """trials that it gets at a time after it broke; every result raises it by one"""
 
 
 def compute(
@@ -74,7 +78,8 @@ def compute(
     """Computes trials.
 
     If its process dies, a trial is computed again; it fails when it has killed `MOST_LOSSES`. An executor that breaks
-    with several trials gets half as many at a time, so that the one that breaks it is found alone.
+    with several trials gets half as many at a time, so that the one that breaks it is found alone, and one more with
+    every result.
 
     Args:
         programs: key of a program -> its trials.
@@ -105,7 +110,9 @@ def compute(
             result = _result_of(future)
             if isinstance(result, futures.BrokenExecutor):
                 again = _take_back(slot, trial, result, losses, log)
-                result = RuntimeError(f"its process was killed {MOST_LOSSES} times")
+                result = RuntimeError(f"the executor broke {MOST_LOSSES} times amid it: {result}")
+            else:
+                slot.limit += 1
             if not again and on_end(trial, result):
                 again = [trial]
                 time.sleep(HELD_SECONDS)
@@ -115,18 +122,19 @@ def compute(
 
 def _fill(slot: Slot, queue: dict[Any, list[Trial]], submit: Callable[[Any, Trial], Any]) -> None:
     """Gives an executor as many trials as it may have: of its last program, or else of that with the most trials."""
-    while any(queue.values()) and len(slot.pending) < slot.width:
+    while any(queue.values()) and len(slot.pending) < min(slot.width, slot.limit):
         if not queue.get(slot.program):
             slot.program = max(queue, key=lambda key: len(queue[key]))
         trial = queue[slot.program].pop(0)
-        try:
-            future = submit(slot.executor, trial)
-        except futures.BrokenExecutor as error:  # since the last trial
-            future = futures.Future()
-            future.set_exception(error)
-        slot.pending[future] = trial
-        if future.done():
-            return
+        with checks.calling("executor.submit"):
+            try:
+                future = submit(slot.executor, trial)
+            except futures.BrokenExecutor as error:  # since the last trial
+                future = futures.Future()
+                future.set_exception(error)
+            slot.pending[future] = trial
+            if future.done():
+                return
 
 
 def _finished(slots: Sequence[Slot]) -> list[tuple[Slot, Any]]:
@@ -141,7 +149,7 @@ def _result_of(future: Any) -> Any:
     """Returns the result of a finished future, or its exception."""
     try:
         return future.result()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return error
 
 
@@ -157,14 +165,14 @@ def _take_back(
     reason = one_line(str(error)).partition(". ")[0][:200]
     if slot.make is None:
         raise UsageError(
-            f"the executor broke ({reason}); the same call continues the sweep, and a function that returns an executor"
-            " would have it made anew"
+            f"the executor broke ({reason}); give a function that returns an executor, to have it made anew; with a"
+            " folder, the same call continues the sweep"
         )
     log(f"a process of the sweep died amid {trial.name} ({reason}); it is replaced")
-    slot.executor.shutdown(wait=False)
+    _shut_down(slot.executor, wait=False)
     fresh = slot.make()
     slot.executor, slot.process, slot.pending = fresh.executor, fresh.process, {}
-    slot.width = max(1, len(lost) // 2)
+    slot.limit = max(1, len(lost) // 2)
     if len(lost) == 1:
         losses[trial.name] += 1
     return lost if losses[trial.name] < MOST_LOSSES else []
@@ -183,7 +191,7 @@ def _stop(slots: Sequence[Slot], on_end: Callable[[Trial, Any], Any]) -> None:
     while any(slot.pending for slot in slots):
         for slot, future in _finished(slots):
             trial, result = slot.pending.pop(future), _result_of(future)
-            if not isinstance(result, Exception):
+            if not isinstance(result, BaseException):
                 with contextlib.suppress(Stopped):  # by the signal that it was sent
                     on_end(trial, result)
 
@@ -199,7 +207,7 @@ class Here(futures.Executor):
         future = futures.Future()
         try:
             future.set_result(function(*arguments, **keywords))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             future.set_exception(error)
         return future
 
@@ -229,18 +237,32 @@ def opened(executor: ExecutorOrMaker | None, count: int) -> Iterator[list[Slot]]
         for slot in slots:
             if slot.make is not None:
                 kills = {} if is_whole or slot.process is None else {"kill_workers": True}
-                slot.executor.shutdown(wait=is_whole, **kills)
+                _shut_down(slot.executor, wait=is_whole, **kills)
+
+
+def _shut_down(executor: Any, **how: bool) -> None:
+    """Shuts an executor down, if it can be: submitit's cannot, and an error would take the results along."""
+    with contextlib.suppress(Exception):
+        executor.shutdown(**how)
 
 
 def _given_slot(executor: ExecutorOrMaker) -> Slot:
     """Returns the slot of a caller's executor."""
     made, make = executor, None
     if not isinstance(executor, futures.Executor) and callable(executor):
-        made, make = executor(), lambda: _given_slot(executor)
+        with checks.calling("the function of executor"):
+            made, make = executor(), lambda: _given_slot(executor)
     if not callable(getattr(made, "submit", None)):
         raise UsageError(
             "executor must be a concurrent.futures.Executor, or a function that returns one;"
             f" got {made!r:.100}"
+        )
+    # of the standard library's pools of processes
+    context = getattr(made, "_mp_context", None)
+    if context and context.get_start_method() == "fork":
+        raise UsageError(
+            "executor: a process that is forked after JAX has started hangs; give"
+            ' ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn"))'
         )
     return Slot(made, make)
 
@@ -253,7 +275,7 @@ def named(text: str) -> Callable[[], Any]:
     """
     try:
         return pkgutil.resolve_name(text)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # whatever the module raises
         raise UsageError(
             f"--executor {text[:100]}: {error}; give MODULE:FUNCTION; the function returns an executor"
         ) from None
@@ -358,15 +380,19 @@ def default_shard(environ: Mapping[str, str] = os.environ) -> str:
     """Returns "I/N" for task I of N of an array of Slurm, and otherwise "1/1".
 
     Raises:
-        UsageError: the numbers of the tasks have gaps.
+        UsageError: the numbers of the tasks have gaps, or are not all there. Slurm sets all four; without the first of
+            them, task 1 of 2 may be either.
 
     >>> default_shard({f"SLURM_ARRAY_TASK_{k}": v for k, v in zip(("ID", "COUNT", "MIN", "MAX"), "6458")})
     '2/4'
     """
     if "SLURM_ARRAY_TASK_ID" not in environ:
         return "1/1"
-    names = ("ID", "COUNT", "MIN", "MAX")
-    task, count, first, last = (int(environ[f"SLURM_ARRAY_TASK_{name}"]) for name in names)
+    names = [f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "COUNT", "MIN", "MAX")]
+    numbers = {name: environ.get(name, "") for name in names}
+    if not all(map(str.isdecimal, numbers.values())):
+        raise UsageError(f"{numbers} do not say which part a task has; give --shard I/N")
+    task, count, first, last = map(int, numbers.values())
     if last - first + 1 != count:
         raise UsageError(f"task {task} of an array with gaps has no part; give --shard I/N")
     return f"{task - first + 1}/{count}"
@@ -385,8 +411,9 @@ def of_shard(trials: Sequence[Trial], shard: str) -> list[Trial]:
     >>> of_shard(["a0", "a1", "b0", "b1"], "2/2")
     ['b0', 'b1']
     """
-    number, _, count = shard.partition("/")
-    if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-        raise UsageError(f"shard must be I/N with I from 1 to N; got {shard[:100]}")
-    start, stop = (len(trials) * i // int(count) for i in (int(number) - 1, int(number)))
+    match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", str(shard), re.ASCII)
+    number, count = map(int, match.groups()) if match else (0, 0)
+    if not 1 <= number <= count:
+        raise UsageError(f"shard must be I/N with I from 1 to N; got {shard!s:.100}")
+    start, stop = (len(trials) * i // count for i in (number - 1, number))
     return list(trials[start:stop])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, presets
@@ -77,7 +77,9 @@ Named = Mapping[str, Mapping[str, Meaning]]
 """Axis -> name of the caller's own on it -> what that stands for."""
 
 
-def name_values(axes: Any, config: Config) -> tuple[dict[Any, Any], dict[str, dict[str, Meaning]]]:
+def name_values(
+    axes: Any, config: Config, tuned: Collection[str] = ()
+) -> tuple[dict[Any, Any], dict[str, dict[str, Meaning]]]:
     """Returns axes with names in place of values, and what these names stand for, beside settings of the sweep.
 
     Values of an axis of `AXES`, or of "method", that are objects stand in a dict, name -> object or setting.
@@ -99,6 +101,8 @@ def name_values(axes: Any, config: Config) -> tuple[dict[Any, Any], dict[str, di
     plain, named = dict(axes), {}
     for axis in (*AXES, "method"):
         values = axes.get(axis)
+        if isinstance(values, Method):  # a tuple, and so a list of values
+            values = {}
         if not isinstance(values, Mapping):
             continue
         if not values or any(_is_wrong(axis, *item) for item in values.items()):
@@ -109,8 +113,10 @@ def name_values(axes: Any, config: Config) -> tuple[dict[Any, Any], dict[str, di
         own = {name: value for name, value in values.items() if str(value) != name}
         named[axis] = {name: _meaning(axis, name, value, config) for name, value in own.items()}
     for name, meaning in named.get("method", {}).items():
-        if both := meaning.decided & AXES.keys() & axes.keys():
-            raise UsageError(f"axes: {min(both)} is an axis, and part of {name}; leave one out")
+        if both := meaning.decided & AXES.keys() & {*axes, *tuned}:
+            raise UsageError(
+                f"axes: {min(both)} is an axis or tuned, and part of {name}; leave one out"
+            )
     return plain, named
 
 

@@ -202,7 +202,7 @@ def _values(name: str, given: Any, source: str) -> list[Any]:
     given = python_scalar(given)
     is_single = isinstance(given, (str, Mapping)) or not isinstance(given, Iterable)
     values: list[Any] = [given] if is_single else list(given)
-    if name.startswith(HYPER):
+    if str(name).startswith(HYPER):
         try:
             return [float(value) for value in values]
         except (TypeError, ValueError):
@@ -370,7 +370,9 @@ def _refuse_never_used(sweep: Sweep, trials: Sequence[Trial]) -> None:
         if all(unmet(trial.config, name) for trial in trials):
             refuse_unused(trials[0].config, [name])
         if name in sweep.names and name not in DATA_FOLDERS:
-            raise UsageError(f"axes: {name} has no effect beside objects from Python; leave it out")
+            raise UsageError(
+                f"axes: {name} has no effect beside objects from Python; leave it out, or put these into each fv.Method"
+            )
     for axis, meanings in sweep.named.items():
         for own, meaning in meanings.items():
             of_own = [trial for trial in trials if trial.values.get(axis) == own]

@@ -10,16 +10,19 @@ import collections
 import contextlib
 import dataclasses
 import functools
+import itertools
 import logging
 import pickle
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from fedvg_jax.config import SETTINGS, Config
+from fedvg_jax.config.checks import PASSED
+from fedvg_jax.core import checks
 from fedvg_jax.core.identity import identify
 from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError
@@ -83,14 +86,16 @@ def compute(trials: Sequence[Trial], out: Path | None, work: Work) -> Results:
         log = functools.partial(_log_of, trial, work)
         return executor.submit(trial_runs.compute, work.prepared, trial, out, log)
 
-    def on_end(trial: Trial, answer: bytes | Computed | Exception) -> bool:
-        if isinstance(answer, Exception):
+    def on_end(trial: Trial, answer: bytes | Computed | BaseException) -> bool:
+        if isinstance(answer, BaseException):
             failure = trial_runs.failure_of(answer)
             folder = out and sweep_folder.trial_folder(out, trial.name)
             sweep_folder.write_failure(folder, trial.config, failure)
             answer = Computed(failure)
-        computed = pickle.loads(answer) if isinstance(answer, bytes) else answer
-        for line in computed.lines:
+        with checks.calling(f"the result of executor, {answer!r:.50},"):
+            computed = pickle.loads(answer) if isinstance(answer, bytes) else answer
+            lines = computed.lines
+        for line in lines:
             _log_of(trial, work, line)
         if computed.is_held:
             return True
@@ -239,11 +244,13 @@ def run_sweep(
     if executor is not None and jobs != 1:
         raise UsageError(f"jobs {jobs}: executor has the processes; leave out jobs")
     start, custom = settle(start, recipe.custom)
-    recipe = recipe._replace(custom=custom)
-    plain, methods = named.name_values(axes, start)
+    arguments = recipe.custom.names
+    plain, methods = named.name_values(axes, start, tuned.settings if tuned else ())
     layer = Layer(sweep_trials.parse_axes(plain, named=methods))
-    sweep = Sweep((layer,), start, "", methods, recipe.custom.names)
+    sweep = Sweep((layer,), start, "", methods, custom.names)
     plan = tuning.make_plan(sweep, out, tuned)
+    recipe = recipe._replace(custom=custom, named=methods)
+    _refuse_replaced(arguments, recipe, start, (*plan.trials, *plan.tuning_trials))
     machine = hardware.current()
     count = executors.num_processes(jobs, plan.pending, machine if machine.is_cpu else None)
     digests = digests_of(recipe.custom, recipe.metrics)
@@ -256,8 +263,7 @@ def run_sweep(
     listeners = {"show": show, "log": show} if is_shown else {}
     try:
         with executors.opened(executor, count) as slots:
-            recipe = recipe._replace(named=methods, digests=digests)
-            work = Work(recipe, shard, slots, **listeners)
+            work = Work(recipe._replace(digests=digests), shard, slots, **listeners)
             stored, results = compute_plan(plan, work)
     except Stopped as stop:
         name = str(stop)
@@ -265,6 +271,20 @@ def run_sweep(
             signal.raise_signal(signal.Signals[name])
         raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
     return _listed(stored, results, out, work)
+
+
+def _refuse_replaced(
+    arguments: Iterable[str], recipe: Recipe, start: Config, trials: Sequence[Trial]
+) -> None:
+    """Raises UsageError for an object of all trials in whose place a trial has another, or another setting."""
+    for argument, trial in itertools.product(arguments, trials):
+        setting, its = SETTINGS[PASSED[argument]], getattr(recipe.custom_of(trial), argument)
+        is_kept = its is getattr(recipe.custom, argument)
+        if not is_kept or setting.get(trial.config) != setting.get(start):
+            raise UsageError(
+                f"{argument}= is for all trials, and {trial.name} has another; leave it out, or put it into each"
+                " fv.Method"
+            )
 
 
 def _listed(sweep: Stored, results: Results, out: Path | None, work: Work) -> list[SweepResult]:

@@ -203,7 +203,7 @@ def _run(
             on_stop=signals.append,
             on_progress=lambda records: rounds.append(records[-1]["round"]),
         )
-    except Exception as error:  # one trial's error, of whatever kind, must not end the others
+    except (Exception, SystemExit) as error:  # one trial's error must not end the others
         result = failure_of(error, rounds[-1])
         sweep_folder.write_failure(folder, trial.config, result)
         return Computed(result, lines, *signals[:1])
@@ -233,14 +233,27 @@ def pack(recipe: Recipe) -> bytes:
     """Returns a recipe and the settings of jax, by `cloudpickle`.
 
     Raises:
-        UsageError: some object cannot be sent; the message has the reason.
+        UsageError: some object cannot be sent; the message has its name and the reason.
     """
     jax_settings = {name: getattr(jax.config, name) for name in TRACED}
     try:
-        return cloudpickle.dumps((recipe, jax_settings))
+        return _dumps("an object", (recipe, jax_settings))
+    except UsageError:
+        parts = {**recipe.custom._asdict(), **recipe.metrics}
+        for axis, meanings in recipe.named.items():
+            parts |= {f"{axis} {name}": meaning for name, meaning in meanings.items()}
+        for name, part in parts.items():
+            _dumps(name, part)
+        raise
+
+
+def _dumps(name: str, value: Any) -> bytes:
+    """Returns an object as bytes."""
+    try:
+        return cloudpickle.dumps(value)
     except Exception as error:  # whatever the `__reduce__` of an object raises
         raise UsageError(
-            f"an object cannot be sent to other processes ({error!s:.200}); make it of functions, numbers"
+            f"{name} cannot be sent to other processes ({error!s:.200}); make it of functions, numbers"
             " and arrays, or leave out jobs and executor"
         ) from None
 

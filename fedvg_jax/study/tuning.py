@@ -21,7 +21,7 @@ from fedvg_jax.runs.record import history
 from fedvg_jax.study import sweep_folder, sweep_trials
 from fedvg_jax.study.places import value_text
 from fedvg_jax.study.sweep_folder import Stored
-from fedvg_jax.study.sweep_trials import RANGED, Sweep, Trial
+from fedvg_jax.study.sweep_trials import HYPER, RANGED, Sweep, Trial
 
 FOLDER = "tuning"
 """Folder of the tuning runs in the folder of the sweep."""
@@ -82,17 +82,22 @@ def make_tuning(
     Raises:
         UsageError: a setting is unknown or cannot be tuned, or the metric is not measured on D_val.
     """
+    if not isinstance(settings, Mapping):
+        raise UsageError(f"tune must be a dict, setting -> values; got {settings!r:.100}")
     if not settings:
         if seeds is not None or metric is not None:
             raise UsageError(
                 "tune: seeds and a metric of tuning need settings to tune, such as --tune lr 0.1 0.2"
             )
         return None
-    better = _direction(metric, custom) if metric else ""
+    better = "" if metric is None else _direction(metric, custom)
     apart = (*RANGED, *SHORTHANDS, "dataset")
-    if fixed := [n for n in settings if n in apart or not isinstance(n, str)]:
-        raise UsageError(f"tune: {fixed[0]} cannot be tuned; make it an axis")
-    axes = sweep_trials.parse_axes({**settings, "seed": seeds or SEEDS}, "tune")
+    for name in settings:
+        # the settings of a trial, which sweep.json has, hold no hyperparameters of objects
+        if name in apart or not isinstance(name, str) or name.startswith(HYPER):
+            raise UsageError(f"tune: {name!s:.100} cannot be tuned; make it an axis")
+    seeds = SEEDS if seeds is None else seeds
+    axes = sweep_trials.parse_axes({**settings, "seed": seeds}, "tune")
     grid = {}
     for axis in axes:
         grid[axis.names[0]] = [value for (value,) in axis.values]
@@ -101,12 +106,12 @@ def make_tuning(
 
 def _direction(metric: str, custom: Mapping[str, Metric]) -> str:
     """Returns which values of a metric are better; UsageError for one that cannot choose."""
-    given, name = custom.get(metric), metric.removeprefix("val_")
+    given, name = custom.get(metric), str(metric).removeprefix("val_")
     if given is None and name in ON_VALIDATION:
         return history.BETTER[name]
     if given is None or given.rows != "val" or given.better is None:
         raise UsageError(
-            f"tune_metric {metric[:100]}: values are chosen by {', '.join(ON_VALIDATION)}, or by a metric of the call"
+            f"tune_metric {metric!s:.100}: values are chosen by {', '.join(ON_VALIDATION)}, or by a metric of the call"
             ' that says its rows and better values: fv.Metric(function, better="lower", rows="val")'
         )
     return given.better
@@ -201,6 +206,10 @@ def choose(out: Path, trials: Sequence[Trial], tuning: Tuning) -> dict[str, Choi
                 f"every value of {condition} diverged in a tuning run; give other values to --tune"
             )
         best = max(scored, key=lambda choice: _quality(choice, tuning))
+        if not math.isfinite(best.score):
+            raise UsageError(
+                f"tune_metric {best.metric}: no value of {condition} has a finite one; give another metric"
+            )
         choices[condition] = best._replace(num_runs=sum(map(len, runs_of.values())))
     return choices
 

@@ -1,8 +1,10 @@
 """Mistakes in sweeps, their tuning, their command line and their files."""
 
+import os
 import tempfile
 import threading
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -38,6 +40,16 @@ def words(*words):
     return lambda: sweep_command.read_command_line(words)
 
 
+def command(*words):
+    """Returns the call of a command, which sets variables of the environment."""
+
+    def call():
+        with mock.patch.dict(os.environ):
+            sweep_command.run(sweep_command.read_command_line(words))
+
+    return call
+
+
 def tempered(task):
     """A weighting with a hyperparameter."""
     rule = fv.weightings.by_scalar(
@@ -49,6 +61,11 @@ def tempered(task):
 def with_lock(lock):
     """A weighting that no other process can get."""
     return lambda task: fv.weightings.uniform() if lock else None
+
+
+def metric_with_lock(lock):
+    """A metric that no other process can get."""
+    return lambda model, data: float(bool(lock))
 
 
 def run_sweep(axes, config=CONFIG, **given):
@@ -141,7 +158,17 @@ CASES = [
     (
         "an object for a process",
         run_sweep({"weighting": {"a": with_lock(threading.Lock())}}, jobs=2),
-        "lock",
+        "weighting a cannot be sent to other processes (cannot pickle '_thread.lock'",
+    ),
+    (
+        "an argument for a process",
+        run_sweep({"seed": [0]}, jobs=2, weighting=with_lock(threading.Lock())),
+        "weighting cannot be sent",
+    ),
+    (
+        "a metric for a process",
+        run_sweep({"seed": [0]}, jobs=2, metrics={"mae": metric_with_lock(threading.Lock())}),
+        "mae cannot be sent",
     ),
     ("a function that returns no executor", run_sweep({"seed": [0]}, executor=dict), "executor"),
     ("processes beside an executor", run_sweep({"seed": [0]}, jobs=2, executor=dict), "jobs"),
@@ -149,6 +176,64 @@ CASES = [
     ("a shard without a count", words("--seed", "0:2", "--shard", "1"), "shard"),
     ("jobs beside --executor", words("--executor", "a:b", "--jobs", "2"), "--executor"),
     ("no module of an executor", lambda: executors.named("no_module:f"), "--executor"),
+    ("a number for a shard", run_sweep({"seed": [0]}, shard=1), "shard"),
+    ("a shard of many digits", run_sweep({"seed": [0]}, shard="1/" + "9" * 5000), "shard"),
+    ("an empty shard", run_sweep({"seed": [0]}, shard=""), "shard"),
+    ("an empty --shard", words("--seed", "0:2", "--shard", ""), "shard"),
+    ("an empty --executor", command("--executor", "", "--out", "nowhere"), "--executor"),
+    ("a number to tune", run_sweep({"seed": [0]}, out="x", tune=3), "tune"),
+    ("a list to tune", run_sweep({"seed": [0]}, out="x", tune=["lr"]), "tune"),
+    ("no tuning seeds", run_sweep({}, out="x", tune={"lr": [0.1]}, tune_seeds=[]), "seed"),
+    (
+        "a tuning seed 0 that trials have",
+        run_sweep({"seed": [0]}, out="x", tune={"lr": [0.1]}, tune_seeds=0),
+        "seed 0",
+    ),
+    (
+        "a number as the metric of tuning",
+        run_sweep({}, out="x", tune={"lr": [0.1]}, tune_metric=3),
+        "tune_metric 3",
+    ),
+    (
+        "a tuned hyperparameter of an object",
+        run_sweep({}, out="x", tune={"hyper.T": [0.1]}, weighting=tempered),
+        "hyper.T",
+    ),
+    (
+        "a tuned part of a method",
+        run_sweep(
+            {"method": {"mine": fv.Method(weighting=tempered)}},
+            out="x",
+            tune={"weighting": ["uniform", "samples"]},
+        ),
+        "weighting",
+    ),
+    ("a number as an axis", run_sweep({3: [1]}), "'3'"),
+    ("a method without a name", run_sweep({"method": fv.Method(weighting=tempered)}), "method"),
+    ("a number as the name of a metric", run_sweep({}, metrics={3: float}), "3"),
+    (
+        "an algorithm for all beside methods with others",
+        run_sweep({"method": ["scaffold", "fedavg"]}, algorithm=fv.algorithms.fedavg()),
+        "algorithm= is for all trials, and method=scaffold has another",
+    ),
+    (
+        "a weighting for all beside others",
+        run_sweep({"weighting": {"mine": tempered}}, weighting=fv.weightings.uniform()),
+        "weighting= is for all trials, and weighting=mine has another",
+    ),
+    (
+        "an own weighting for all beside others",
+        run_sweep({"weighting": {"mine": tempered}}, weighting=with_lock(1)),
+        "weighting",
+    ),
+    (
+        "an own algorithm for all beside methods",
+        run_sweep(
+            {"method": {"mine": fv.Method(weighting=tempered)}},
+            algorithm=fv.algorithms.fedavg()._replace(native_weighting="uniform"),
+        ),
+        "into each fv.Method",
+    ),
     ("no number of processes", run_sweep({"seed": [0]}, jobs="all", out="x"), "jobs"),
     ("objects that are zipped", run_sweep({("weighting", "lr"): [(tempered, 0.1)]}), "weighting"),
     ("an object of the name of a setting", run_sweep({"weighting": {"FedVG": tempered}}), "FedVG"),

@@ -6,6 +6,7 @@ import threading
 
 import numpy as np
 import pytest
+from support.files import one_line
 from support.small_sweeps import timeless
 
 import fedvg_jax as fv
@@ -65,6 +66,13 @@ def test_a_hyperparameter_of_an_axis_wins_over_the_given_one():
 
 
 ONE_SEED = {"seed": [0]}
+
+
+def test_a_finished_trial_without_its_history_is_refused(tmp_path):
+    fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path)
+    (tmp_path / "trials" / "seed=1" / "history.jsonl").unlink()
+    with one_line("seed=1 has no readable history"):
+        fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path)
 
 
 def test_results_of_a_changed_object_are_refused(tmp_path):

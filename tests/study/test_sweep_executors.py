@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 import os
 import pickle
 import signal
+import sys
+import time
 from concurrent import futures
 from pathlib import Path
 
@@ -60,8 +63,6 @@ def test_histories_on_executors_of_the_standard_library_equal_those_of_one_proce
 
 def spawned():
     """Returns an executor, as `executor=` takes it."""
-    import multiprocessing
-
     context = multiprocessing.get_context("spawn")
     initializer = executors.start_process
     return futures.ProcessPoolExecutor(
@@ -144,6 +145,102 @@ def test_an_executor_that_breaks_and_cannot_be_made_anew_is_one_line(tmp_path):
         compute_on(executors.opened(pool, 1), ["always"], tmp_path)
 
 
+def test_an_executor_that_broke_once_gets_as_many_trials_as_before_again():
+    counts, ends = [], {}
+    trials = [Trial(str(number), {}, Config()) for number in range(40)]
+    with executors.opened(lambda: futures.ThreadPoolExecutor(4), 1) as slots:
+        slots[0].width = 4
+
+        def submit(executor, trial):
+            counts.append(1 + len(slots[0].pending))
+            if counts == [1, 2, 3, 4]:
+                raise futures.BrokenExecutor("a node is lost")
+            return executor.submit(time.sleep, 0.1)
+
+        executors.compute(
+            {"program": trials},
+            slots,
+            submit,
+            lambda trial, result: bool(ends.update({trial.name: result})),
+            lambda line: None,
+        )
+    assert len(ends) == 40 and {*ends.values()} == {None}
+    assert counts[4:6] == [1, 2] and max(counts[6:]) == 4
+
+
+def of_result(result):
+    """Returns an executor whose futures have a result."""
+
+    class Executor(futures.Executor):
+        def submit(self, function, /, *arguments):
+            future = futures.Future()
+            future.set_result(result)
+            return future
+
+    return Executor()
+
+
+def of_future(future):
+    """Returns an executor with a future, or an exception in its place."""
+
+    class Executor(futures.Executor):
+        def submit(self, function, /, *arguments):
+            if isinstance(future, Exception):
+                raise future
+            return future
+
+    return Executor()
+
+
+def shut_down():
+    """Returns an executor that takes nothing any more."""
+    executor = futures.ThreadPoolExecutor(1)
+    executor.shutdown()
+    return executor
+
+
+def forking():
+    """Returns an executor whose processes are copies of this one."""
+    return futures.ProcessPoolExecutor(2, multiprocessing.get_context("fork"))
+
+
+@pytest.mark.parametrize(
+    ("executor", "name"),
+    [
+        (futures.Executor, "executor.submit"),
+        (lambda argument: argument, "function of executor"),
+        (of_future(RuntimeError("queue is full")), "executor.submit.*queue is full"),
+        (of_future(None), "executor.submit.*None"),
+        (of_result(3), "result of executor, 3"),
+        (of_result(b"3"), "result of executor"),
+        (shut_down(), "after shutdown"),
+        (forking, 'mp_context=multiprocessing.get_context\\("spawn"\\)'),
+        (lambda: of_future(futures.BrokenExecutor("lost")), "lost"),
+    ],
+)
+def test_an_executor_that_cannot_compute_is_one_line(executor, name):
+    with one_line(name):
+        for result in fv.run_sweep(CONFIG, {"seed": [0, 1]}, executor=executor):
+            raise fv.UsageError(result.result.reason)
+
+
+def test_an_executor_without_shutdown_loses_no_result(alone):
+    class Executor:
+        def submit(self, function, /, *arguments):
+            return executors.Here().submit(function, *arguments)
+
+    assert computed(executor=Executor) == alone
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_a_trial_that_exits_fails_and_stops_nothing(jobs):
+    def leave(model, data):
+        sys.exit(3)
+
+    results = fv.run_sweep(CONFIG, {"seed": [0, 1]}, metrics={"m": leave}, jobs=jobs)
+    assert [result.result.reason for result in results] == ["SystemExit: 3"] * 2
+
+
 def test_a_trial_whose_folder_cannot_be_made_fails_and_stops_nothing(tmp_path):
     """As on a full disk: nothing of it is written."""
     axes = {"seed": [0, 1]}
@@ -217,3 +314,11 @@ def test_the_shard_of_a_task_is_its_position_in_the_array(numbers, shard):
     assert executors.default_shard(environ) == shard
     with pytest.raises(fv.UsageError, match="--shard"):
         executors.default_shard({**environ, "SLURM_ARRAY_TASK_MAX": "9"})
+
+
+@pytest.mark.parametrize("name", ["ID", "COUNT", "MIN", "MAX"])
+@pytest.mark.parametrize("text", ["", "first"])
+def test_a_task_of_an_array_with_a_missing_number_has_no_part(name, text):
+    environ = {f"SLURM_ARRAY_TASK_{each}": "1" for each in ("ID", "COUNT", "MIN", "MAX")}
+    with one_line(f"SLURM_ARRAY_TASK_{name}.*--shard"):
+        executors.default_shard({**environ, f"SLURM_ARRAY_TASK_{name}": text})

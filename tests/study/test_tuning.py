@@ -80,6 +80,11 @@ def test_condition_of_which_every_value_diverged_is_refused(tmp_path):
         tuned(tmp_path, lambda v: v["lr"], failures=[0.1, 0.2, 0.3])
 
 
+def test_a_metric_that_is_finite_for_no_value_chooses_nothing(tmp_path):
+    with one_line("accuracy.*alpha=0.5"):
+        tuned(tmp_path, lambda v: float("nan"))
+
+
 def test_chosen_values_are_the_settings_of_all_seeds_of_their_condition(tmp_path):
     """The weighting is the one that native stood for."""
     sweep = swept(method=["fedvg", "fedavg"], seed="0:2")

@@ -109,8 +109,9 @@ class History(_Results):
             raise UsageError(f"History.load takes the folder of a run, a path; got {folder!r:.99}")
         folder = files.user_path(folder)
         config = run_folder.read_config(folder)
-        records = read(folder) if (folder / "history.jsonl").exists() else []
         summary = files.read_object_if_any(folder / "summary.json")
+        has_records = summary.get("rounds") or (folder / "history.jsonl").exists()
+        records = read(folder) if has_records else []
         return cls(
             records,
             summary,

@@ -75,7 +75,7 @@ def check_values(config: Config, names: Iterable[str] = tuple(SETTINGS)) -> None
             require_name(name, str(value), setting.names)
         rule = setting.range or setting.form
         if rule and value is not None and not rule.holds(value):
-            raise UsageError(f"{name} must be {rule.words}; got {_shorten(value)}")
+            raise UsageError(f"{name} must be {rule.words}; got {value!s:.100}")
         if type(value) is float and value and not FLOAT32[0] <= abs(value) <= FLOAT32[1]:
             raise UsageError(f"{name} must be a number that float32 can hold; got {value}")
 
@@ -85,7 +85,7 @@ def _check_choice(name: str, text: str) -> Any:
     try:
         chosen, value = SETTINGS[name].split(text)
     except ValueError as error:
-        raise UsageError(f"{name} {error}; got {_shorten(text)}") from None
+        raise UsageError(f"{name} {error}; got {text:.100}") from None
     require_name(name, chosen, SETTINGS[name].names)
     if value == "":
         raise UsageError(f"{name} {chosen} needs a file: --{name} {chosen}:FILE, a .json of rows")
@@ -103,7 +103,7 @@ def _check_texts(config: Config) -> None:
     parse_weighting(config.weighting)
     share, local = options.local(config)
     if share >= 1:
-        raise UsageError(f"local SHARE:REGEX takes a SHARE below 1; got {_shorten(config.local)}")
+        raise UsageError(f"local SHARE:REGEX takes a SHARE below 1; got {config.local:.100}")
     patterns = {
         "fedvg.include": config.fedvg.include,
         "train": config.train,
@@ -214,7 +214,7 @@ def _data_problems(config: Config) -> Iterator[str]:
     if config.holdout != "client" and kind in ("file", "official"):
         yield f"holdout {config.holdout} precedes the partition, and partition {kind} assigns all rows; use client"
     if config.dataset == "dermamnist" and config.splits not in ("all", "official"):
-        yield f"splits of dermamnist must be all or official; got {_shorten(config.splits)}"
+        yield f"splits of dermamnist must be all or official; got {config.splits:.100}"
     if kind == "balanced_client" and config.clients < 2:
         yield "partition balanced_client needs at least 2 clients; got 1"
     if source == "clients" and config.val_ratio == 0:
@@ -252,11 +252,7 @@ PROBLEMS = (
 def require_name(name: str, value: str, allowed: Iterable[str]) -> None:
     """Raises UsageError for a value that is none of the allowed names."""
     if value not in allowed:
-        raise UsageError(f"unknown {name} '{_shorten(value)}'{suggestion(value, allowed)}")
-
-
-def _shorten(value: Any) -> str:
-    return str(value) if len(str(value)) <= 100 else f"{str(value)[:100]}..."
+        raise UsageError(f"unknown {name} '{value!s:.100}'{suggestion(value, allowed)}")
 
 
 # --- which settings a run uses, and how they are recorded

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -116,15 +115,7 @@ def in_range(parameter: Hyperparameter, value: Any) -> Any:
     """
     if isinstance(value, jax.core.Tracer):  # pyright: ignore[reportAttributeAccessIssue]
         return value
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not parameter.range.holds(number):
-        raise UsageError(
-            f"hyperparameter '{parameter.name}' must be {parameter.range.words}; got {value}"
-        )
-    return number
+    return parameter.range.require(f"hyperparameter '{parameter.name}'", value)
 
 
 def num_rows(pytree: Tree, what: str) -> int:

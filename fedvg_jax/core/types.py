@@ -13,7 +13,6 @@ of a minibatch, `V` validation batches, `G` groups of tensors, `C` classes, `T` 
 from __future__ import annotations
 
 import math
-import numbers
 import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -70,9 +69,13 @@ class Range(NamedTuple):
             ...
         fedvg_jax.UsageError: top_k: fraction must be in [0, 1]; got 2
         """
-        if not isinstance(value, numbers.Real) or not self.holds(float(value)):
+        try:
+            number = math.nan if isinstance(value, str) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not self.holds(number):
             raise UsageError(f"{what} must be {self.words}; got {value!s:.100}")
-        return float(value)
+        return number
 
 
 class Hyperparameter(NamedTuple):

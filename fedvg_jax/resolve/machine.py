@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import jax
 
 from fedvg_jax.config import Config, client_chunk_size
@@ -15,12 +12,11 @@ from fedvg_jax.models.networks import costs
 from fedvg_jax.resolve.model import scoring_conv
 
 
-def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Executor:
+def make_executor(config: Config) -> Executor:
     """Returns the executor for the settings `lanes` and `devices`.
 
     Args:
         config: its `lanes` is a number per device, or "auto": as `hardware.Choices.max_lanes`.
-        devices: jax's devices; defaults to the devices of all processes.
     """
     count = num_devices(config)
     chosen = hw.choices()
@@ -30,7 +26,7 @@ def make_executor(config: Config, devices: Sequence[Any] | None = None) -> Execu
     if scoring_conv(config):
         num_mapped = 1
     if count > 1:
-        return executors.sharded(count, num_lanes, devices, num_mapped)
+        return executors.sharded(count, num_lanes, num_mapped=num_mapped)
     return executors.lanes(num_lanes, num_mapped)
 
 

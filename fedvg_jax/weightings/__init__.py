@@ -8,11 +8,7 @@ from fedvg_jax.weightings.aggregation import (
     single_term as single_term,
 )
 from fedvg_jax.weightings.baselines import (
-    FITTED as _fitted,
-    FLTRUST as _fltrust,
-    INVERSE_SAMPLES as _inverse_samples,
-    VAL_ACCURACY as _val_accuracy,
-    VAL_LOSS as _val_loss,
+    BY_NAME as _baselines,
     fitted as fitted,
     fltrust as fltrust,
     inverse_samples as inverse_samples,
@@ -21,8 +17,7 @@ from fedvg_jax.weightings.baselines import (
     val_loss as val_loss,
 )
 from fedvg_jax.weightings.basic import (
-    SAMPLES as _samples,
-    UNIFORM as _uniform,
+    BY_NAME as _basic,
     broadcast_weights as broadcast_weights,
     by_scalar as by_scalar,
     given as given,
@@ -48,15 +43,10 @@ from fedvg_jax.weightings.signals import (
 )
 
 BY_NAME = {
-    "samples": _samples,
-    "uniform": _uniform,
+    **_basic,
     "fedvg": _fedvg,
     "generalised": _generalised,
-    "fitted": _fitted,
-    "inverse_samples": _inverse_samples,
-    "val_loss": _val_loss,
-    "val_accuracy": _val_accuracy,
-    "fltrust": _fltrust,
+    **_baselines,
     "feddisco": _feddisco,
 }
 """The weightings that settings name."""

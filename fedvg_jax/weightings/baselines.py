@@ -238,8 +238,11 @@ def server_steps(task: Task, num_steps: int) -> Refine:
     return refine
 
 
-INVERSE_SAMPLES = NamedWeighting(inverse_samples, takes=(), reads_rows=False)
-VAL_LOSS = NamedWeighting(val_loss, hyperparameters=(EPS,))
-VAL_ACCURACY = NamedWeighting(val_accuracy)
-FLTRUST = NamedWeighting(fltrust, streams=False, trains_on_rows=True)
-FITTED = NamedWeighting(fitted, hyperparameters=(RATE,), streams=False)
+BY_NAME = {
+    "fitted": NamedWeighting(fitted, hyperparameters=(RATE,), streams=False),
+    "inverse_samples": NamedWeighting(inverse_samples, takes=(), reads_rows=False),
+    "val_loss": NamedWeighting(val_loss, hyperparameters=(EPS,)),
+    "val_accuracy": NamedWeighting(val_accuracy),
+    "fltrust": NamedWeighting(fltrust, streams=False, trains_on_rows=True),
+}
+"""The weightings of this file that settings name."""

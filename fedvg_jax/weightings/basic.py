@@ -183,5 +183,8 @@ def mean_over_tensors(per_tensor: Tree) -> Array:
     return jnp.stack(jax.tree.leaves(per_tensor)).mean(0)
 
 
-SAMPLES = types.NamedWeighting(samples, takes=(), reads_rows=False)
-UNIFORM = types.NamedWeighting(uniform, takes=(), reads_rows=False)
+BY_NAME = {
+    "samples": types.NamedWeighting(samples, takes=(), reads_rows=False),
+    "uniform": types.NamedWeighting(uniform, takes=(), reads_rows=False),
+}
+"""The weightings of this file that settings name."""

@@ -43,7 +43,8 @@ def feddisco() -> Weighting:
 
     def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Array, Array]:
         dtype = tree.wide_dtype(client.variables.params)
-        own = distribution(client.described.astype(dtype))
+        counts = client.described.astype(dtype)
+        own = counts / jnp.maximum(counts.sum(), 1)  # zeros without a row
         distance = jnp.sqrt(((own - 1 / len(own)) ** 2).sum())
         return signals.num_samples(hyper, client, data), distance
 
@@ -64,15 +65,6 @@ def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
     values = jnp.where(view.participating, jax.nn.relu(sizes - a * distances + b), 0)
     values = jnp.where(values.sum() > 0, values, sizes)
     return broadcast_weights(shares(values, view.participating), view)
-
-
-def distribution(counts: Array) -> Array:
-    """Returns the distribution [C] of label counts; zeros without any.
-
-    >>> distribution(jnp.array([3.0, 1.0])).tolist()
-    [0.75, 0.25]
-    """
-    return counts / jnp.maximum(counts.sum(), 1)
 
 
 ENTRY = NamedWeighting(

@@ -105,7 +105,7 @@ def run(
     >>> run(Config(rounds=2), metrics={"test_loss": lambda model, data: 0.0})
     Traceback (most recent call last):
         ...
-    fedvg_jax.UsageError: metric 'test_loss' is already a name of the history; give it another
+    fedvg_jax.UsageError: metric 'test_loss' must be a text that is no name of the history; give it another
     """
     settings, custom = settle(Config() if config is None else config, custom_of(**objects))
     has_folder = settings.out is not None or settings.resume is not None
@@ -168,7 +168,9 @@ def _checked_metrics(metrics: Metrics | None) -> dict[str, Metric]:
                 f"metric '{name}': rows must be 'val' or 'test', and better 'higher' or 'lower'; got {metric[1:]}"
             )
         if not isinstance(name, str) or history.is_reserved(name) or name in history.BETTER:
-            raise UsageError(f"metric {name!r} is no text, or already a name of the history")
+            raise UsageError(
+                f"metric {name!r} must be a text that is no name of the history; give it another"
+            )
         checked[name] = metric
     return checked
 

@@ -128,7 +128,7 @@ def _goes_without_saying(name: str, value: Any, base: str) -> bool:
         return True
     algorithm = base.partition("+")[0]
     if algorithm in PERSONAL:
-        return PERSONAL[algorithm].settings.get(name) == value
+        return name == "local" and PERSONAL[algorithm].local == value
     of_algorithm = algorithm in ALGORITHMS and name.startswith(f"{algorithm}.")
     return of_algorithm and flatten(Config())[name] == value
 

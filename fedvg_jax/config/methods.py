@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from fedvg_jax import algorithms, weightings
@@ -97,13 +97,14 @@ class LocalPart(NamedTuple):
     """A method that is FedAvg with local tensors."""
 
     label: str
-    settings: Mapping[str, Any]
+    local: str
+    """Setting of its local tensors."""
 
 
 PERSONAL = {
-    "fedper": LocalPart("FedPer", {"local": "^classifier/"}),
-    "fedrep": LocalPart("FedRep", {"local": "0.5:^classifier/"}),
-    "fedbn": LocalPart("FedBN", {"local": r"(^|/)(bn\d|norm|downsample_1/|\w+Norm_\d)"}),
+    "fedper": LocalPart("FedPer", "^classifier/"),
+    "fedrep": LocalPart("FedRep", "0.5:^classifier/"),
+    "fedbn": LocalPart("FedBN", r"(^|/)(bn\d|norm|downsample_1/|\w+Norm_\d)"),
 }
 """FedPer (Arivazhagan et al. 2019) and FedRep (Collins et al. 2021) keep the head, FedBN (Li et al. 2021) the
 normalisation layers."""
@@ -126,7 +127,7 @@ def method_of(algorithm: str, weighting: str, local: str = "") -> str:
     if algorithm != "fedavg":
         return f"{algorithm}+{weighting}".removesuffix("+native")
     weighting = "" if weighting in ("native", "samples") else weighting
-    if personal := [name for name, part in PERSONAL.items() if part.settings["local"] == local]:
+    if personal := [name for name, part in PERSONAL.items() if part.local == local]:
         return f"{personal[0]}+{weighting}".removesuffix("+")
     return "fedavg+fedvg" if weighting == "samples+fedvg" else weighting or "fedavg"
 

@@ -205,7 +205,7 @@ def of_method(method: str) -> dict[str, Any]:
     except UsageError:
         known = (*ALGORITHMS, NATIVE, *WEIGHTINGS, *PERSONAL, "ALGORITHM+WEIGHTING")
         raise UsageError(f"unknown method {method!r}{suggestion(method, known)}") from None
-    local = PERSONAL[name].settings if name in PERSONAL else {}
+    local = {"local": PERSONAL[name].local} if name in PERSONAL else {}
     return {**local, "algorithm": name if name in ALGORITHMS else "fedavg", "weighting": weighting}
 
 

@@ -382,7 +382,8 @@ class Schedule(NamedTuple):
     rows: Vector
     """int32 [F, B] the minibatches of all clients, one client after the other: rows of the pool, -1 for padding."""
     state_rows: Vector = None
-    """int32 [K] rows of the client states in the state; None if row k is client k's, for all N clients."""
+    """int32 [K] rows of the client states in the state; None if row k is client k's, for all N clients, which a round
+    sets."""
     keys: Vector = None
     """uint32 [K, 2] key data of each client's training on a buffered server; None where all clients have `key`."""
     received: Vector = None

@@ -255,19 +255,20 @@ def _over_devices(
     leaves = jax.tree.leaves(state.clients)
     if sharding is None or not leaves or len(leaves[0]) % sharding.mesh.size:
         return run(parts, inputs)
-    rows = schedules.state_rows(schedule)
-    of_cohort = executors.take_rows(state.clients, rows, sharding)
+    of_cohort = executors.take_rows(state.clients, schedule.state_rows, sharding)
     state = state._replace(clients=of_cohort)
-    schedule = schedule._replace(state_rows=inputs.positions)
-    after, metrics = run(parts, inputs._replace(state=state, schedule=schedule))
-    states = executors.put_rows(inputs.state.clients, rows, after.clients, sharding)
+    of_rows = schedule._replace(state_rows=inputs.positions)
+    after, metrics = run(parts, inputs._replace(state=state, schedule=of_rows))
+    states = executors.put_rows(inputs.state.clients, schedule.state_rows, after.clients, sharding)
     return after._replace(clients=states), metrics
 
 
 def _round_inputs(state: SimState, schedule: Schedule, data: Data, hyper: Hyper) -> RoundInputs:
-    """Returns the arguments of a round as JAX arrays, and its two keys."""
+    """Returns the arguments of a round as JAX arrays, with a state row for every client, and its two keys."""
     # without jit, indices into NumPy tables would be tracers, and Python's numbers have no dtype
     state, schedule, data = tree.arrays((state, schedule, data))
+    if schedule.state_rows is None:
+        schedule = schedule._replace(state_rows=schedule.clients)
     hyper = tree.arrays(dict(hyper), tree.wide_dtype(state.variables))
     positions = jnp.arange(len(schedule.clients), dtype=jnp.int32)
     attack_key, noise_key = jax.random.split(

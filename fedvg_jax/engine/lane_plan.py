@@ -105,8 +105,8 @@ def _plan_of_pieces(pieces: np.ndarray, num_clients: int, num_lanes: int) -> Pla
     num_segments, max_segments = len(cuts) - 1, num_clients + num_lanes
     length, shape = np.zeros(max_segments, np.int32), (max_segments, num_lanes)
     length[:num_segments] = np.diff(cuts)
-    client, step = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    reset, finish = np.zeros(shape, bool), np.zeros(shape, bool)
+    client, step = np.zeros((2, *shape), np.int32)
+    reset, finish = np.zeros((2, *shape), bool)
     first_segment, end_segment = np.searchsorted(cuts, [begin, begin + count])
     # once for each of its segments
     piece = np.repeat(np.arange(len(k)), end_segment - first_segment)

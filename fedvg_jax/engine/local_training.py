@@ -29,7 +29,7 @@ from fedvg_jax.core.types import (
     Tree,
     Variables,
 )
-from fedvg_jax.engine import buffered, schedule as schedules
+from fedvg_jax.engine import buffered
 
 Optimiser = Callable[[Hyper, Array], optax.GradientTransformation]
 """(hyper, round) -> a client's optimiser"""
@@ -111,7 +111,7 @@ class ClientState(NamedTuple):
 
 def anchor(state: SimState, schedule: Schedule, data: Data, k: Array, local: LocalPart) -> Anchor:
     """Returns what client k of the cohort starts from: theta_g with its local part, states and its description."""
-    client = tree.take(state.clients, schedules.state_rows(schedule)[k])
+    client = tree.take(state.clients, schedule.state_rows[k])
     client = client.algorithm if isinstance(client, ClientState) else client
     described = tree.take(data.described.algorithm, schedule.clients[k])
     theta = start_of_client(state, schedule, k, local).params
@@ -123,7 +123,7 @@ def start_of_client(state: SimState, schedule: Schedule, k: Array, local: LocalP
     received = buffered.received_model(state, schedule, k)
     if local.is_local is None:
         return received
-    return whole(received, tree.take(state.clients.local, schedules.state_rows(schedule)[k]))
+    return whole(received, tree.take(state.clients.local, schedule.state_rows[k]))
 
 
 def counted(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
@@ -205,7 +205,7 @@ def make_client(
         params, stats = start_of_client(state, schedule, k, local)
         trained, personal = params, ()
         if algorithm.personal:
-            personal = tree.take(state.clients.local, schedules.state_rows(schedule)[k])
+            personal = tree.take(state.clients.local, schedule.state_rows[k])
             trained = (params, personal.params)
         loss = tree.wide(jnp.zeros((), tree.dtype(params)))
         return Carry(params, stats, rule.init(trained), loss, personal)

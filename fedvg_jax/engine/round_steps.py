@@ -18,14 +18,7 @@ from fedvg_jax.algorithms.base import no_report, no_residual
 from fedvg_jax.core import tree, types
 from fedvg_jax.core.trained_part import LocalPart, whole
 from fedvg_jax.core.types import Metrics, Schedule, ServerView, SimState, Tree, Variables, Weigh
-from fedvg_jax.engine import (
-    attacks,
-    buffered,
-    local_training,
-    privacy,
-    robust,
-    schedule as schedules,
-)
+from fedvg_jax.engine import attacks, buffered, local_training, privacy, robust
 from fedvg_jax.host.hardware import choices
 from fedvg_jax.weightings import aggregation, baselines, basic
 
@@ -149,7 +142,7 @@ def average_clients(
 
     states, summed, averaged = report_clients(parts, inputs, clients, kept, participating)
     messages = tuple(average_messages(parts, s, averaged) for s in shares)
-    states = tree.put(inputs.state.clients, schedules.state_rows(inputs.schedule), states)
+    states = tree.put(inputs.state.clients, inputs.schedule.state_rows, states)
     return Averages(table, weights, models, messages, tree.total(summed), extremes, states)
 
 
@@ -225,7 +218,7 @@ def send_models(
     def send(shared: Tree, entry: tuple[Tree, Array]) -> tuple[Tree, Tree]:
         (state, schedule, hyper), (params, k) = shared, entry
         key = local_training.client_key(schedule, k, local_training.SEND)
-        earlier = tree.take(state.clients.sent, schedules.state_rows(schedule)[k])
+        earlier = tree.take(state.clients.sent, schedule.state_rows[k])
         received = buffered.received_model(state, schedule, k).params
         theta, own = local.sent(received), local.sent(params)
         arrived, after = rule.apply(hyper, key, tree.sub(theta, own), earlier)
@@ -289,7 +282,7 @@ def recall_clients(parts: RoundParts, inputs: RoundInputs, measured: Tree) -> tu
     rule, state = parts.weighting.state, inputs.state
     if rule is None:
         return measured, ()
-    earlier = tree.take(state.clients.weighting, schedules.state_rows(inputs.schedule))
+    earlier = tree.take(state.clients.weighting, inputs.schedule.state_rows)
     recall = jax.vmap(rule.recall, (None, 0, 0, None))
     return recall(inputs.hyper, measured, earlier, state.weighting)
 
@@ -458,7 +451,7 @@ def report_clients(
         own = parts.local.select(clients) if parts.local.is_local else kept.local
         client_states = kept._replace(algorithm=client_states, local=own)
     summed, averaged = tree.where(participating, messages, tree.zeros_like(messages))
-    earlier = tree.take(state.clients, schedules.state_rows(schedule))
+    earlier = tree.take(state.clients, schedule.state_rows)
     return tree.where(participating, tree.like(client_states, earlier), earlier), summed, averaged
 
 

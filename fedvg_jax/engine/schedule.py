@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import Schedule, Vector
+from fedvg_jax.core.types import Schedule
 from fedvg_jax.engine import lane_plan
 
 _COHORT, _MINIBATCHES, _PROBE, _EPOCHS, _KEY, _SELECTION = range(6)  # domains of the random streams
@@ -354,8 +354,3 @@ def num_minibatches(schedule: Schedule) -> int:
 def round_at(rounds: Schedule, r) -> Schedule:
     """Returns round `r` of a stacked schedule."""
     return tree.take(rounds._replace(rows=()), r)._replace(rows=rounds.rows)
-
-
-def state_rows(schedule: Schedule) -> Vector:
-    """Returns int32 [K], the rows of the client states in the state."""
-    return schedule.clients if schedule.state_rows is None else schedule.state_rows

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import heapq
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -260,18 +261,18 @@ def timeline(
 
     rng = np.random.default_rng([_START, seed])
     idle = rng.permutation(num_clients).tolist()  # its end is taken at the start
-    trainings: dict[int, int] = {}
+    trainings = collections.Counter[int]()
     in_training: list[tuple[float, int, int, int, int]] = []
-    now, version, order = 0.0, 0, 0
+    order = itertools.count()
+    now, version = 0.0, 0
 
     def start(client: int) -> None:
-        nonlocal order
-        number = trainings.get(client, 0)
+        number = trainings[client]
         duration = duration_of(client, number)
         if not 0 <= duration < np.inf:
             raise UsageError(f"client {client} takes {duration} s; expected a finite number >= 0")
-        heapq.heappush(in_training, (now + duration, order, client, version, number))
-        trainings[client], order = number + 1, order + 1
+        heapq.heappush(in_training, (now + duration, next(order), client, version, number))
+        trainings[client] += 1
 
     for _ in range(concurrency):
         start(idle.pop())

@@ -61,13 +61,13 @@ def read(path: Path, num_clients: int) -> Clock:
         allowed = f"client and some of {', '.join(COLUMNS)}"
         raise UsageError(f"clock.file {path} has columns {', '.join(header)}; expected {allowed}")
     try:
-        order = np.argsort([int(row["client"]) for row in rows])
-        if [int(rows[i]["client"]) for i in order] != [*range(num_clients)]:
+        rows.sort(key=lambda row: int(row["client"]))
+        if [int(row["client"]) for row in rows] != [*range(num_clients)]:
             raise ValueError("other clients")
         columns = {}
         for name in COLUMNS:
             default = Clock._field_defaults[name]
-            columns[name] = np.array([float(rows[i].get(name) or default) for i in order])
+            columns[name] = np.array([float(row.get(name) or default) for row in rows])
     except (KeyError, TypeError, ValueError):
         raise UsageError(
             f"clock.file {path} must have the clients 0..{num_clients - 1}, each once, and numbers"

@@ -112,14 +112,15 @@ def _pieces(
     """
     arrays, parts = sim.arrays, sim.partition
     sizes = client_rows.sizes(parts.test)
+    largest = max(1, int(sizes.max()))
     row_bytes = (arrays.x.nbytes + arrays.y.nbytes) // len(arrays.y)
-    client_bytes = 3 * num_bytes(sim.state.variables) + int(sizes.max()) * row_bytes
+    client_bytes = 3 * num_bytes(sim.state.variables) + largest * row_bytes
     size = min(len(sizes), max(sim.executor.num_lanes, PIECE_BYTES // client_bytes))
-    table_shape = (size, max(1, -(-int(sizes.max()) // evaluate.ROWS)) * evaluate.ROWS)
+    table_shape = (size, -(-largest // evaluate.ROWS) * evaluate.ROWS)
     for begin in range(0, len(sizes), size):
         piece = np.arange(size, dtype=np.int32) + min(begin, len(sizes) - size)
         tested = np.concatenate([parts.test[k] for k in piece.tolist()])
-        rows = np.zeros(max(1, size * int(sizes.max())), np.int64)
+        rows = np.zeros(size * largest, np.int64)
         rows[: len(tested)] = tested
         table = np.full(table_shape, -1, np.int32)
         table[np.arange(table_shape[1]) < sizes[piece][:, None]] = np.arange(len(tested))
@@ -141,9 +142,8 @@ def _make(
     def count(theta: Variables, own: Tree, pool: Batch, tables: Array, base: Tree) -> Array:
         count_correct = evaluate.make_count_correct(bind(base).task)
         if not is_own:
-            shared = theta, pool
             return executor.map(
-                lambda both, rows: count_correct(both[0], both[1], rows), shared, tables
+                lambda both, rows: count_correct(both[0], both[1], rows), (theta, pool), tables
             )
         models = jax.vmap(whole, (None, 0))(theta, own) if local.is_local else own
         return executor.map(

@@ -133,7 +133,7 @@ def _goes_without_saying(name: str, value: Any, base: str) -> bool:
         return True
     algorithm = base.partition("+")[0]
     if algorithm in PERSONAL:
-        return PERSONAL[algorithm].settings.get(name) == value
+        return name == "local" and PERSONAL[algorithm].local == value
     return is_default and algorithm in ALGORITHMS and name.startswith(f"{algorithm}.")
 
 

@@ -207,9 +207,11 @@ def with_momentum(hyper, round):
 # --- training
 
 
-make_client = functools.partial(
-    local_training.make_client, worlds.TASK, worlds.full_algorithm(), with_momentum
-)
+def make_client(shared, schedule):
+    """One client's training, with the rows of states that a round gives its schedule."""
+    schedule = schedule._replace(state_rows=schedule.clients)
+    parts = worlds.TASK, worlds.full_algorithm(), with_momentum
+    return local_training.make_client(*parts, shared, schedule)
 
 
 @pytest.fixture(scope="module")

@@ -87,7 +87,9 @@ def trained(train, num_lanes=1, augment=transforms.AUGMENTATIONS["flip_crop"], o
     rows = np.concatenate(
         [np.full_like(schedule.rows[:offset], -1), schedule.rows[: len(schedule.rows) - offset]]
     )
-    schedule = schedule._replace(rows=rows, start=schedule.start + np.int32(offset))
+    schedule = schedule._replace(
+        rows=rows, start=schedule.start + np.int32(offset), state_rows=schedule.clients
+    )
     algorithm = worlds.algorithm("fedavg")
 
     parts = TASK, algorithm, local_training.sgd

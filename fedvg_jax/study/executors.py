@@ -207,7 +207,7 @@ class Here(futures.Executor):
         future = futures.Future()
         try:
             future.set_result(function(*arguments, **keywords))
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             future.set_exception(error)
         return future
 
@@ -273,12 +273,8 @@ def named(text: str) -> Callable[[], Any]:
     >>> named("concurrent.futures:ThreadPoolExecutor").__name__
     'ThreadPoolExecutor'
     """
-    try:
+    with checks.calling(f"--executor MODULE:FUNCTION, here {text[:100]},"):
         return pkgutil.resolve_name(text)
-    except Exception as error:  # whatever the module raises
-        raise UsageError(
-            f"--executor {text[:100]}: {error}; give MODULE:FUNCTION; the function returns an executor"
-        ) from None
 
 
 def _local_slot(index: int, count: int) -> Slot:

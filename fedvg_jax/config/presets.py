@@ -54,11 +54,14 @@ _TEXT = {
 }
 """Settings for texts; each author is a client."""
 
+_FEW_ROWS = {"clients": 5, "rounds": 50, "alpha": 0.5, "lr": 0.2}
+"""Settings for fewer than 200 rows."""
+
 DATASETS: dict[str, dict] = {
     "digits": {},
     "breast_cancer": {"clients": 10, "min_samples_rule": "top_up", "rounds": 50, "lr": 0.2},
-    "wine": {"clients": 5, "rounds": 50, "alpha": 0.5, "lr": 0.2},
-    "iris": {"clients": 5, "rounds": 50, "alpha": 0.5, "lr": 0.2},
+    "wine": _FEW_ROWS,
+    "iris": _FEW_ROWS,
     "literature": _TEXT,
     "cifar10": _PAPER,
     "cifar100": _PAPER,
@@ -126,10 +129,9 @@ SWITCHES = {row.id: row for row in DIFFERENCES if row.is_switch}
 
 def official_settings() -> dict[str, Any]:
     """Returns the settings that `--fidelity official` applies, by dotted name."""
-    settings = {
+    return {"reference": "official"} | {
         name: value for row in DIFFERENCES if row.official for name, value in row.settings.items()
     }
-    return {"reference": "official", **settings}
 
 
 @functools.cache
@@ -159,7 +161,7 @@ PAPERS = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
 METHODS = (*PAPERS, "fedvg", *(f"{algorithm}+fedvg" for algorithm in PAPERS))
 """Methods of FedVG's paper."""
 
-FIDELITY: dict[str, dict] = {"corrected": {}, "official": official_settings()}
+FIDELITY = {"corrected": {}, "official": official_settings()}
 """Value of `--fidelity` -> settings. official is the published code where it departs from the papers."""
 
 SHORTHANDS = {
@@ -198,8 +200,9 @@ def of_method(method: str) -> dict[str, Any]:
         return {"algorithm": "fedavg", "weighting": "samples+fedvg"}
     name, plus, weighting = method.partition("+")
     if name not in ALGORITHMS and name not in PERSONAL:
-        name, plus, weighting = "fedavg", "+", method
-    weighting = weighting if plus else NATIVE
+        name, weighting = "fedavg", method
+    elif not plus:
+        weighting = NATIVE
     try:
         parse_weighting(weighting)
     except UsageError:

@@ -146,7 +146,7 @@ def _of_layer(path: str, name: str) -> str:
 
 def _layers(task: Task) -> dict[str, Any]:
     """Returns path -> kernel, arrays' shapes, of the layers that can have an adapter and have none."""
-    found: dict[str, Any] = {}
+    found = {}
 
     def note(call, args, kwargs, context):
         outputs = call(*args, **kwargs)

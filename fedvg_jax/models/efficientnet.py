@@ -16,13 +16,11 @@ from functools import partial
 import flax.linen as nn
 from jax import lax
 
-from fedvg_jax.models.layers import BatchNorm, GroupNorm, dense, plain_conv, rgb
+from fedvg_jax.core.groups import first_component
+from fedvg_jax.models import resnet
+from fedvg_jax.models.layers import dense, plain_conv, rgb
 
-NORMS = {
-    "batch": partial(BatchNorm, eps=1e-3),
-    "frozen": partial(BatchNorm, eps=1e-3, is_frozen=True),
-    "group": partial(GroupNorm, eps=1e-3),
-}
+NORMS = {name: partial(norm, eps=1e-3) for name, norm in resnet.NORMS.items()}
 """The published momentum of 0.01 suits thousands of steps. A client takes tens, which would leave most of the old
 statistics, so it is torch's default."""
 
@@ -108,7 +106,7 @@ def blocks(path: str) -> str:
     >>> blocks("block_2/bn1/scale"), blocks("bn1/scale"), blocks("conv_stem/kernel")
     ('block_2', 'head', 'stem')
     """
-    first = path.partition("/")[0]
+    first = first_component(path)
     return {"conv_stem": "stem", "bn0": "stem", "conv_head": "head", "bn1": "head"}.get(
         first, first
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
@@ -186,7 +185,7 @@ class GroupNorm(nn.Module):
         x = tree.wide(x)
         scale, bias = _scale_and_bias(self, x.shape[-1:])
         groups = math.gcd(self.num_groups, x.shape[-1])
-        y = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
+        y = x.reshape(len(x), -1, groups, x.shape[-1] // groups)
         y = (y - y.mean((1, 3), keepdims=True)) * lax.rsqrt(y.var((1, 3), keepdims=True) + self.eps)
         return _scaled(y.reshape(x.shape), scale, bias).astype(dtype)
 
@@ -211,7 +210,7 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
     # which JAX has traced before
     if not jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).stats):
         return False
-    values: dict[Any, float] = {}
+    values = {}
 
     def note(call, args, kwargs, context):
         layer = context.module

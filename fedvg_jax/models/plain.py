@@ -114,7 +114,7 @@ class GatedRecurrence(nn.Module):
             state = (1 - update) * candidate + update * state
             return state, state
 
-        start = jnp.zeros((x.shape[0], self.hidden), gates.dtype)
+        start = jnp.zeros((len(x), self.hidden), gates.dtype)
         return lax.scan(step, start, gates.swapaxes(0, 1))[1].swapaxes(0, 1)
 
 
@@ -128,7 +128,7 @@ class MLP(nn.Module):
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
-        x = x.reshape(x.shape[0], -1)
+        x = x.reshape(len(x), -1)
         for i, width in enumerate(self.hidden):
             x = nn.relu(dense(x, width, f"fc{i + 1}"))
         return dense(x, self.num_classes, "classifier")
@@ -142,7 +142,7 @@ class Linear(nn.Module):
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of rows [B, ...]."""
-        return NarrowDense(self.num_classes, name="classifier")(x.reshape(x.shape[0], -1))
+        return NarrowDense(self.num_classes, name="classifier")(x.reshape(len(x), -1))
 
 
 class NarrowDense(nn.Module):

@@ -15,6 +15,7 @@ from functools import partial
 
 import flax.linen as nn
 
+from fedvg_jax.core.groups import first_component
 from fedvg_jax.models.layers import BatchNorm, GroupNorm, dense, plain_conv, rgb
 
 NORMS = {"batch": BatchNorm, "frozen": partial(BatchNorm, is_frozen=True), "group": GroupNorm}
@@ -110,7 +111,7 @@ def blocks_residual(path: str) -> str:
     >>> blocks_residual("layer2_0/bn1/scale"), blocks_residual("conv1/kernel")
     ('layer2_0', 'stem')
     """
-    first = path.partition("/")[0]
+    first = first_component(path)
     return "stem" if first in ("conv1", "bn1") else first
 
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from fedvg_jax.core.groups import first_component
 from fedvg_jax.models.layers import dense, fusion_barrier, rgb
 
 _init = nn.initializers
@@ -122,7 +123,7 @@ def blocks(path: str) -> str:
     >>> blocks("block_3/qkv/kernel"), blocks("pos_embed")
     ('block_3', 'base')
     """
-    first = path.partition("/")[0]
+    first = first_component(path)
     return first if first.startswith("block_") or first == "classifier" else "base"
 
 

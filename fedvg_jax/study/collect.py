@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from fedvg_jax.config.options import algorithm_of
 from fedvg_jax.host import files
@@ -77,7 +76,7 @@ def make_study(
     missing = frame.loc[frame["kind"] == "missing", "problem"]
     if len(missing) and not partial:
         raise UsageError(
-            f"the runs cannot be reported as one study: {_listed(list(missing))}; finish, recompute or leave out those"
+            f"the runs cannot be reported as one study: {_listed(missing)}; finish, recompute or leave out those"
             " runs, or report with --partial"
         )
     are_personal = any(run.config.local or algorithm_of(run.config).personal for run in runs)
@@ -113,7 +112,7 @@ def _places(read: Sequence[Folder], sweeps: Sequence[Stored], is_one_sweep: bool
     for each in settings:
         others.append({n: v for n, v in each.items() if n not in tuned})
     placed = places.places(others)
-    chosen: dict[tuple, dict[str, Any]] = {}
+    chosen = {}
     for place, each in zip(placed, settings, strict=True):
         values = {name: each.get(name) for name in tuned}
         if chosen.setdefault((place.method, place.condition), values) != values:

@@ -103,14 +103,11 @@ def compute(
             raise Stopped(received[0])
         for slot in slots:
             _fill(slot, queue, submit)
-        for slot, future in _finished(slots):
-            if future not in slot.pending:  # lost with another one
-                continue
-            trial, again = slot.pending.pop(future), []
-            result = _result_of(future)
-            if isinstance(result, futures.BrokenExecutor):
-                again = _take_back(slot, trial, result, losses, log)
-                result = RuntimeError(f"the executor broke {MOST_LOSSES} times amid it: {result}")
+        for slot, trial, answer in _finished(slots):
+            result, again = answer, []
+            if isinstance(answer, futures.BrokenExecutor):
+                again = _take_back(slot, trial, answer, losses, log)
+                result = RuntimeError(f"the executor broke {MOST_LOSSES} times amid it: {answer}")
             else:
                 slot.limit += 1
             if not again and on_end(trial, result):
@@ -137,20 +134,22 @@ def _fill(slot: Slot, queue: dict[Any, list[Trial]], submit: Callable[[Any, Tria
                 return
 
 
-def _finished(slots: Sequence[Slot]) -> list[tuple[Slot, Any]]:
-    """Returns the finished futures with their slots, after a pause where there are none."""
+def _finished(slots: Sequence[Slot]) -> Iterator[tuple[Slot, Trial, Any]]:
+    """Takes the finished trials out of their slots, after a pause where there are none.
+
+    Yields slot, trial, and the result of its future, or the exception in its place.
+    """
     pending = [(slot, future) for slot in slots for future in slot.pending]
     if not any(future.done() for _, future in pending):
         time.sleep(POLL_SECONDS)
-    return [(slot, future) for slot, future in pending if future.done()]
-
-
-def _result_of(future: Any) -> Any:
-    """Returns the result of a finished future, or its exception."""
-    try:
-        return future.result()
-    except (Exception, SystemExit) as error:
-        return error
+    for slot, future in pending:
+        if future.done() and future in slot.pending:  # not lost with another one
+            trial = slot.pending.pop(future)
+            try:
+                result = future.result()
+            except (Exception, SystemExit) as error:
+                result = error
+            yield slot, trial, result
 
 
 def _take_back(
@@ -189,9 +188,8 @@ def _stop(slots: Sequence[Slot], on_end: Callable[[Trial, Any], Any]) -> None:
             with contextlib.suppress(ProcessLookupError, futures.BrokenExecutor):
                 os.kill(slot.process.result(), signal.SIGTERM)
     while any(slot.pending for slot in slots):
-        for slot, future in _finished(slots):
-            trial, result = slot.pending.pop(future), _result_of(future)
-            if not isinstance(result, BaseException):
+        for _, trial, result in _finished(slots):
+            if not isinstance(result, Exception):
                 with contextlib.suppress(Stopped):  # by the signal that it was sent
                     on_end(trial, result)
 
@@ -286,9 +284,8 @@ def _local_slot(index: int, count: int) -> Slot:
     executor = loky.ProcessPoolExecutor(
         1, env=environment(count), initializer=start_process, initargs=(mine, os.getpid())
     )
-    # starts the process, which imports what trials need while this one prepares
-    process = executor.submit(os.getpid)
-    return Slot(executor, lambda: _local_slot(index, count), 1, process)
+    # the first call starts the process, which imports what trials need while this one prepares
+    return Slot(executor, lambda: _local_slot(index, count), 1, executor.submit(os.getpid))
 
 
 def environment(count: int) -> dict[str, str]:
@@ -365,8 +362,8 @@ def _num_devices(config: Config) -> int:
     """Returns the devices of a run; see `resolve.machine.num_devices`."""
     if config.devices != "auto":
         return int(config.devices)
-    num_devices = hardware.auto_devices(costs(config.model).client_bytes, False)
-    return min(client_chunk_size(config), num_devices)
+    client_bytes = costs(config.model).client_bytes
+    return min(client_chunk_size(config), hardware.auto_devices(client_bytes, False))
 
 
 # --- shards
@@ -384,11 +381,9 @@ def default_shard(environ: Mapping[str, str] = os.environ) -> str:
     """
     if "SLURM_ARRAY_TASK_ID" not in environ:
         return "1/1"
-    names = [f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "COUNT", "MIN", "MAX")]
-    numbers = {name: environ.get(name, "") for name in names}
-    if not all(map(str.isdecimal, numbers.values())):
-        raise UsageError(f"{numbers} do not say which part a task has; give --shard I/N")
-    task, count, first, last = map(int, numbers.values())
+    task, count, first, last = (
+        int(environ[f"SLURM_ARRAY_TASK_{name}"]) for name in ("ID", "COUNT", "MIN", "MAX")
+    )
     if last - first + 1 != count:
         raise UsageError(f"task {task} of an array with gaps has no part; give --shard I/N")
     return f"{task - first + 1}/{count}"

@@ -83,4 +83,4 @@ class Study:
     @property
     def runs(self) -> list[Run]:
         """All finished runs."""
-        return [run for run in self.frame["run"] if run is not None]
+        return self.frame["run"].dropna().tolist()

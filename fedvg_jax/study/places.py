@@ -62,7 +62,7 @@ def settings_of(trial: Trial) -> dict[str, Any]:
 def shared_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Returns the settings that all runs use with the same value, by dotted name."""
     shared = dict(runs[0])
-    for run in runs[1:]:
+    for run in runs:
         shared = {n: v for n, v in shared.items() if (n, v) in run.items()}
     return shared
 
@@ -83,7 +83,7 @@ def places(runs: Sequence[Mapping[str, Any]], axes: Collection[str] = ()) -> lis
         declared = {checks.PASSED.get(name, name) for name in axes}
         names = [name for name in names if declared & {name, _group(name)}]
     of_method = [name for name in names if _group(name) in METHOD_GROUPS]
-    of_condition: list[str] = []
+    of_condition = []
     for name in sorted(names, key=lambda name: (*FIRST, name).index(name)):
         if name not in of_method and _varies(name, runs, of_condition):
             of_condition.append(name)
@@ -99,7 +99,7 @@ def _varies(
     name: str, runs: Sequence[Mapping[str, Any]], told_apart_by: Sequence[str] = ()
 ) -> bool:
     """Returns whether runs that other settings do not tell apart have several values of a setting."""
-    first: dict[tuple, Any] = {}
+    first = {}
     for run in runs:
         if name in run:
             others = tuple(run.get(other) for other in told_apart_by)

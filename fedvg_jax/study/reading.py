@@ -24,7 +24,7 @@ class Folder(NamedTuple):
     name: str
     settings: Mapping[str, Any]
     """See `places.settings_of`."""
-    run: Run | None = None
+    run: Run | None
     """None where the run is missing, incomplete or has failed."""
     problem: str = ""
     """What is wrong with the run, in one line."""
@@ -34,14 +34,14 @@ class Folder(NamedTuple):
 
 def read_all(folders: Sequence[Path]) -> tuple[list[Folder], list[Stored]]:
     """Returns every run below these folders, and their sweeps."""
-    runs: list[Folder] = []
-    sweeps: list[Stored] = []
-    for folder in [source for given in folders for source in _sources(given)]:
-        if (folder / sweep_folder.DOCUMENT).exists():
-            sweeps.append(sweep_folder.read(folder))
-            runs += [read_trial(folder, trial) for trial in sweeps[-1].trials.values()]
-        else:
-            runs.append(_read_run(folder))
+    runs, sweeps = [], []
+    for folder in folders:
+        for source in _sources(folder):
+            if (source / sweep_folder.DOCUMENT).exists():
+                sweeps.append(sweep_folder.read(source))
+                runs += [read_trial(source, trial) for trial in sweeps[-1].trials.values()]
+            else:
+                runs.append(_read_run(source))
     return runs, sweeps
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from fedvg_jax.config import method_title
 from fedvg_jax.study.groups import Frame, Study
 from fedvg_jax.study.outcomes import CHOICES, TO_TARGET, Outcome, has_clock
-from fedvg_jax.study.places import Seeds, condition_text, value_text
+from fedvg_jax.study.places import Seeds, condition_text
 from fedvg_jax.study.sweep_folder import count
 
 LEVEL = 0.05
@@ -108,8 +108,9 @@ def compare_pairs(study: Study) -> Frame:
     untested = {*zip(lost["condition"], lost["method"], strict=True)}
     rows = []
     for position, pair in itertools.product(range(len(study.conditions)), study.pairs):
-        condition = study.conditions[position]
-        results = [study.group(method, condition).results(choice) for method in pair]
+        results = [
+            study.group(method, study.conditions[position]).results(choice) for method in pair
+        ]
         n, mean, limits, p = compare(*results)
         is_tested = untested.isdisjoint((position, method) for method in pair)
         rows.append((position, *pair, n, mean, *limits, p if is_tested else math.nan))
@@ -189,12 +190,9 @@ def _clock(study: Study) -> str:
     """Returns a sentence on the clock of all runs; "" where some have none, or its settings are in the conditions."""
     if not all(map(has_clock, study.runs)) or "clock.step" not in study.settings:
         return ""
-    used = [
-        f"{name} {value_text(value)}"
-        for name, value in study.settings.items()
-        if name.startswith("clock.") and value
-    ]
-    return f" Virtual time: {', '.join(used) or 'a clock from Python'}."
+    settings = study.settings.items()
+    used = tuple((n, value) for n, value in settings if n.startswith("clock.") and value)
+    return f" Virtual time: {condition_text(used) or 'a clock from Python'}."
 
 
 def _comparison(outcome: Outcome, row: Any) -> str:

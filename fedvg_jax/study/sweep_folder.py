@@ -254,9 +254,11 @@ def refuse_unfinished(out: Path, trials: Sequence[Trial]) -> None:
     """
     left = [trial.name for trial in pending(out, trials)]
     if left:
-        failures = {name: read_failure(trial_folder(out, name)) for name in left}
-        name, failure = next((item for item in failures.items() if item[1]), (left[0], None))
-        reason = f": {failure.reason}" if failure else ""
+        failures = {
+            name: failure for name in left if (failure := read_failure(trial_folder(out, name)))
+        }
+        name = next(iter(failures), left[0])
+        reason = f": {failures[name].reason}" if failures else ""
         raise UsageError(
             f"{count(len(left))} not finished, such as {name}{reason}; the same command tries again"
         )

@@ -259,7 +259,7 @@ def make_trials(sweep: Sweep) -> list[Trial]:
     ['method=fedavg', 'method=fedprox,fedprox.mu=0.1', 'method=fedprox,fedprox.mu=1']
     """
     names = sweep.names
-    fixed: list[str] = []
+    fixed = []
     for layer in reversed(sweep.layers):
         fixed += layer.settings
         for name in Sweep((layer,)).names:
@@ -268,16 +268,16 @@ def make_trials(sweep: Sweep) -> list[Trial]:
             fixed.append(name)
     if sweep.start is not None:
         sweep = sweep._replace(start=check(sweep.start))
-        chosen, default = flatten(sweep.start), flatten(Config())
         for name in OF_SINGLE_RUNS:
-            if chosen[name] != default[name]:
+            if getattr(sweep.start, name) is not None:
                 check_name(name, "Config")
-    trials: dict[str, Trial] = {}
+    by_name = {}
     for rows in itertools.product(*(axis.values for axis in sweep.axes)):
         trial = _make_trial(sweep, dict(zip(names, itertools.chain(*rows), strict=True)))
-        trials.setdefault(trial.name, trial)
-    _refuse_never_used(sweep, [*trials.values()])
-    return [*trials.values()]
+        by_name.setdefault(trial.name, trial)
+    trials = list(by_name.values())
+    _refuse_never_used(sweep, trials)
+    return trials
 
 
 def _make_trial(sweep: Sweep, values: Mapping[str, Any]) -> Trial:

@@ -266,9 +266,8 @@ def run_sweep(
             work = Work(recipe._replace(digests=digests), shard, slots, **listeners)
             stored, results = compute_plan(plan, work)
     except Stopped as stop:
-        name = str(stop)
-        if name != "SIGINT":
-            signal.raise_signal(signal.Signals[name])
+        if str(stop) != "SIGINT":
+            signal.raise_signal(signal.Signals[str(stop)])
         raise KeyboardInterrupt(f"stopped; folder of the sweep: {out}") from None
     return _listed(stored, results, out, work)
 

@@ -131,8 +131,8 @@ def effects(study: Study) -> Table:
         " others are chosen by their success."
     )
     heading = f"{study.title}: differences of methods"
-    numbers = _settings(study, compared)
-    return Table("effects", heading, numbers, shown, (note, *footnotes(study)))
+    notes = (note, *footnotes(study))
+    return Table("effects", heading, _settings(study, compared), shown, notes)
 
 
 # --- everything else that runs record
@@ -141,7 +141,7 @@ def effects(study: Study) -> Table:
 def means(study: Study) -> Table:
     """Returns the means over runs of all that they record: metrics in the final round, and costs."""
     values = values_of_runs(study)
-    columns = [*values.columns[list(values).index("rounds") :]]
+    columns = list(values.loc[:, "rounds":])
     groups = ["condition", "method"]
     numbers = values.groupby(groups, sort=False)[columns].mean().dropna(axis="columns", how="all")
     targets = [name for name in TO_TARGET if name in numbers]
@@ -178,7 +178,7 @@ def values_of_runs(study: Study) -> Frame:
     finished = finished.assign(position=finished["method"].map(study.methods.index))
     finished = finished.sort_values(["condition", "position"], kind="stable")
     for row in finished.to_dict("records"):
-        values = {name: row[name] for name in ("condition", *PLACE, *CHOICES)}
+        values = {name: row[name] for name in (*PLACE, *CHOICES)}
         values |= row["run"].costs
         if study.outcome.goal:
             values |= study.outcome.to_target(row["run"].records)

@@ -12,7 +12,7 @@ import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cloudpickle
 import jax
@@ -47,7 +47,7 @@ class Recipe(NamedTuple):
 
     def custom_of(self, trial: Trial) -> Custom:
         """Returns the arguments of a trial, with the objects and hyperparameters of its axes, which win."""
-        objects: dict[str, Any] = {}
+        objects = {}
         for _, meaning in named.chosen(self.named, trial.values):
             objects |= meaning.objects
         hyper = {**(self.custom.hyper or {}), **objects.pop("hyper", {})}

@@ -51,9 +51,7 @@ RESULTS = {
 """Row of the table of results -> key of summary.json."""
 
 
-def prepare(
-    console: Console, config: Config, custom: Custom, unused: str = ""
-) -> simulation.Simulation:
+def prepare(console: Console, config: Config, custom: Custom, unused: str) -> simulation.Simulation:
     """Returns the simulation of a run; shows what is done for it, and the start of the run.
 
     Args:

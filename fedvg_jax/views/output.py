@@ -156,8 +156,7 @@ def method_name(config: Config, given: Mapping[str, str]) -> str:
         given: what Python passed in place of settings -> its name; "" for one without.
     """
     settings = {"algorithm": config.algorithm, "weighting": config.weighting}
-    named = with_passed(settings, given)
-    return method_of(named["algorithm"], named["weighting"], config.local)
+    return method_of(**with_passed(settings, given), local=config.local)
 
 
 def method_and_run(config: Config, given: Mapping[str, str] = {}) -> tuple[str, str]:

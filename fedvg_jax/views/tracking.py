@@ -12,7 +12,6 @@ what was written before, and W&B leaves out the steps that its run has.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import time
@@ -30,8 +29,6 @@ from fedvg_jax.runs import loop
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import History, Record
-
-_log_warning = logging.getLogger(__name__).warning
 
 
 class TrackedRun(NamedTuple):
@@ -70,23 +67,16 @@ def require(config: Config, has_folder: bool) -> None:
             raise UsageError("track tensorboard writes into the run folder; name one by out")
 
 
-def run_simulation(
-    sim: Simulation,
-    *,
-    on_progress: Callable[[list[Record]], None] = lambda records: None,
-    log: Callable[[str], None] = _log_warning,
-    **observers: Any,
-) -> History:
+def run_simulation(sim: Simulation, **listeners: Any) -> History:
     """Runs a simulation as `loop.run_simulation` does, and reports it to the trackers that its settings name.
 
     Args:
         sim: the simulation, of settings that `require` admits.
-        on_progress: see `loop.run_simulation`.
-        log: as there; gets a line about every tracker, too.
-        **observers: its other arguments.
+        **listeners: fields of `loop.Observers`; `log` gets a line about every tracker, too.
     """
+    observers = loop.Observers(**listeners)
     names = listed(sim.config.track) if processes.is_first() else ()
-    writers: dict[str, Writer] = {}
+    writers = {}
 
     def call(name: str, function: Callable, *arguments: Any) -> None:
         """Calls a function of a tracker, which is left if it fails."""
@@ -94,18 +84,20 @@ def run_simulation(
             function(*arguments)
         except Exception as error:  # of whatever kind a tracker raises: the run must not end
             writers.pop(name, None)
-            log(f"tracker {name} failed, and the run continues without it: {files.reason(error)}")
+            observers.log(
+                f"tracker {name} failed, and the run continues without it: {files.reason(error)}"
+            )
 
     def start(name: str, run: TrackedRun) -> None:
         writers[name] = WRITERS[name](run)
-        log(f"tracked by {name}: {writers[name].place}")
+        observers.log(f"tracked by {name}: {writers[name].place}")
 
     def write(number: int, values: dict[str, float]) -> None:
         for name, writer in list(writers.items()):
             call(name, writer.log, number, values)
 
     def report(records: list[Record]) -> None:
-        on_progress(records)
+        observers.on_progress(records)
         if names and records[0]["round"] == 1:
             run = _describe(sim)
             for name in names:
@@ -115,7 +107,7 @@ def run_simulation(
 
     is_complete = False
     try:
-        history = loop.run_simulation(sim, **observers, log=log, on_progress=report)
+        history = loop.run_simulation(sim, **observers._replace(on_progress=report)._asdict())
         is_complete = history.summary.get("stopped_by") is None
         results = {f"summary/{name}": value for name, value in scalars(history.summary).items()}
         write(len(history.records), results)

@@ -17,7 +17,9 @@ def a_run(config, fails_after=None):
         if record["round"] == fails_after:
             raise KeyboardInterrupt
 
-    return fv.run(config, callbacks=[fail], weighting=fv.weightings.uniform(), **linear.GIVEN)
+    return fv.run(
+        config, callbacks=[fail], weighting=lambda task: fv.weightings.uniform(), **linear.GIVEN
+    )
 
 
 def stopped_and_resumed(config):

@@ -38,9 +38,8 @@ def weight_shares(records: Sequence[Record]) -> Frame:
 
     rows = []
     for record in records:
-        left_out = set()
-        for name in ("dropped", "untrained", "diverged"):
-            left_out.update(record.get(name, ()))
+        reasons = ("dropped", "untrained", "diverged")
+        left_out = {client for reason in reasons for client in record.get(reason, ())}
         cohort = zip(record["clients"], record["num_samples"], record["weights"], strict=True)
         for client, size, weight in cohort:
             share = np.nan
@@ -76,8 +75,8 @@ def _weights_of_runs(shares: Mapping[str, Frame]) -> Figure:
     image: Any = None
     for panel, (name, table) in zip(axes, shares.items(), strict=True):
         # a buffered server may have two trainings of a client in one update
-        added = table.groupby(["rows", "client", "round"])["weight_times_cohort"].sum(min_count=1)
-        grid = added.unstack("round")
+        by_round = table.groupby(["rows", "client", "round"])["weight_times_cohort"]
+        grid = by_round.sum(min_count=1).unstack("round")
         ids = grid.index.get_level_values("client")
         extent = 0.5, grid.shape[1] + 0.5, len(ids) - 0.5, -0.5
         values = np.clip(grid.to_numpy(float), 1 / limit, limit)
@@ -127,7 +126,7 @@ def partitions(study: Study) -> list[Drawing]:
     if not drawn:
         return []
     most = max(2, *(np.max(partition["counts"]) for _, partition in drawn.values()))
-    numbers = sorted({1, round(most**0.5), int(most)})
+    ticks = {number: f"{number:,}" for number in sorted({1, round(most**0.5), int(most)})}
     figure, axes = base.grid(len(drawn))
     for panel, (text, partition) in zip(axes, drawn.values(), strict=True):
         rows = np.array(partition["counts"]).T
@@ -137,6 +136,5 @@ def partitions(study: Study) -> list[Drawing]:
             panel.set_yticks(range(len(names)), [base.plain(str(name), 26) for name in names])
         panel.set(xlabel="client", ylabel="class", title=base.plain(text, 40))
         base.whole_numbers(panel.xaxis)
-        ticks = {number: f"{number:,}" for number in numbers}
         base.add_colour_bar(image, ticks, ax=panel, aspect=30, label="rows (white is none)")
     return [Drawing("partitions", "Training rows by client and class", figure)]

@@ -117,11 +117,13 @@ def differences(study: Study) -> list[Drawing]:
     width = NARROW if is_alone else base.WIDTH
     figure, axes = base.grid(len(by_condition), height, width, sharey=True, sharex=True)
     baseline = method_title(study.baseline)
-    columns = ["method", "difference", "t_low", "t_high", "outcome"]
     label = f"{study.outcome.title}, more than {baseline}"
     for panel, (position, rows) in zip(axes, by_condition, strict=True):
-        values = rows[columns].itertuples(index=False)
-        draw_bars(panel, [Bar(method_title(method), *others) for method, *others in values])
+        bars = [
+            Bar(method_title(row.method), row.difference, row.t_low, row.t_high, row.outcome)
+            for row in rows.itertuples()
+        ]
+        draw_bars(panel, bars)
         panel.tick_params(labelbottom=True)
         panel.set_xlabel(base.plain(label, 45 if is_alone else 30))
         panel.set_title(base.plain(condition_text(study.conditions[position]), 40))

@@ -381,9 +381,11 @@ def default_shard(environ: Mapping[str, str] = os.environ) -> str:
     """
     if "SLURM_ARRAY_TASK_ID" not in environ:
         return "1/1"
-    task, count, first, last = (
-        int(environ[f"SLURM_ARRAY_TASK_{name}"]) for name in ("ID", "COUNT", "MIN", "MAX")
-    )
+    names = [f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "COUNT", "MIN", "MAX")]
+    numbers = {name: environ.get(name, "") for name in names}
+    if not all(map(str.isdecimal, numbers.values())):
+        raise UsageError(f"{numbers} do not say which part a task has; give --shard I/N")
+    task, count, first, last = map(int, numbers.values())
     if last - first + 1 != count:
         raise UsageError(f"task {task} of an array with gaps has no part; give --shard I/N")
     return f"{task - first + 1}/{count}"

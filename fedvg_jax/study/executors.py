@@ -189,7 +189,7 @@ def _stop(slots: Sequence[Slot], on_end: Callable[[Trial, Any], Any]) -> None:
                 os.kill(slot.process.result(), signal.SIGTERM)
     while any(slot.pending for slot in slots):
         for _, trial, result in _finished(slots):
-            if not isinstance(result, Exception):
+            if not isinstance(result, BaseException):
                 with contextlib.suppress(Stopped):  # by the signal that it was sent
                     on_end(trial, result)
 

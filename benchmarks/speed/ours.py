@@ -219,6 +219,7 @@ def _phases(sim: build.Simulation, executor: Executor) -> dict[str, Any]:
         return local_training.make_client(task, sim.algorithm, optimiser, shared, planned)
 
     def train(state, planned, data, hyper) -> Variables:
+        planned = planned._replace(state_rows=planned.clients)
         trained = executor.train(client, (state, data, hyper), planned)
         return Variables(trained.params, trained.stats)
 

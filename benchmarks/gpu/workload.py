@@ -87,9 +87,8 @@ def make_task(box: Box, way: Way) -> Task:
     changes = {"conv": way.conv, "precision": way.precision, "model": way.model or box.case}
     config = dataclasses.replace(cases.config(cases.CASES[box.case]), **changes)
     images, labels = np.zeros((2, way.side, way.side, 3), np.uint8), np.zeros(2, np.int32)
-    return resolve.model.make_task(
-        config, Arrays("zeros", images, labels, tuple(map(str, range(10))), 2)
-    )
+    arrays = Arrays("zeros", images, labels, tuple(map(str, range(10))), 2)
+    return resolve.model.make_model(config, arrays).bound(None)
 
 
 def median_seconds(box: Box, makers: Mapping[str, Callable[[], Call]]) -> dict[str, float | str]:

@@ -250,7 +250,7 @@ def flops(case: cases.Case, sim: build.Simulation) -> float | None:
     """
     config = dataclasses.replace(sim.config, conv="lax")
     task = cases.task(case, "lax") or trained_part.bind(
-        resolve.model.make_task(config, sim.arrays), sim.base
+        resolve.model.make_model(config, sim.arrays).bound(None), sim.base
     )
     size = sim.config.batch_size
     x = jax.ShapeDtypeStruct((size, *sim.arrays.x.shape[1:]), jnp.uint8)

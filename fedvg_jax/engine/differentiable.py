@@ -141,12 +141,8 @@ def hypergradient(
     >>> float(value), float(gradient["a"])
     (18.0, 12.0)
     """
-    for name in names:
-        if name not in hyper:
-            raise UsageError(
-                f"unknown hyperparameter '{name}'; hyper has {', '.join(sorted(hyper))}"
-            )
-    chosen = {name: jax.tree.map(_as_float, hyper[name]) for name in names}
+    values = {name: types.named(hyper, name, "hyperparameter") for name in names}
+    chosen = jax.tree.map(_as_float, values)
 
     def objective_of(chosen: Hyper) -> Array:
         return objective({**hyper, **chosen})

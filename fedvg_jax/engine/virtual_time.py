@@ -145,10 +145,10 @@ def factors(kind: str, parameters: Sequence[float], num_clients: int, seed: int)
 def scaled(clock: Clock, factor: np.ndarray) -> Clock:
     """Returns a clock in which every duration of client k is `factor[k]` times as long."""
     return clock._replace(
-        step_seconds=np.asarray(clock.step_seconds) * factor,
-        fixed_seconds=np.asarray(clock.fixed_seconds) * factor,
-        upload=np.asarray(clock.upload) / factor,
-        download=np.asarray(clock.download) / factor,
+        step_seconds=clock.step_seconds * factor,
+        fixed_seconds=clock.fixed_seconds * factor,
+        upload=clock.upload / factor,
+        download=clock.download / factor,
     )
 
 
@@ -182,13 +182,11 @@ def wait(
     >>> first.taken.tolist(), first.late.tolist(), first.seconds
     ([1, 2], [0], 2.0)
     """
-    # clients that drop out are last
-    order = np.lexsort((np.arange(len(seconds)), seconds, ~responds))
+    # of equal durations the client asked first; clients that drop out are last
+    order = np.lexsort((seconds, ~responds))
     taken = np.sort(order[:size])
     in_time = seconds[taken] <= deadline
-    is_averaged = np.zeros(len(seconds), bool)
-    is_averaged[taken[in_time]] = True
-    late = np.flatnonzero(responds & ~is_averaged)
+    late = np.setdiff1d(np.flatnonzero(responds), taken[in_time])
     awaited = seconds[taken][responds[taken]]
     end = float(awaited.max(initial=0.0))
     return Arrivals(taken, in_time, late, min(end, deadline))

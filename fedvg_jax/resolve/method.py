@@ -102,7 +102,7 @@ def make_algorithm(config: Config, custom: Custom) -> Algorithm:
     return algorithm._replace(send=send)
 
 
-def make_selection(config: Config, custom: Selection | None = None) -> Selection | None:
+def make_selection(config: Config, custom: Selection | None) -> Selection | None:
     """Returns the selection of cohorts; None for uniform cohorts.
 
     Raises:

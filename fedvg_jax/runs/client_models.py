@@ -112,7 +112,7 @@ def _pieces(
     """
     arrays, parts = sim.arrays, sim.partition
     sizes = client_rows.sizes(parts.test)
-    largest = max(1, int(sizes.max()))
+    largest = int(sizes.max(initial=1))
     row_bytes = (arrays.x.nbytes + arrays.y.nbytes) // len(arrays.y)
     client_bytes = 3 * num_bytes(sim.state.variables) + largest * row_bytes
     size = min(len(sizes), max(sim.executor.num_lanes, PIECE_BYTES // client_bytes))

@@ -30,6 +30,7 @@ from fedvg_jax.core.types import (
 from fedvg_jax.weightings import aggregation, signals
 from fedvg_jax.weightings.aggregation import aggregate
 from fedvg_jax.weightings.basic import (
+    broadcast_shares,
     broadcast_weights,
     by_scalar,
     reciprocal,
@@ -81,9 +82,7 @@ def val_loss(task: Task) -> Weighting:
         shifted = loss + hyper[EPS.name]
         refuse_negative(jnp.where(view.participating, shifted, 0), "weighting val_loss")
         raw = reciprocal(shifted)
-        return broadcast_weights(
-            shares(jnp.where(shifted < 0, -raw, raw), view.participating), view
-        )
+        return broadcast_shares(jnp.where(shifted < 0, -raw, raw), view)
 
     return Weighting(
         signals.validation_loss(task),
@@ -129,7 +128,7 @@ def fltrust(task: Task) -> Weighting:
         trust = jnp.where(
             squared > 0, jnp.maximum(agreement, 0) / jnp.where(squared > 0, squared, 1), 0
         )
-        return broadcast_weights(shares(trust, view.participating), view)
+        return broadcast_shares(trust, view)
 
     return Weighting(signals.drift, weigh)
 

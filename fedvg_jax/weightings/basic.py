@@ -72,7 +72,7 @@ def by_scalar(signal: types.Signal) -> Weighting:
 def weigh_by_scalar(hyper: Hyper, raw: Array, view: ServerView) -> Variables:
     """Returns the weights raw_k / sum_j raw_j, for every tensor."""
     refuse_negative(raw, "weighting.signal: by_scalar")
-    return broadcast_weights(shares(raw, view.participating), view)
+    return broadcast_shares(raw, view)
 
 
 def mix(first: Weighting, second: Weighting) -> Weighting:
@@ -158,6 +158,11 @@ def reciprocal(score: Array) -> Array:
 def broadcast_weights(weights: Array, view: ServerView) -> Variables:
     """Returns the same weights [K] for every tensor of the model."""
     return jax.tree.map(lambda _: weights, view.variables)
+
+
+def broadcast_shares(raw: Array, view: ServerView) -> Variables:
+    """Returns `shares` of the participating clients, the same for every tensor of the model."""
+    return broadcast_weights(shares(raw, view.participating), view)
 
 
 def renormalise_over_participating(participating: Array, weights: Variables) -> Variables:

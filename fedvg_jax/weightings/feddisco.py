@@ -29,7 +29,7 @@ from fedvg_jax.core.types import (
     Weighting,
 )
 from fedvg_jax.weightings import signals
-from fedvg_jax.weightings.basic import broadcast_weights, shares
+from fedvg_jax.weightings.basic import broadcast_shares, shares
 
 A = Hyperparameter("feddisco.a", 0.5, 0, doc="Weight a of the distance of label distributions.")
 B = Hyperparameter("feddisco.b", 0.1, doc="Number b added to every client's value.")
@@ -64,7 +64,7 @@ def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
     a, b = (hyper[parameter.name].astype(sizes.dtype) for parameter in (A, B))
     values = jnp.where(view.participating, jax.nn.relu(sizes - a * distances + b), 0)
     values = jnp.where(values.sum() > 0, values, sizes)
-    return broadcast_weights(shares(values, view.participating), view)
+    return broadcast_shares(values, view)
 
 
 ENTRY = NamedWeighting(

@@ -41,7 +41,7 @@ EPS = Hyperparameter(
 FROM_0 = Hyperparameter("eps", 1e-8, 0.0)
 """eps of the public functions, which may be 0."""
 
-NORMS = ("l1", "l2", "spectral", "spectral_l2")
+NORMS = tuple(norms.BY_NAME)
 """Norms of a signal that is measured; "delta" is the paper's name for the L1 norm of the update."""
 
 OPTIONS = (
@@ -422,7 +422,13 @@ def _layers(
         )
     # vectors have no spectral norm
     counted = {path for path in included if sizes[path].ndim > 1 or norm != "spectral"}
-    _check_groups(counted, included, grouping(shapes, task.block_of))
+    group_of = tree.by_path(grouping(shapes, task.block_of).params)
+    measured = {group_of[path] for path in counted}
+    if missing := sorted(path for path in included if group_of[path] not in measured):
+        raise UsageError(
+            f"fedvg.norm spectral needs a matrix in every group, and there is none for {', '.join(missing)};"
+            " use --fedvg.norm spectral_l2, --fedvg.granularity modelwise, or --fedvg.include to leave them out"
+        )
     return groups.layers(shapes.params, counted.__contains__, types.named(LAYERS, layer, "layer"))
 
 
@@ -430,17 +436,6 @@ def _grouping(norm: str, granularity: str, layer: str) -> Grouping:
     """Returns the grouping of a name. A vector without a spectral norm takes the weight of its module's matrix."""
     by_module = {"layerwise": groups.modulewise} if layer == "module" or norm == "spectral" else {}
     return types.named(groups.BY_NAME | by_module, granularity, "granularity")
-
-
-def _check_groups(counted: set[str], included: set[str], by_group: Variables) -> None:
-    group_of = tree.by_path(by_group.params)
-    measured = {group_of[path] for path in counted}
-    missing = sorted(path for path in included if group_of[path] not in measured)
-    if missing:
-        raise UsageError(
-            f"fedvg.norm spectral needs a matrix in every group, and there is none for {', '.join(missing)};"
-            " use --fedvg.norm spectral_l2, --fedvg.granularity modelwise, or --fedvg.include to leave them out"
-        )
 
 
 def layer_shares(norms: Array) -> Array:

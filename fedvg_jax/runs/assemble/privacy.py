@@ -15,7 +15,6 @@ import numpy as np
 from fedvg_jax.algorithms.base import no_probe, no_report
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Cohort, Hyper, SimState, Tree, UsageError
-from fedvg_jax.engine import local_training
 from fedvg_jax.host import extras
 from fedvg_jax.runs.assemble.programs import Program
 from fedvg_jax.runs.experiment import Experiment
@@ -58,12 +57,6 @@ def check(experiment: Experiment, program: Program, state: SimState, hyper: Hype
     if algorithm.send and jax.tree.leaves(jax.eval_shape(algorithm.send.init, hyper, params)):
         raise UsageError(
             "dp does not account for what clients keep, as errors of send topk; use qsgd or none"
-        )
-    if isinstance(state.clients, local_training.ClientState) and jax.tree.leaves(
-        (state.clients.weighting, state.weighting)
-    ):
-        raise UsageError(
-            "dp does not account for a weighting with a state, which weighs by earlier rounds, too"
         )
     weights = jax.tree.map(
         lambda _: jax.ShapeDtypeStruct((experiment.cohorts.size,), tree.dtype(params)), params

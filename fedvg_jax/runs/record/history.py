@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.core.types import UsageError, Variables
+from fedvg_jax.core.types import UsageError, Variables, named
 from fedvg_jax.host import extras, files
 from fedvg_jax.runs.record import folder as run_folder
 
@@ -179,9 +179,7 @@ class History(_Results):
             UsageError: without pandas, or for another `per`.
         """
         pandas = extras.load("pandas", "pandas", "History.to_pandas")
-        if per not in _TABLES:
-            raise UsageError(f"per must be round or client; got {per}")
-        rows = _TABLES[per](self.records)
+        rows = named(_TABLES, per, "per")(self.records)
         table = pandas.DataFrame.from_records(rows, columns=None if rows else ["round"])
         # of one name, `groupby("round")` would be ambiguous
         return table.set_index("round", drop=False).rename_axis(index=None)

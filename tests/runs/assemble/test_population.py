@@ -37,7 +37,7 @@ def tables_of(made, arrays, parts, task=None):
     shared = resolve.data.make_shared(made, arrays, parts)
     whole = resolved.experiment(made, arrays.x.shape[1:], len(arrays.class_names), task)
     whole = whole._replace(population=Population(arrays, parts, shared))
-    return tables.make_data(whole, task or resolve.model.make_task(made, arrays))
+    return tables.make_data(whole, task or resolve.model.make_model(made, arrays).bound(None))
 
 
 @pytest.mark.parametrize(

@@ -37,4 +37,4 @@ def personal(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
     )
 
 
-ENTRY = NamedAlgorithm("Ditto", ditto)
+ENTRY = NamedAlgorithm("Ditto", ditto, (LAM,))

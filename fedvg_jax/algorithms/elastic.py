@@ -150,6 +150,7 @@ def _ratio(o: Array, largest: Array) -> Array:
 ENTRY = NamedAlgorithm(
     "Elastic",
     elastic,
+    (TAU, MU),
     (RATIO,),
     published={"elastic-sensitivity": Published({"official": True}), "elastic-rows": Published()},
 )

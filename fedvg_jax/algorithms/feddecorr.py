@@ -71,4 +71,4 @@ def mean_squared_correlation(features: Array, mask: Array) -> Array:
     return ((scaled @ scaled.T / count / features.shape[-1]) ** 2).sum()
 
 
-ENTRY = NamedAlgorithm("FedDecorr", feddecorr)
+ENTRY = NamedAlgorithm("FedDecorr", feddecorr, (BETA,))

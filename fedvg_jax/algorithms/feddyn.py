@@ -100,6 +100,7 @@ def clipped(max_norm: Array, grads: Tree) -> Tree:
 ENTRY = NamedAlgorithm(
     "FedDyn",
     feddyn,
+    (ALPHA, CLIP),
     published={
         "feddyn-regulariser": Published({"quadratic": False}),
         "feddyn-weights": Published({"native_weighting": "samples"}, weighting="native"),

@@ -69,4 +69,4 @@ def inverse_fourth_root(counts: Array, dtype) -> Array:
     return jnp.maximum(counts.astype(dtype), jnp.asarray(NO_ROWS, dtype)) ** -0.25
 
 
-ENTRY = NamedAlgorithm("FedLC", fedlc)
+ENTRY = NamedAlgorithm("FedLC", fedlc, (TAU,))

@@ -67,4 +67,4 @@ def not_true(logits: Array, y: Array) -> Array:
     return jax.nn.log_softmax(logits, where=~is_true)
 
 
-ENTRY = NamedAlgorithm("FedNTD", fedntd)
+ENTRY = NamedAlgorithm("FedNTD", fedntd, (BETA, TAU))

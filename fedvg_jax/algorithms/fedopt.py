@@ -183,8 +183,8 @@ def _root(v: Array) -> Array:
     return jnp.where(v > 0, jnp.sqrt(jnp.where(v > 0, v, 1)), 0)
 
 
-FEDAVGM = NamedAlgorithm("FedAvgM", fedavgm)
+FEDAVGM = NamedAlgorithm("FedAvgM", fedavgm, (BETA, RATE))
 _PUBLISHED = {"adaptive-servers": Published({"official": True})}
-FEDADAM = NamedAlgorithm("FedAdam", fedadam, published=_PUBLISHED)
-FEDYOGI = NamedAlgorithm("FedYogi", fedyogi, published=_PUBLISHED)
-FEDADAGRAD = NamedAlgorithm("FedAdagrad", fedadagrad, published=_PUBLISHED)
+FEDADAM = NamedAlgorithm("FedAdam", fedadam, ADAM, published=_PUBLISHED)
+FEDYOGI = NamedAlgorithm("FedYogi", fedyogi, ADAM, published=_PUBLISHED)
+FEDADAGRAD = NamedAlgorithm("FedAdagrad", fedadagrad, (ETA, B1, EPS), published=_PUBLISHED)

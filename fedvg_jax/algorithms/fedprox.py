@@ -28,4 +28,4 @@ def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
     )
 
 
-ENTRY = NamedAlgorithm("FedProx", fedprox)
+ENTRY = NamedAlgorithm("FedProx", fedprox, (MU,))

@@ -83,4 +83,4 @@ def similarity(a: Array, b: Array) -> Array:
     return jnp.where(is_zero, 0, (a * b).sum(-1) / jnp.sqrt(jnp.where(is_zero, 1, squares)))
 
 
-ENTRY = NamedAlgorithm("MOON", moon)
+ENTRY = NamedAlgorithm("MOON", moon, (MU, TAU))

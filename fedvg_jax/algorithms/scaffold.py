@@ -96,6 +96,7 @@ def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[
 ENTRY = NamedAlgorithm(
     "Scaffold",
     scaffold,
+    (ETA_G,),
     published={
         "scaffold-steps": Published({"single_batches": True}),
         "scaffold-state": Published({"keeps": False}),

@@ -71,7 +71,7 @@ def check_values(config: Config, names: Iterable[str] = tuple(SETTINGS)) -> None
             raise UsageError(f"{name} must be below 2**32; got a larger number")
         if setting.arguments:
             value = _check_choice(name, str(value))
-        elif setting.names:
+        elif setting.names and value not in setting.names:
             require_name(name, str(value), setting.names)
         rule = setting.range or setting.form
         if rule and value is not None and not rule.holds(value):

@@ -64,6 +64,7 @@ class Condition(NamedTuple):
     """Values of the other setting for which it holds, in words."""
 
 
+@functools.cache
 def is_one(name: str, *values: str) -> Condition:
     """Holds where a setting has one of the values."""
     value_of = operator.attrgetter(name)

@@ -165,6 +165,7 @@ def _declared() -> list[tuple[Hyperparameter | Option, Condition]]:
     ]
 
 
+@functools.cache
 def _names_one(kind: str, *names: str) -> Condition:
     """Holds where the algorithm is one of the names, or where the weighting combines one of them."""
     if kind == "algorithm":

@@ -563,16 +563,11 @@ class NamedAlgorithm(NamedTuple):
     label: str
     """its spelling in papers"""
     make: Callable[..., Algorithm]
+    hyperparameters: tuple[Hyperparameter, ...] = ()
+    """those that it declares, also for behaviours of the published code; so that no factory runs on import"""
     options: tuple[Option, ...] = ()
     published: Mapping[str, Published] = {}
     """name of a difference between papers and published code -> the published behaviour"""
-
-    @property
-    def hyperparameters(self) -> tuple[Hyperparameter, ...]:
-        """Returns those that its algorithm declares, also with behaviours of the published code."""
-        behaviours = Published(), *self.published.values()
-        made = [self.make(**behaviour.arguments) for behaviour in behaviours]
-        return tuple(dict.fromkeys(p for algorithm in made for p in algorithm.hyperparameters))
 
 
 # --- a weighting: a signal and a rule ---------------------------------------------------------------------------------

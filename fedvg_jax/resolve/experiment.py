@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 from fedvg_jax import algorithms
 from fedvg_jax.config import SETTINGS, Config, apply, client_chunk_size, cohort_size, epochs_range
 from fedvg_jax.config.checks import unmet
-from fedvg_jax.config.declare import FRACTION, listed
+from fedvg_jax.config.declare import FRACTION, flatten, listed
 from fedvg_jax.config.options import as_reference, choice, concurrency, has_clock, num_asked
 from fedvg_jax.core.types import Algorithm, Hyper, NamedWeighting, UsageError, Weighting
 from fedvg_jax.engine import task_checks
@@ -95,13 +95,14 @@ def resolve(
     model = make_model(config, inputs, custom.task, custom.initial)
     weightings = named_weightings(config, custom, method.algorithm)
     check_accuracies(config, weightings, custom.task, population)
+    static = tuple(flatten(static_settings(config)).items())
     # what a named network is built for
     model_key = custom.task or (inputs.x.shape[1:], len(inputs.class_names))
     return Experiment(
         settings=config,
         custom=custom.names,
         # the ids of corrupt clients are constants of a program with an attack
-        key=(static_settings(config), model_key, method.corrupt_clients if custom.attack else ()),
+        key=(static, model_key, method.corrupt_clients if custom.attack else ()),
         population=population,
         statistics=populations.describe(config, population, custom.partition is not None),
         model=model,

@@ -32,7 +32,7 @@ def numbered(task, power=0):
 
 MOVES = Option("still.moves", "yes", ("yes", "no"), "Whether the model moves.")
 POWER = Option("numbered.power", 0, Range(0), "Power of a client's number.")
-algorithms.BY_NAME["still"] = NamedAlgorithm("Still", still, (MOVES,))
+algorithms.BY_NAME["still"] = NamedAlgorithm("Still", still, options=(MOVES,))
 weightings.BY_NAME["numbered"] = NamedWeighting(numbered, options=(POWER,))
 
 from fedvg_jax import sim

@@ -75,12 +75,13 @@ def new_cache() -> Cache:
     results: dict[Hashable, Any] = {}
 
     def cached(key: Hashable, make: Callable[[], T]) -> T:
-        if key not in results:
+        result = results.get(key)
+        if result is None:
             result = make()
             if len(results) == MOST_CACHED:
                 del results[next(iter(results))]
             results[key] = result
-        return results[key]
+        return result
 
     return cached
 

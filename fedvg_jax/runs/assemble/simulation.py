@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.stages import Traced, Wrapped
 
 from fedvg_jax.core import trained_part, tree
@@ -32,8 +33,8 @@ from fedvg_jax.engine import evaluate, federated_round, schedule
 from fedvg_jax.host import processes
 from fedvg_jax.runs.assemble import programs, tables
 from fedvg_jax.runs.experiment import Config, Experiment
-from fedvg_jax.runs.placement import choice
-from fedvg_jax.runs.placement.client_states import Federation, Placement
+from fedvg_jax.runs.placement import on_devices
+from fedvg_jax.runs.placement.client_states import Federation, Placement, fit_chunk, stays_on_host
 from fedvg_jax.runs.record import history, stored
 
 if TYPE_CHECKING:
@@ -360,7 +361,32 @@ def _make_state(
     config = experiment.settings
     federation = Federation(config.clients, experiment.cohorts.size, config.rounds)
     one = processes.place(one, program.executor.placement)
-    placement = choice.choose(
+    placement = _placement(
         config.placement, federation, one.clients, tables.MAX_ROUNDS, program.executor.clients
     )
     return placement.first(one), placement
+
+
+def _placement(
+    placement: str,
+    federation: Federation,
+    fresh: Tree,
+    max_rounds: int,
+    sharding: NamedSharding | None,
+) -> Placement:
+    """Returns the operations of the place where a run stores its client states.
+
+    Args:
+        placement: "auto", "device" or "host".
+        federation: of the run.
+        fresh: the state of a client that was not sampled yet, leaves [1, ...] on the devices.
+        max_rounds: R, the most rounds of a chunk.
+        sharding: of the rows over devices; None if each device stores all.
+    """
+    client_bytes, num_devices = tree.num_bytes(fresh), sharding.mesh.size if sharding else 1
+    if stays_on_host(placement, federation, client_bytes, num_devices):
+        from fedvg_jax.runs.placement import on_host
+
+        num_rows, fitting = fit_chunk(federation, client_bytes, max_rounds, num_devices)
+        return on_host.make(federation, fitting, fresh, num_rows, sharding)
+    return on_devices.make(federation.num_clients, max_rounds, fresh, sharding)

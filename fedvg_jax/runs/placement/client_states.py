@@ -8,7 +8,7 @@ all clients in one of two places:
 - `on_host`: the host stores the rows of all clients sampled so far, in the order of first sampling, and the devices
   those of a chunk's clients, which they may divide. All shapes on the devices are fixed before the first round.
 
-`choice` chooses one where a run is assembled. What is saved has no padding and does not depend on the number of
+A run chooses one where it is assembled. What is saved has no padding and does not depend on the number of
 devices, and each place continues from what any other has saved.
 
 Rounds take rows on the devices themselves (`engine.executors`). Where other processes store some of the rows, every
@@ -25,6 +25,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
 
 from fedvg_jax.core.types import Schedule, SimState, Tree
+from fedvg_jax.host import hardware as hw
 from fedvg_jax.runs.record import checkpoint
 
 
@@ -190,3 +191,65 @@ def restored(state: SimState, saved: SimState) -> SimState:
 
     saved = saved._replace(versions=jax.tree.map(resized, state.versions, saved.versions))
     return checkpoint.place_like(with_client_states(state, ()), with_client_states(saved, ()))
+
+
+# --- which placement a run has; it depends on sizes, never on the seed
+
+DENSE_BYTES = 2**26
+"""Bytes up to which the devices store the states of all clients."""
+
+CHUNK_BYTES = 2**26
+"""Bytes of the states of a chunk's clients, where the host stores them; the states of one cohort may take more."""
+
+
+def stays_on_host(
+    placement: str, federation: Federation, client_bytes: int, num_devices: int
+) -> bool:
+    """Returns whether the host stores the client states.
+
+    By default it does if they are large, and the run samples some clients only or they fill the devices.
+
+    Args:
+        placement: "auto", "device" or "host".
+        federation: of the run.
+        client_bytes: of one client's state.
+        num_devices: that would divide the states.
+    """
+    if placement != "auto":
+        return client_bytes > 0 and placement == "host"
+    num_bytes = federation.num_clients * client_bytes
+    is_sparse = federation.most_clients < federation.num_clients
+    return num_bytes > DENSE_BYTES and (
+        is_sparse or hw.auto_pool(2 * (num_bytes // num_devices)) == "host"
+    )
+
+
+def fit_chunk(
+    federation: Federation, client_bytes: int, max_rounds: int, num_devices: int
+) -> tuple[int, int]:
+    """Returns the rows on the devices where the host stores all client states, and the rounds whose clients fit them.
+
+    Args:
+        federation: of the run.
+        client_bytes: of one client's state.
+        max_rounds: R, the most rounds of a chunk.
+        num_devices: that divide the rows.
+
+    >>> fit_chunk(Federation(num_clients=10**6, cohort_size=1000, rounds=50), 2**18, 64, num_devices=1)
+    (1024, 1)
+    """
+    count, size = federation.num_clients, federation.cohort_size
+    clients_per_chunk = max(size, min(size * max_rounds, CHUNK_BYTES // client_bytes))
+    num_rows = padded(min(count, round_up(clients_per_chunk)), num_devices)
+    fits_all = num_rows >= count
+    return num_rows, max_rounds if fits_all else min(max_rounds, num_rows // size)
+
+
+def round_up(number: int) -> int:
+    """Returns the number rounded up to four significant bits, so that other partitions have the same shapes.
+
+    >>> [round_up(number) for number in (7, 17, 1000, 1025)]
+    [7, 18, 1024, 1152]
+    """
+    unit = 1 << max(0, number.bit_length() - 4)
+    return -(-number // unit) * unit

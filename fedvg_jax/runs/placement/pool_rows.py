@@ -18,8 +18,7 @@ from fedvg_jax.core.types import Data, Executor, Schedule, Tree, Variables
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import processes
 from fedvg_jax.runs.experiment import Experiment
-from fedvg_jax.runs.placement import choice
-from fedvg_jax.runs.placement.client_states import copied_rows, shapes_of_rows
+from fedvg_jax.runs.placement.client_states import copied_rows, round_up, shapes_of_rows
 
 CHUNK_BYTES = 2**28
 """Bytes of the rows of a chunk of several rounds; a single round may need more."""
@@ -145,7 +144,7 @@ def make(experiment: Experiment, data: Data, executor: Executor) -> HostRows:
     sizes = np.sort(client_rows.sizes(experiment.population.partition.train))
     needed = int(sizes[-experiment.cohorts.size :].sum())  # of any round
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
-    fitting = choice.round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1))
+    fitting = round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1))
     piece = max(1, min(int(PIECE_BYTES / row_bytes), max(data.val.size, data.test.size)))
     resident = resident_data(data, reads_test="client_accuracy" in experiment.recorded)
     return HostRows(

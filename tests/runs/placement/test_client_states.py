@@ -14,7 +14,7 @@ import fedvg_jax as fv
 from fedvg_jax.config import Config
 from fedvg_jax.core.types import SimState, UsageError, Variables
 from fedvg_jax.host import hardware as hw
-from fedvg_jax.runs.placement import choice
+from fedvg_jax.runs.placement import client_states
 from fedvg_jax.runs.placement.client_states import Federation
 from fedvg_jax.runs.record import checkpoint, stored
 
@@ -40,7 +40,7 @@ SETTINGS = Config(
 )
 """Of `worlds.full_algorithm`, with probes as elastic has. One client is sampled in every round; others drop out."""
 LAYOUTS = {"device": {}, "host": {}, "host, a round": {"CHUNK_BYTES": 1}}
-"""Layout -> constants of `choice`."""
+"""Layout -> constants of `client_states`."""
 
 
 @functools.cache
@@ -55,7 +55,7 @@ def run(layout, callbacks=True, **changes):
 
     with pytest.MonkeyPatch.context() as patch:
         for name, value in LAYOUTS[layout].items():
-            patch.setattr(choice, name, value)
+            patch.setattr(client_states, name, value)
         given = linear.GIVEN | {
             "algorithm": worlds.full_algorithm(),
             "task": linear.TASK._replace(),
@@ -159,24 +159,24 @@ def test_a_run_is_not_resumed_with_another_given_model_that_clients_not_sampled_
 
 
 def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_are_sampled_or_they_fill_the_devices():
-    assert not choice.stays_on_host("host", MILLION, 0, 1), "no memories"
-    assert choice.stays_on_host("host", MILLION, 1, 1)
-    assert not choice.stays_on_host("auto", MILLION, 67, 1), "64 MiB for all"
-    assert not choice.stays_on_host("device", MILLION, 2**20, 1)
+    assert not client_states.stays_on_host("host", MILLION, 0, 1), "no memories"
+    assert client_states.stays_on_host("host", MILLION, 1, 1)
+    assert not client_states.stays_on_host("auto", MILLION, 67, 1), "64 MiB for all"
+    assert not client_states.stays_on_host("device", MILLION, 2**20, 1)
     often = MILLION._replace(rounds=1000)
     gpus = hw.Hardware("gpu", "NVIDIA H100", num_devices=4, cores=16, memory_bytes=80 * 2**30)
     with hw.assumed(gpus):
-        assert choice.stays_on_host("auto", MILLION, 2**10, 1), "few are sampled"
-        assert not choice.stays_on_host("auto", often, 2**10, 1)
-        assert choice.stays_on_host("auto", often, 2**16, 1), "they fill one device"
-        assert not choice.stays_on_host("auto", often, 2**16, 4)
+        assert client_states.stays_on_host("auto", MILLION, 2**10, 1), "few are sampled"
+        assert not client_states.stays_on_host("auto", often, 2**10, 1)
+        assert client_states.stays_on_host("auto", often, 2**16, 1), "they fill one device"
+        assert not client_states.stays_on_host("auto", often, 2**16, 4)
 
 
 def test_the_clients_of_a_chunk_fit_its_rows_which_devices_divide():
     """Rounds of 1000 clients in at most 64 MiB, rounded up to four significant bits."""
-    assert choice.fit_chunk(MILLION, 2**16, 64, 1) == (1024, 1)
-    assert choice.fit_chunk(MILLION, 2**14, 64, 1) == (4096, 4)
-    assert choice.fit_chunk(MILLION, 2**14, 3, 1) == (3072, 3)
-    assert choice.fit_chunk(MILLION, 2**16, 64, 3) == (1026, 1)
+    assert client_states.fit_chunk(MILLION, 2**16, 64, 1) == (1024, 1)
+    assert client_states.fit_chunk(MILLION, 2**14, 64, 1) == (4096, 4)
+    assert client_states.fit_chunk(MILLION, 2**14, 3, 1) == (3072, 3)
+    assert client_states.fit_chunk(MILLION, 2**16, 64, 3) == (1026, 1)
     few = Federation(num_clients=20, cohort_size=4, rounds=3)
-    assert choice.fit_chunk(few, 2**10, 64, 3) == (21, 64), "all clients have rows"
+    assert client_states.fit_chunk(few, 2**10, 64, 3) == (21, 64), "all clients have rows"

@@ -59,11 +59,15 @@ def as_settings(
         if text:
             settings[checks.PASSED[argument]] = text
             del others[argument]
-    if {"algorithm", "weighting"} & settings.keys():
-        hyper = others.pop("hyper", {})
-        settings |= {name: value for name, value in hyper.items() if name in methods.SETTINGS}
-        left = {name: value for name, value in hyper.items() if name not in settings}
-        others |= {"hyper": left} if left else {}
+    hyper = others.get("hyper")
+    if {"algorithm", "weighting"} & settings.keys() and isinstance(hyper, Mapping):
+        named = apply(config, settings, "objects")
+        read = {name for name in methods.SETTINGS if checks.unmet(named, name) is None}
+        settings |= {name: value for name, value in hyper.items() if name in read}
+        left = {name: value for name, value in hyper.items() if name not in read}
+        others["hyper"] = left
+        if not left:
+            del others["hyper"]
     return settings, others
 
 

@@ -105,6 +105,12 @@ def test_methods_of_unequal_rounds_are_compared_by_what_reaches_a_target_alone()
     assert fv.compare(results, metric="time_to_target", target=0.01).finding
 
 
+def test_hyperparameters_of_a_package_s_algorithm_in_a_method_are_its_settings():
+    method = fv.Method(algorithm=fv.algorithms.scaffold(), hyper={"scaffold.eta_g": 0.5})
+    (trial,) = fv.run_sweep(CONFIG, {"method": {"mine": method}})
+    assert trial.config.scaffold.eta_g == 0.5 and trial.result.config.algorithm == "scaffold"
+
+
 def test_several_settings_cannot_be_tuned_as_one(tmp_path):
     with one_line("momentum"):
         fv.run_sweep(CONFIG, {}, tmp_path, tune={("lr", "momentum"): [(0.1, 0.9)]})

@@ -120,6 +120,10 @@ def test_hyperparameters_beside_an_object_of_the_package_are_settings():
     scaffold = fedvg_jax.algorithms.scaffold()
     config, custom = settle(SMALL, Custom(algorithm=scaffold, hyper={"scaffold.eta_g": 0.5}))
     assert config.scaffold.eta_g == 0.5 and custom == Custom()
+    unread = {"fedprox.mu": 0.5}  # which the run refuses as unknown
+    assert settle(SMALL, Custom(algorithm=scaffold, hyper=unread))[1] == Custom(hyper=unread)
+    with pytest.raises(fedvg_jax.UsageError, match="hyper"):
+        fedvg_jax.run(SMALL, algorithm=scaffold, hyper=3)
 
 
 def test_trials_of_a_custom_attack_have_the_corrupt_clients_of_their_seeds():

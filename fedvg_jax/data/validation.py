@@ -239,9 +239,10 @@ def outside_images(
     if x.ndim == target.x.ndim == 4:
         return resized(x, shape, data_dir or source), y[rows]
     if x.shape[1:] != shape:
+        got, expected = f"{x.dtype} {list(x.shape[1:])}", f"{target.x.dtype} {list(shape)}"
         raise UsageError(
-            f"{source} of D_val: rows are {x.dtype} {[*x.shape[1:]]}, and rows of {target.name} are {target.x.dtype}"
-            f" {[*shape]}; features of D_val and of the clients must come from one network"
+            f"{source} of D_val: rows are {got}, and rows of {target.name} are {expected}; features of D_val and of the"
+            " clients must come from one network"
         )
     return x, y[rows]
 

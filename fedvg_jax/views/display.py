@@ -154,7 +154,8 @@ def _model_text(sim: simulation.Simulation) -> str:
 def data_text(arrays: Arrays) -> str:
     """Returns the number and shape of the rows, and their classes or targets."""
     num_classes, absent = len(arrays.class_names), classes_without_rows(arrays)
-    rows = f"{len(arrays.x):,} {output.unit(arrays)} {list(arrays.x.shape[1:])}"
+    count, *shape = arrays.x.shape
+    rows = f"{count:,} {output.unit(arrays)} {shape}"
     if not num_classes:
         return f"{rows}, targets {list(arrays.y.shape[1:])}"
     return f"{rows}, {num_classes - len(absent)} of {num_classes} classes"

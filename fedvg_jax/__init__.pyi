@@ -34,6 +34,7 @@ from fedvg_jax.core.types import (
     WeightingState as WeightingState,
 )
 from fedvg_jax.data.arrays import Arrays as Arrays
+from fedvg_jax.data.partitions import partitioners as partitioners
 from fedvg_jax.engine import (
     attacks as attacks,
     executors as executors,

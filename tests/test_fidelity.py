@@ -19,7 +19,7 @@ from fedvg_jax import commands, config, resolve
 from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity
 from fedvg_jax.config import Config, options, presets
 from fedvg_jax.core.types import Anchor, ClientReturn, Cohort
-from fedvg_jax.data.partitions import client_rows, draw
+from fedvg_jax.data.partitions import client_rows, draw, partitioners
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs.assemble import tables
 
@@ -110,9 +110,9 @@ def sizes_of_kind(kind, seed):
         n: getattr(Config(), n) for n in ("min_samples", "test_ratio")
     }
     settings |= {"val_ratio": Config().val_ratio, "seed": seed}
-    return client_rows.sizes(
-        draw.draw_partition(ROWS[1].astype(np.int32), kind=kind, **settings).train
-    ).tolist()
+    partitioner = partitioners.BY_NAME[kind].made(2)
+    drawn = draw.draw_partition(ROWS[1].astype(np.int32), partitioner, **settings)
+    return client_rows.sizes(drawn.train).tolist()
 
 
 def native_signal(sim):

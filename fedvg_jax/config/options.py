@@ -23,19 +23,11 @@ from fedvg_jax.config.methods import ALGORITHMS, Methods, method_of, weighting_n
 from fedvg_jax.config.presets import reference_behaviours
 from fedvg_jax.core.types import Algorithm, Argument, Choice, Option, Range, UsageError
 from fedvg_jax.data import datasets
+from fedvg_jax.data.partitions import partitioners
 from fedvg_jax.engine import attacks, local_training, robust, selection as selections
 from fedvg_jax.models.networks import MODELS, Network
 
-PARTITIONS = {
-    **dict.fromkeys(
-        ("dirichlet", "official", "dirichlet_equal", "balanced_client", "quantity", "iid")
-    ),
-    "shards": Choice(argument=Argument(2, declare.COUNT)),
-    "group": None,
-    "file": Choice(argument=Argument("")),
-}
-DRAWN_SIZES = ("dirichlet", "official", "quantity")
-"""Partitions that draw the sizes of the clients at random, so that a client may get too few rows."""
+PARTITIONS = {**partitioners.BY_NAME, "file": Choice(argument=Argument(""))}
 
 CORRUPTIONS = {
     "none": None,
@@ -81,6 +73,12 @@ def has_clock(config: Config) -> bool:
 def _of_model(holds: Callable[[Network], Any], by: str) -> Condition:
     """Holds where the network has a property."""
     return Condition("model", lambda config: holds(MODELS[config.model]), by)
+
+
+def _by_partitioner(name: str) -> Condition:
+    """Holds where the partitioner uses a setting."""
+    made = {kind: choice.made(1) for kind, choice in partitioners.BY_NAME.items()}
+    return is_one("partition", *(kind for kind in made if name in made[kind].uses))
 
 
 _RESNETS = _of_model(lambda network: network.stage_of, "ResNets")
@@ -353,16 +351,7 @@ class Config(Shorthands):
         0.05,
         Range(0, 1e30, excludes_low=True),
         "data",
-        used=(
-            is_one(
-                "partition",
-                "dirichlet",
-                "official",
-                "dirichlet_equal",
-                "balanced_client",
-                "quantity",
-            ),
-        ),
+        used=(_by_partitioner("alpha"),),
     )
     """Dirichlet concentration of the clients' labels; small is skewed. With quantity it is the concentration of client
     sizes."""
@@ -371,7 +360,7 @@ class Config(Shorthands):
     min_samples: int = setting(10, declare.COUNT, "data")
     """Smallest number of rows of a client, before its validation and test rows are held out."""
     min_samples_rule: str = setting(
-        "redraw", ("redraw", "top_up"), "data", used=(is_one("partition", *DRAWN_SIZES),)
+        "redraw", ("redraw", "top_up"), "data", used=(_by_partitioner("min_samples_rule"),)
     )
     """Remedy where a client has fewer than min_samples rows. redraw the partition (published), or top_up from the
     largest client."""

@@ -11,8 +11,8 @@ Where to look:
 - `arrays`: the container of a data set, and the checks that every reader applies. `user_data`: arrays from Python.
 - `table`: DataFrames. `scaling`: transformers of scikit-learn that encode them;
   `plain_pickles` reads them.
-- `partitions/`: `draw` partitions by the name of their kind; `exchange` reads and writes them; `client_rows` holds and
-  splits them, and measures their skew.
+- `partitions/`: `partitioners` divide rows over clients; `draw` draws a partition by one of them; `exchange` reads and
+  writes partitions; `client_rows` holds and checks them, and measures their skew.
 - `validation`: D_val from the clients' rows or from an external set; smaller, imbalanced or noisy ones.
 - `corrupt`: corrupt training rows of some clients.
 - `images`, `cache`: decoding, and the cache of decoded data sets.
@@ -25,7 +25,7 @@ from fedvg_jax.data.datasets import (
     Source as Source,
     load as load,
 )
-from fedvg_jax.data.partitions import draw, exchange
+from fedvg_jax.data.partitions import exchange
 from fedvg_jax.data.partitions.client_rows import Partition as Partition
 from fedvg_jax.data.partitions.draw import draw_partition as draw_partition
 from fedvg_jax.data.validation import (
@@ -34,6 +34,5 @@ from fedvg_jax.data.validation import (
     from_outside as from_outside,
 )
 
-PARTITIONS = draw.KINDS
 read_partition = exchange.read
 write_partition = exchange.write

@@ -23,6 +23,7 @@ from fedvg_jax.core.types import (
     named,
 )
 from fedvg_jax.data import user_data
+from fedvg_jax.data.partitions.partitioners import Partitioner
 from fedvg_jax.engine import attacks, contracts, robust
 from fedvg_jax.runs.record import folder as run_folder
 
@@ -47,7 +48,7 @@ class Objects(TypedDict, total=False):
     label: str | None
     group: str | None
     transformer: Any
-    partition: tuple | Sequence | None
+    partition: Partitioner | tuple | Sequence | None
     task: Task | None
     algorithm: Algorithm | None
     weighting: WeightingOrFactory | None
@@ -77,7 +78,7 @@ class Custom(NamedTuple):
     """The objects that take the place of settings, with the data as the readers return them."""
 
     data: Any = None
-    partition: tuple | Sequence | None = None
+    partition: Partitioner | tuple | Sequence | None = None
     task: Task | None = None
     algorithm: Algorithm | None = None
     weighting: WeightingOrFactory | None = None

@@ -24,7 +24,8 @@ from fedvg_jax.data.arrays import (
 )
 from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, sizes
-from fedvg_jax.data.partitions.draw import draw_partition
+from fedvg_jax.data.partitions.draw import Settings, draw_partition
+from fedvg_jax.data.partitions.partitioners import BY_NAME, Partitioner
 from fedvg_jax.engine import attacks
 from fedvg_jax.host.files import user_path
 from fedvg_jax.models import pretrained
@@ -38,14 +39,11 @@ if TYPE_CHECKING:
 OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
 """Settings without effect on a partition (train, val, test); a list of the clients' rows is split by them."""
 
-LABEL_FREE = ("iid", "quantity", "group")
-"""Kinds of partition that do not depend on labels."""
-
 
 def make_population(
     config: Config,
     data: Any = None,
-    partition: tuple | Sequence | None = None,
+    partition: Partitioner | tuple | Sequence | None = None,
 ) -> Population:
     """Reads the data set, draws the partition and builds D_val, unless the caller passes data or a partition.
 
@@ -61,8 +59,8 @@ def make_population(
         arrays = limited(user_data.as_arrays(data), config.max_rows)
     check_pixel_settings(arrays, config)
     _check_groups(arrays, config)
-    if partition is None:
-        parts = make_partition(config, arrays)
+    if partition is None or isinstance(partition, Partitioner):
+        parts = make_partition(config, arrays, partition)
     else:
         parts = take_partition(config, arrays, partition)
     _check_test_rows(config, parts)
@@ -116,43 +114,48 @@ def corrupt_clients(config: Config, is_attacked: bool = False) -> np.ndarray:
     return attacks.corrupt_clients(config.seed, config.clients, count)
 
 
-def make_partition(config: Config, arrays: Arrays) -> Partition:
-    """Draws the config's partition, or reads it from its file.
+def make_partition(
+    config: Config, arrays: Arrays, custom: Partitioner | None = None
+) -> Partition:
+    """Draws the partition by the config's partitioner or a custom one, or reads it from its file.
 
     Args:
         config: checked settings.
         arrays: the data set.
+        custom: takes the place of the config's partitioner.
 
     Raises:
         UsageError: the partition cannot be drawn, or its file is missing or malformed.
     """
     kind, value = choice(config, "partition")
-    if kind == "file":
+    if kind == "file" and not custom:
         return _checked(config, arrays, exchange.read(user_path(value)), value)
+    if custom and custom.uses:
+        raise UsageError(
+            f"partition uses {', '.join(custom.uses)}: a custom Partitioner has its own numbers; leave uses out"
+        )
+    partitioner = custom or SETTINGS["partition"].made(config)
+    source = "partition" if custom else f"partition {config.partition}"
+    names = [field for field in Settings._fields if field not in ("num_clients", "seed")]
     drawn = draw_partition(
-        _labels(config, arrays),
-        kind=kind,
-        num_clients=config.clients,
-        alpha=config.alpha,
-        seed=partition_seed(config),
-        min_samples=config.min_samples,
-        rule=config.min_samples_rule,
-        test_ratio=config.test_ratio,
-        val_ratio=config.val_ratio,
-        held_out=config.holdout,
-        shards=value,
+        _labels(arrays, partitioner, source),
+        partitioner,
         groups=arrays.groups,
+        num_clients=config.clients,
+        seed=partition_seed(config),
+        **{name: getattr(config, name) for name in names},
     )
-    return _with_rows(drawn, f"partition {config.partition}")
+    return _with_rows(drawn, source)
 
 
-def _labels(config: Config, arrays: Arrays) -> np.ndarray:
-    """Returns int32 [T] class labels; zeros for partitions that do not depend on labels if there are none."""
+def _labels(arrays: Arrays, partitioner: Partitioner, source: str) -> np.ndarray:
+    """Returns int32 [T] class labels; without any, zeros for partitioners that do not read labels."""
     has_labels = arrays.class_names and arrays.y.ndim == 1
-    if not has_labels and config.partition in LABEL_FREE:
+    if not has_labels and partitioner.reads != "labels":
         return np.zeros(len(arrays.y), np.int32)
-    instead = f"use {', '.join(LABEL_FREE)}, or give run(..., partition=...) an array of row numbers per client"
-    return class_labels(arrays, f"partition {config.partition}", instead)
+    free = [kind for kind, named in BY_NAME.items() if named.made(1).reads != "labels"]
+    instead = f"use {', '.join(free)}, or give run(..., partition=...) an array of row numbers per client"
+    return class_labels(arrays, source, instead)
 
 
 def take_partition(

@@ -54,7 +54,7 @@ def as_settings(
     {}
     """
     settings, others = {}, dict(objects)
-    for argument in checks.FUNCTIONS:
+    for argument in (*checks.FUNCTIONS, "partition"):
         text = _text(config, argument, objects.get(argument))
         if text:
             settings[checks.PASSED[argument]] = text
@@ -75,15 +75,16 @@ def _text(config: Config, argument: str, value: Any) -> str:
     """Returns the text that makes an object; "" for none."""
     if value is None or argument == "task":
         return ""
-    digest = identify(value)
     if argument == "algorithm":
         named = (dataclasses.replace(config, algorithm=name) for name in ALGORITHMS)
+        digest = identify(value)
         return next((c.algorithm for c in named if identify(algorithm_of(c)) == digest), "")
     if argument == "weighting":
         plain = [n for n, entry in WEIGHTINGS.items() if not entry.reads_rows and not entry.options]
+        digest = identify(value)
         return next((name for name in plain if identify(WEIGHTINGS[name].make()) == digest), "")
     text = getattr(inspect.unwrap(value), "text", "") or robust.facts(value).text
     if not text:
         return ""
     choice, number = SETTINGS[checks.PASSED[argument]].choice(text)
-    return text if choice and identify(choice.made(number)) == digest else ""
+    return text if choice and identify(choice.made(number)) == identify(value) else ""

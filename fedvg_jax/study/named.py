@@ -10,9 +10,15 @@ from fedvg_jax.config.checks import FUNCTIONS, PASSED
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
 from fedvg_jax.config.presets import METHODS
 from fedvg_jax.core.types import Algorithm, Selection, Send, Task, UsageError, Weighting
+from fedvg_jax.data.partitions.partitioners import Partitioner
 from fedvg_jax.resolve.texts import as_settings
 
-AXES = {{"aggregate": "robust"}.get(argument, argument): argument for argument in FUNCTIONS}
+PARTITION = "partition"
+
+OF_METHOD = {{"aggregate": "robust"}.get(argument, argument): argument for argument in FUNCTIONS}
+"""Axis -> argument that takes objects from Python, of those that a `Method` has."""
+
+AXES = {**OF_METHOD, PARTITION: PARTITION}
 """Axis, which has the name of the setting -> argument that takes objects from Python."""
 
 TAKEN = {"method": METHODS, "weighting": (NATIVE, *WEIGHTINGS), "algorithm": ALGORITHMS}
@@ -131,6 +137,12 @@ def _meaning(axis: str, name: str, value: Any, config: Config) -> Meaning:
     """Returns what a value of an axis stands for."""
     if axis == "method" and isinstance(value, str):
         return Meaning({}, {axis: value})
+    if axis == PARTITION:
+        if not isinstance(value, str | Partitioner):
+            raise UsageError(f"axes: partition {name} must be a Partitioner; got {value!r:.100}")
+        texts = {axis: value} if isinstance(value, str) else {}
+        of_objects, objects = as_settings(config, {} if texts else {axis: value})
+        return Meaning(objects, texts | of_objects)
     method = value if axis == "method" else Method(**{AXES[axis]: value})
     if not isinstance(method, Method):
         raise UsageError(f"axes: method takes names and fv.Method(...); got {value!r:.100}")
@@ -138,7 +150,7 @@ def _meaning(axis: str, name: str, value: Any, config: Config) -> Meaning:
         if not isinstance(value := getattr(method, argument), Mapping):
             raise UsageError(f"method {name}: {argument} must be a dict; got {value!r:.100}")
     objects, texts = {}, {}
-    for setting, argument in AXES.items():
+    for setting, argument in OF_METHOD.items():
         part = getattr(method, argument)
         if isinstance(part, str):
             texts[setting] = part

@@ -58,7 +58,7 @@ class Recipe(NamedTuple):
 
     def key_of_objects(self, trial: Trial) -> tuple:
         """Returns a key that is equal for trials with the same objects: one name may mean another on another axis."""
-        return tuple((axis, trial.values.get(axis)) for axis in self.named)
+        return tuple((axis, trial.values.get(axis)) for axis in self.named if axis != named.PARTITION)
 
     def code(self, trial: Trial) -> dict[str, str]:
         """Returns the digests of a trial's objects by argument, and of the metrics."""
@@ -133,7 +133,7 @@ def data_key(config: Config) -> tuple:
 
 def program_key(trial: Trial) -> tuple:
     """Returns a key that is equal for trials of one program, up to shapes of partitions."""
-    objects = tuple(trial.values.get(axis) for axis in (*named.AXES, "method"))
+    objects = tuple(trial.values.get(axis) for axis in (*named.OF_METHOD, "method"))
     return experiments.static_settings(trial.config), data_key(trial.config), objects
 
 

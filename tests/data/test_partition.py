@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 from support.files import same_partition
 
-from fedvg_jax.data.partitions import client_rows, dirichlet, draw, exchange
+from fedvg_jax.data.partitions import client_rows, draw, exchange, label_skew, partitioners
 from fedvg_jax.engine import schedule
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
 CIFAR = np.repeat(np.arange(10), 6000)
 
 
-def make(labels=LABELS, **changes):
-    return draw.draw_partition(labels, **({"num_clients": 8, "alpha": 0.5, "seed": 42} | changes))
+def make(labels=LABELS, partitioner=None, **changes):
+    settings = {"num_clients": 8, "alpha": 0.5} | changes
+    return draw.draw_partition(labels, partitioner, **settings)
 
 
 def sizes(parts):
@@ -36,14 +37,15 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("alpha", "first", "extremes", "totals"), GOLDEN)
 def test_official_stream_gives_recorded_sizes(alpha, first, extremes, totals):
-    stream = draw.random_stream("official", 42)
-    rows = client_rows.pack(dirichlet.official(CIFAR, 100, alpha, stream))
+    published = partitioners.official()
+    stream = published.stream(42)
+    rows = client_rows.pack(label_skew.official(CIFAR, 100, stream, alpha))
     parts = draw.split_clients(rows, 0.25, 0.1, stream)
     got = sizes(parts)
     assert got[:5].tolist() == first and (got.min(), got.max()) == extremes
     assert tuple(sum(map(len, part)) for part in parts) == totals
     if alpha >= 0.1:
-        assert same_partition(parts, make(CIFAR, kind="official", num_clients=100, alpha=alpha))
+        assert same_partition(parts, make(CIFAR, published, num_clients=100, alpha=alpha))
 
 
 def test_bulk_draws_have_the_published_distribution_of_sizes():
@@ -52,15 +54,16 @@ def test_bulk_draws_have_the_published_distribution_of_sizes():
     Over the 20 comparisons, chance alone exceeds this about once in 6,000 choices of seeds."""
     labels = np.repeat(np.arange(3), 60)
 
-    def sample(kind, rule):
+    def sample(draws, stream):
         def one(seed):
-            rows = rule(labels, 9, 0.3, draw.random_stream(kind, seed), 2)
+            rows = draws(labels, 9, stream(seed), 0.3, 2)
             size = np.array([len(client_rows) for client_rows in rows], float)
             return np.concatenate([np.sort(size), np.sort(size) ** 2, size[[0, -1]]])
 
         return np.array([one(seed) for seed in range(300)])
 
-    bulk, official = sample("dirichlet", dirichlet.bulk), sample("official", dirichlet.official)
+    bulk = sample(label_skew.bulk, np.random.default_rng)
+    official = sample(label_skew.official, np.random.RandomState)
     error = np.sqrt((bulk.var(0) + official.var(0)) / len(bulk)) + 1e-9
     assert np.all(np.abs(bulk.mean(0) - official.mean(0)) < 4.5 * error)
 
@@ -69,7 +72,7 @@ def test_bulk_draws_have_the_published_distribution_of_sizes():
 def test_extreme_alphas_give_no_nan_and_no_warning(alpha):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        parts = draw.draw_partition(LABELS, num_clients=8, alpha=alpha, rule="top_up")
+        parts = make(alpha=alpha, min_samples_rule="top_up")
     size = sizes(parts)
     assert size.sum() == len(LABELS) and size.min() >= 10
     if alpha < 1e-2:  # each of 4 labels belongs to one client, so at least 4 of 8 are topped up
@@ -88,7 +91,7 @@ def test_each_row_of_top_up_comes_from_the_largest_client_at_that_moment():
         for pile in piles:
             while len(pile) < minimum:
                 pile.append(max(piles, key=len).pop())  # of equal ones the first
-        result = dirichlet.top_up(rows, minimum, np.random.default_rng(seed))
+        result = label_skew.top_up(rows, minimum, np.random.default_rng(seed))
         assert [client_rows.tolist() for client_rows in result] == piles
 
 
@@ -145,9 +148,9 @@ def check(given, **changes):
     return exchange.check(given, **settings | changes)
 
 
-@pytest.mark.parametrize("held_out", ["client", "global"])
-def test_written_parts_are_read_as_the_same_partition(tmp_path, held_out):
-    partition = make(SIXTY, num_clients=3, alpha=1.0, min_samples=8, held_out=held_out)
+@pytest.mark.parametrize("holdout", ["client", "global"])
+def test_written_parts_are_read_as_the_same_partition(tmp_path, holdout):
+    partition = make(SIXTY, num_clients=3, alpha=1.0, min_samples=8, holdout=holdout)
     exchange.write(tmp_path / "rows.json", partition)
     actual = check(exchange.read(tmp_path / "rows.json"), num_samples=60, num_clients=3)
     assert same_partition(actual, partition)

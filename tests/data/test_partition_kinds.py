@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.files import same_partition
 
-from fedvg_jax.data.partitions import client_rows as statistics, draw, kinds
+from fedvg_jax.data.partitions import client_rows as statistics, draw, kinds, partitioners
 from fedvg_jax.data.partitions.client_rows import Partition
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
@@ -14,10 +14,9 @@ EVEN = np.repeat(np.arange(10), 100)
 GROUPS = np.random.default_rng(1).integers(0, 40, len(LABELS))
 
 
-def make(labels=LABELS, **changes):
-    return draw.draw_partition(
-        labels, **({"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes)
-    )
+def make(labels=LABELS, kind="dirichlet", **changes):
+    settings = {"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes
+    return draw.draw_partition(labels, partitioners.BY_NAME[kind].made(2), **settings)
 
 
 def rows_by_client(parts):
@@ -28,7 +27,7 @@ def rows_by_client(parts):
 # --- invariants of every kind
 
 
-@pytest.mark.parametrize("kind", draw.KINDS)
+@pytest.mark.parametrize("kind", partitioners.BY_NAME)
 def test_every_kind_is_a_disjoint_cover_that_its_arguments_determine(kind):
     parts = make(kind=kind, num_clients=20)
     every = np.concatenate([client_rows for part in parts for client_rows in part])
@@ -39,16 +38,16 @@ def test_every_kind_is_a_disjoint_cover_that_its_arguments_determine(kind):
     assert not same_partition(parts, make(kind=kind, num_clients=20, seed=43))
 
 
-@pytest.mark.parametrize("held_out", ["global", "stratified", "group"])
-def test_rows_that_are_held_out_first_and_the_clients_are_a_disjoint_cover(held_out):
-    parts = make(kind="dirichlet", held_out=held_out)
+@pytest.mark.parametrize("holdout", ["global", "stratified", "group"])
+def test_rows_that_are_held_out_first_and_the_clients_are_a_disjoint_cover(holdout):
+    parts = make(holdout=holdout)
     every = np.concatenate([client_rows for part in parts for client_rows in part])
     assert every.dtype == np.int32 and np.array_equal(np.sort(every), np.arange(len(LABELS)))
     assert min(map(len, parts.train)) >= 10 and [len(part) for part in parts[1:]] == [1, 1]
     missing = [70 - len(parts.val[0]), 175 - len(parts.test[0])]  # a tenth and a quarter of 700
-    smallest = np.bincount(GROUPS).min() if held_out == "group" else 1
+    smallest = np.bincount(GROUPS).min() if holdout == "group" else 1
     assert all(0 <= n < smallest for n in missing)
-    if held_out == "stratified":
+    if holdout == "stratified":
         counts = np.bincount(LABELS)
         of_test = np.bincount(LABELS[parts.test[0]])
         assert np.all(np.abs(of_test - counts / 4) <= 2 * (1 + 4 * counts / len(LABELS)))
@@ -58,7 +57,7 @@ def test_rows_that_are_held_out_first_and_the_clients_are_a_disjoint_cover(held_
 def test_no_group_is_in_two_parts_where_whole_groups_are_held_out(kind):
     """By patients at the clients, or with several patients' rows mixed; a patient is trained on or tested, not both."""
     for seed in range(20):
-        parts = make(kind=kind, held_out="group", seed=seed)
+        parts = make(kind=kind, holdout="group", seed=seed)
         of_part = [set(GROUPS[np.concatenate(list(part))]) for part in parts]
         assert len(set.union(*of_part)) == sum(map(len, of_part)) == len(set(GROUPS))
         if kind == "group":
@@ -80,7 +79,7 @@ def test_skew_of_equal_clients_follows_alpha():
     """At alpha 1e-6 most of ten clients hold nearly one class; at alpha 1e6 all hold the pool's proportions."""
 
     def largest_share(alpha):
-        result = kinds.dirichlet_equal(EVEN, 10, alpha, _stream(0))
+        result = kinds.dirichlet_equal(EVEN, 10, _stream(0), alpha)
         return np.mean([np.bincount(EVEN[rows]).max() / len(rows) for rows in result])
 
     assert largest_share(1e-6) > 0.5 > largest_share(1.0) > 0.25 > largest_share(1e6)
@@ -91,15 +90,13 @@ def test_probability_of_a_class_is_proportional_to_its_size():
 
     Two or more rare rows have probability 0.081: 16 clients are expected, with a standard deviation below 4."""
     labels = np.repeat([0, 1], [900, 100])
-    rare = [
-        labels[client_rows].sum()
-        for client_rows in kinds.dirichlet_equal(labels, 200, 1e6, _stream(0))
-    ]
+    clients = kinds.dirichlet_equal(labels, 200, _stream(0), 1e6)
+    rare = [labels[client_rows].sum() for client_rows in clients]
     assert abs(np.sum(np.array(rare) >= 2) - 16) < 12
 
 
 def test_balanced_client_holds_equally_many_rows_of_every_class():
-    result = kinds.balanced_client(EVEN, 10, 0.05, _stream(0))
+    result = kinds.balanced_client(EVEN, 10, _stream(0), 0.05)
     counts = np.array([np.bincount(EVEN[client_rows], minlength=10) for client_rows in result])
     assert counts[0].tolist() == [10] * 10 and np.all(counts[1:].max(1) > 20)
 
@@ -111,8 +108,8 @@ def test_quantity_skew_keeps_label_proportions(rule, alpha):
 
     The prefix of keys below k therefore holds n_c k rows of c, within 1, and T k rows in all, within C. A client is the
     difference of two prefixes."""
-    ratios = {"val_ratio": 0.0, "test_ratio": 0.0}
-    result = make(kind="quantity", alpha=alpha, seed=3, min_samples=2, rule=rule, **ratios).train
+    settings = {"val_ratio": 0.0, "test_ratio": 0.0, "min_samples_rule": rule}
+    result = make(kind="quantity", alpha=alpha, seed=3, min_samples=2, **settings).train
     shares = np.bincount(LABELS) / len(LABELS)
     for client_rows in result:
         counts = np.bincount(LABELS[client_rows], minlength=4)

@@ -12,7 +12,7 @@ from fedvg_jax import data, resolve
 from fedvg_jax.config import apply
 from fedvg_jax.data import images, user_data, validation
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import dirichlet, draw, exchange, kinds
+from fedvg_jax.data.partitions import draw, exchange, kinds, label_skew, partitioners
 from fedvg_jax.data.readers import text
 from fedvg_jax.data.readers.cifar_stl10 import CLASS_NAMES
 
@@ -20,11 +20,15 @@ LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200,
 GROUPS = np.random.default_rng(1).integers(0, 40, 700)
 
 
-def partition(**changes):
+def partition(partitioner=None, **changes):
     """Returns the call that draws a partition of 700 rows in four classes."""
-    return lambda: draw.draw_partition(
-        LABELS, **{"num_clients": 8, "alpha": 0.5, "groups": GROUPS, "min_samples": 10} | changes
-    )
+    settings = {"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes
+    return lambda: draw.draw_partition(LABELS, partitioner, **settings)
+
+
+def custom(divide):
+    """Returns the call that draws a partition by a custom partitioner."""
+    return partition(partitioners.Partitioner(divide))
 
 
 def given(rows, **changes):
@@ -48,11 +52,15 @@ _RANDOM = np.random.default_rng(0)
 
 PARTITIONS = [
     ("more clients than rows", partition(num_clients=71), "--min-samples"),
-    ("alpha beyond the published draw", partition(kind="official", alpha=1e-9), "alpha"),
-    ("no draw with the minimum", lambda: dirichlet.bulk(LABELS, 60, 0.05, _RANDOM, 10, 50), "--min-samples-rule"),
-    ("no groups to divide by", partition(kind="group", groups=None), "partition group"),
-    ("fewer groups than clients", partition(kind="group", num_clients=41, min_samples=1), "client 40 has 0"),
-    ("a balanced client that is too large", lambda: kinds.balanced_client(LABELS, 2, 0.05, _RANDOM), "class 3"),
+    ("alpha beyond the published draw", partition(partitioners.official(), alpha=1e-9), "alpha"),
+    ("no draw with the minimum", lambda: label_skew.bulk(LABELS, 60, _RANDOM, 0.05, 10, 50), "--min-samples-rule"),
+    ("no groups to divide by", partition(partitioners.group(), groups=None), "partition group"),
+    ("fewer groups than clients", partition(partitioners.group(), num_clients=41, min_samples=1), "client 40 has 0"),
+    ("a balanced client that is too large", lambda: kinds.balanced_client(LABELS, 2, _RANDOM, 0.05), "class 3"),
+    ("no pieces", lambda: partitioners.shards(0), "per_client"),
+    ("a custom partitioner of too few clients", custom(lambda labels, num_clients, stream: [[0]]), "clients"),
+    ("a custom partitioner of other arguments", custom(lambda labels: [labels]), "partitioner"),
+    ("a custom partitioner that repeats rows", custom(lambda labels, n, stream: [[*range(10)]] * n), "row 0"),
     ("one client given of two", given([[0, 1]]), "clients"),
     ("a row of two clients", given([[0, 1], [1, 2]]), "row 1"),
     ("a row beyond the pool", given([[0, 1], [2, 12]]), "0..11"),

@@ -1,1 +1,1 @@
-"""Partitions: the division of rows among clients; `draw.KINDS` lists the kinds."""
+"""Partitions: the division of rows among clients; `partitioners` lists the ways to divide them."""

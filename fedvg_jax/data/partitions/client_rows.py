@@ -75,6 +75,45 @@ class Partition(NamedTuple):
     """As `val`."""
 
 
+def checked(
+    parts: Sequence[Sequence[Any]], num_samples: int, num_clients: int, source: object
+) -> list[list[np.ndarray]]:
+    """Returns the rows of every client in every part, as int64 arrays.
+
+    Args:
+        parts: the rows of every client; beside the first part, one array may stand for all clients.
+        num_samples: T, rows of the pool.
+        num_clients: N.
+        source: its name in errors.
+
+    Raises:
+        UsageError: there are not `num_clients` clients, or a row is out of range or duplicated.
+        ValueError: rows are not integers [n].
+    """
+    arrays = [[_as_rows(rows) for rows in part] for part in parts]
+    first, *others = map(len, arrays)
+    if first != num_clients or {*others} - {num_clients, 1}:
+        raise UsageError(
+            f"{source}: holds rows of {first} clients, clients is {num_clients}; make them equal"
+        )
+    every = np.concatenate([rows for part in arrays for rows in part])
+    values, counts = np.unique(every, return_counts=True)
+    wrong = values[(counts > 1) | (values < 0) | (values >= num_samples)]
+    if wrong.size:
+        raise UsageError(
+            f"{source}: row {wrong[0]} must be in 0..{num_samples - 1} and occur once; correct or remove it"
+        )
+    return arrays
+
+
+def _as_rows(rows: Any) -> np.ndarray:
+    """Returns the rows of a client as an array; raises ValueError for others than integers [n]."""
+    array = np.asarray(rows)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"rows of a client must be integers [n], got {array.dtype} {array.shape}")
+    return array.astype(np.int64)
+
+
 def refuse_small(rows: Sequence[np.ndarray], min_samples: int, source: object) -> None:
     """Raises a UsageError that names the smallest client if it has fewer than `min_samples` rows."""
     counts = sizes(rows)

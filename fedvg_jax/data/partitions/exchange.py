@@ -13,6 +13,7 @@ from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import reading
 from fedvg_jax.data.partitions import client_rows, draw
 from fedvg_jax.data.partitions.client_rows import Partition
+from fedvg_jax.data.partitions.partitioners import default_stream
 from fedvg_jax.host import files
 
 LAYOUT = (
@@ -73,39 +74,13 @@ def check(
     """
     is_split = isinstance(partition, tuple)
     with reading(source, "a partition", "give (train, val, test), or a list of each client's rows"):
-        train, val, test = partition if is_split else (partition, [], [])
-        parts = Partition(*map(_as_rows_of_clients, (train, val, test)))
-    if len(parts.train) != num_clients or any(
-        len(part) not in (num_clients, 1) for part in parts[1:] if is_split
-    ):
-        raise UsageError(
-            f"{source}: holds rows of {len(parts.train)} clients, clients is {num_clients}; make them equal"
-        )
-    every = np.concatenate([rows for part in parts for rows in part])
-    values, counts = np.unique(every, return_counts=True)
-    wrong = values[(counts > 1) | (values < 0) | (values >= num_samples)]
-    if wrong.size:
-        raise UsageError(
-            f"{source}: row {wrong[0]} must be in 0..{num_samples - 1} and occur once; correct or remove it"
-        )
+        parts = Partition(*partition) if is_split else [partition]
+        parts = client_rows.checked(parts, num_samples, num_clients, source)
     if is_split:
         return Partition(*map(client_rows.pack, parts))
-    train = client_rows.pack(parts.train)
+    train = client_rows.pack(*parts)
     client_rows.refuse_small(train, min_samples, source)
-    return draw.split_clients(train, test_ratio, val_ratio, draw.random_stream("file", seed))
-
-
-def _as_rows_of_clients(part: Rows) -> list[np.ndarray]:
-    """Returns the rows of every client of a part as arrays."""
-    return [_as_rows(rows) for rows in part]
-
-
-def _as_rows(rows: Any) -> np.ndarray:
-    """Returns the rows of a client as an array; raises ValueError for others than integers [n]."""
-    array = np.asarray(rows)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(f"rows of a client must be integers [n], got {array.dtype} {array.shape}")
-    return array.astype(np.int64)
+    return draw.split_clients(train, test_ratio, val_ratio, default_stream(seed))
 
 
 def write(file: Path, partition: Partition) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.data.partitions import dirichlet
+from fedvg_jax.data.partitions import label_skew
 from fedvg_jax.data.partitions.client_rows import from_sizes
 
 
@@ -35,7 +35,7 @@ def proportional_order(labels: np.ndarray, stream: np.random.Generator) -> np.nd
 
 
 def dirichlet_equal(
-    labels: np.ndarray, num_clients: int, alpha: float, stream: np.random.Generator
+    labels: np.ndarray, num_clients: int, stream: np.random.Generator, alpha: float
 ) -> list[np.ndarray]:
     """Draws the published label skew with sizes T / K that differ by at most 1.
 
@@ -46,26 +46,26 @@ def dirichlet_equal(
     Args:
         labels: int [T], 0..C-1.
         num_clients: K.
-        alpha: concentration, > 0; small values give skewed clients.
         stream: consumed; determines the outcome.
+        alpha: concentration, > 0; small values give skewed clients.
 
-    >>> rows = dirichlet_equal(np.array([0, 0, 1, 1, 1]), 2, 0.1, np.random.default_rng(0))
+    >>> rows = dirichlet_equal(np.array([0, 0, 1, 1, 1]), 2, np.random.default_rng(0), 0.1)
     >>> sorted(len(client_rows) for client_rows in rows)
     [2, 3]
     """
     rows = stream.permutation(len(labels))
     classes, inverse, left = np.unique(labels[rows], return_inverse=True, return_counts=True)
     piles = np.split(rows[np.argsort(inverse, kind="stable")], np.cumsum(left)[:-1])
-    wants = np.log(left) + dirichlet.log_shares(stream, alpha, len(classes), num_clients).T
+    wants = np.log(left) + label_skew.log_shares(stream, alpha, len(classes), num_clients).T
     taken = np.zeros((num_clients, len(classes)), np.int64)
     for turn in range(-(-len(labels) // num_clients)):
         present = min(num_clients, len(labels) - turn * num_clients)
         _take_turn(stream.permutation(num_clients)[:present], wants, left, taken, stream)
-    return dirichlet.deal(piles, np.cumsum(taken[:-1], 0).T)
+    return label_skew.deal(piles, np.cumsum(taken[:-1], 0).T)
 
 
 def balanced_client(
-    labels: np.ndarray, num_clients: int, alpha: float, stream: np.random.Generator
+    labels: np.ndarray, num_clients: int, stream: np.random.Generator, alpha: float
 ) -> list[np.ndarray]:
     """Gives client 0 equally many rows of every class that has any, and divides the others by `dirichlet_equal`.
 
@@ -75,8 +75,8 @@ def balanced_client(
     Args:
         labels: int [T].
         num_clients: K >= 2.
-        alpha: concentration, > 0.
         stream: consumed.
+        alpha: concentration, > 0.
 
     Raises:
         UsageError: a class has too few rows.
@@ -92,7 +92,7 @@ def balanced_client(
     members = [stream.permutation(np.flatnonzero(labels == c)) for c in classes]
     balanced = np.concatenate([rows[:n] for rows, n in zip(members, wanted, strict=True)])
     rest = np.setdiff1d(np.arange(len(labels)), balanced)
-    others = dirichlet_equal(labels[rest], num_clients - 1, alpha, stream)
+    others = dirichlet_equal(labels[rest], num_clients - 1, stream, alpha)
     return [balanced, *(rest[rows] for rows in others)]
 
 

@@ -23,8 +23,8 @@ _ELEMENTS = 2**18
 def bulk(
     labels: np.ndarray,
     num_clients: int,
-    alpha: float,
     stream: np.random.Generator,
+    alpha: float,
     min_samples: int = 10,
     max_draws: int = 1_000_000,
 ) -> list[np.ndarray]:
@@ -35,8 +35,8 @@ def bulk(
     Args:
         labels: int [T], 0..C-1.
         num_clients: K.
-        alpha: concentration, > 0; small values give skewed clients.
         stream: consumed; determines the outcome.
+        alpha: concentration, > 0; small values give skewed clients.
         min_samples: rows that every client must have, before any split.
         max_draws: number of candidates.
 
@@ -46,7 +46,7 @@ def bulk(
     Raises:
         UsageError: none of `max_draws` candidates succeeds.
 
-    >>> rows = bulk(np.array([0, 0, 0, 1, 1, 1]), 2, 100.0, np.random.default_rng(0), min_samples=2)
+    >>> rows = bulk(np.array([0, 0, 0, 1, 1, 1]), 2, np.random.default_rng(0), 100.0, min_samples=2)
     >>> sorted(np.concatenate(rows).tolist()), min(map(len, rows)) >= 2
     ([0, 1, 2, 3, 4, 5], True)
     """
@@ -66,8 +66,8 @@ def bulk(
 def official(
     labels: np.ndarray,
     num_clients: int,
-    alpha: float,
     stream: np.random.RandomState,
+    alpha: float,
     min_samples: int = 10,
     max_draws: int = 200_000,
 ) -> list[np.ndarray]:

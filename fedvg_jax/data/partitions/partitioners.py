@@ -1,0 +1,160 @@
+"""Partitioners, which divide the rows of a data set over clients. The setting `partition` names those of `BY_NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from fedvg_jax.core.types import Argument, Choice, Range
+from fedvg_jax.data.partitions import client_rows, kinds, label_skew
+
+__all__ = [
+    "BY_NAME",
+    "Partitioner",
+    "balanced_client",
+    "dirichlet",
+    "dirichlet_equal",
+    "group",
+    "iid",
+    "official",
+    "quantity",
+    "shards",
+]
+
+Stream = np.random.Generator | np.random.RandomState
+
+_DOMAIN = int.from_bytes(b"partition")
+"""Separates this stream from others that are seeded with the same number."""
+
+_DRAWN_SIZES = ("alpha", "min_samples", "min_samples_rule")
+
+
+def default_stream(seed: int) -> np.random.Generator:
+    """Returns the stream of a partition, from its first draw to the split of its last client."""
+    return np.random.default_rng([seed, _DOMAIN])
+
+
+class Partitioner(NamedTuple):
+    """A division of rows over clients. A custom one is `Partitioner(divide)`.
+
+    >>> halves = Partitioner(lambda labels, num_clients, stream: np.array_split(np.argsort(labels), num_clients))
+    >>> [rows.tolist() for rows in halves.divide(np.array([1, 0, 1, 0]), 2, default_stream(0))]
+    [[1, 3], [0, 2]]
+    """
+
+    divide: Callable[..., Sequence[np.ndarray]]
+    """(labels or groups [T], number of clients N, random stream, **settings of `uses`) -> rows of every client, int [n]
+    each; consumes the stream"""
+    text: str = ""
+    """as the setting `partition` names it; empty for a custom one"""
+    reads: Literal["labels", "groups", "nothing"] = "labels"
+    """what it divides by"""
+    uses: Collection[str] = ()
+    """settings that it takes as arguments"""
+    stream: Callable[[int], Stream] = default_stream
+    """seed -> random stream"""
+
+
+def dirichlet() -> Partitioner:
+    """Labels by Dirichlet(alpha), with clients of `min_samples` rows or more; see `label_skew.bulk`."""
+    return Partitioner(_at_least(label_skew.bulk), "dirichlet", uses=_DRAWN_SIZES)
+
+
+def official() -> Partitioner:
+    """The same distribution by the published random stream, draw for draw; see `label_skew.official`."""
+    stream = np.random.RandomState
+    draw = _at_least(label_skew.official)
+    return Partitioner(draw, "official", uses=_DRAWN_SIZES, stream=stream)
+
+
+def dirichlet_equal() -> Partitioner:
+    """Labels by Dirichlet(alpha), with clients of equal size; see `kinds.dirichlet_equal`."""
+    return Partitioner(kinds.dirichlet_equal, "dirichlet_equal", uses=("alpha",))
+
+
+def balanced_client() -> Partitioner:
+    """Like `dirichlet_equal`, with one balanced client; see `kinds.balanced_client`."""
+    return Partitioner(kinds.balanced_client, "balanced_client", uses=("alpha",))
+
+
+def quantity() -> Partitioner:
+    """Sizes n ~ T Dirichlet(alpha 1_N), with the pool's labels in proportion.
+
+    With q_c the pool's share of class c of C, a client of n rows holds n q_c rows of c, within 2 (1 + C q_c).
+
+    Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
+    """
+    draw = _at_least(label_skew.bulk)
+
+    def divide(labels: np.ndarray, num_clients: int, stream: Any, **settings: Any) -> Sequence:
+        of_one_class = draw(np.zeros_like(labels), num_clients, stream, **settings)
+        order = kinds.proportional_order(labels, stream)
+        return client_rows.from_sizes(order, client_rows.sizes(of_one_class))
+
+    return Partitioner(divide, "quantity", "nothing", _DRAWN_SIZES)
+
+
+def iid() -> Partitioner:
+    """Random rows, with sizes that differ by at most 1.
+
+    Source: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+    """
+
+    def divide(labels: np.ndarray, num_clients: int, stream: Any) -> Sequence[np.ndarray]:
+        return np.array_split(stream.permutation(len(labels)), num_clients)
+
+    return Partitioner(divide, "iid", "nothing")
+
+
+def shards(per_client: int = 2) -> Partitioner:
+    """Pieces of the rows sorted by label, s = `per_client` for each client; see `kinds.shards`."""
+    Range(1).require("shards: per_client", per_client)
+
+    def divide(labels: np.ndarray, num_clients: int, stream: Any) -> Sequence[np.ndarray]:
+        return kinds.shards(labels, num_clients, per_client, stream)
+
+    return Partitioner(divide, f"shards:{per_client}")
+
+
+def group() -> Partitioner:
+    """Whole groups, such as writers or hospitals; see `kinds.by_group`."""
+    return Partitioner(kinds.by_group, "group", "groups")
+
+
+def _at_least(draw: Callable[..., list[np.ndarray]]) -> Callable[..., Sequence[np.ndarray]]:
+    """Returns a division of labels whose clients have `min_samples` rows or more.
+
+    "redraw" repeats the draw until the minimum is met, as published; "top_up" draws once and moves rows to clients that
+    are too small.
+    """
+
+    def divide(
+        labels: np.ndarray,
+        num_clients: int,
+        stream: Any,
+        *,
+        alpha: float,
+        min_samples: int,
+        min_samples_rule: str,
+    ) -> Sequence[np.ndarray]:
+        if min_samples_rule == "redraw":
+            return draw(labels, num_clients, stream, alpha, min_samples)
+        rows = draw(labels, num_clients, stream, alpha, 0)
+        return label_skew.top_up(rows, min_samples, stream)
+
+    return divide
+
+
+BY_NAME = {
+    "dirichlet": Choice(dirichlet),
+    "official": Choice(official),
+    "dirichlet_equal": Choice(dirichlet_equal),
+    "balanced_client": Choice(balanced_client),
+    "quantity": Choice(quantity),
+    "iid": Choice(iid),
+    "shards": Choice(shards, Argument(2, Range(1))),
+    "group": Choice(group),
+}
+"""The partitioners that the setting `partition` names."""

@@ -13,6 +13,7 @@ import dataclasses
 import functools
 import gc
 import shlex
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -134,12 +135,20 @@ def _train(
         from fedvg_jax.resolve.custom import Custom
         from fedvg_jax.views import display
 
-        finished = display.run(console, config, Custom(), unused, on_chunk_done=starting.close)
+        draws = processes.is_first() and commands.can_draw()
+        loading = threading.Thread(target=_load_figures, daemon=True)
+
+        def on_chunk_done() -> None:
+            starting.close()
+            if draws and not loading.ident:
+                loading.start()  # while the device works
+
+        finished = display.run(console, config, Custom(), unused, on_chunk_done=on_chunk_done)
     stopped_by = finished.summary["stopped_by"]
     if processes.is_first():
         if config.export:
             log(f"model written to {config.export}")
-        if not commands.can_draw():
+        if not draws:
             log(commands.NO_PICTURES)
         elif finished.records:
             from fedvg_jax.study import figures
@@ -148,6 +157,13 @@ def _train(
         if stopped_by:
             log(f"resume with: {commands.RUN} --resume {shlex.quote(str(out))}")
     return endings.exit_code(stopped_by) if stopped_by else 0
+
+
+def _load_figures() -> None:
+    """Imports what draws the pictures of a run, which takes half a second."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure
+    import pandas  # noqa: F401
 
 
 def _show_plan(config: Config, console: Console, unused: str) -> int:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
+import threading
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent import futures
 from typing import Any, TypeVar
 
 import jax
@@ -85,11 +86,19 @@ def place(arrays: Any, placement: Any) -> Any:
 
 def wait(arrays: T) -> T:
     """Returns arrays once they are computed. Python handles signals meanwhile, as it does not inside of jax."""
-    start = time.perf_counter()
-    on_devices = [leaf for leaf in jax.tree.leaves(arrays) if hasattr(leaf, "is_ready")]
-    while not all(leaf.is_ready() for leaf in on_devices):
-        time.sleep(min(0.05, (time.perf_counter() - start) / 50))
-    return arrays
+    computed = futures.Future()
+
+    def block() -> None:
+        try:
+            computed.set_result(jax.block_until_ready(arrays))
+        except BaseException as error:
+            computed.set_exception(error)
+
+    threading.Thread(target=block, daemon=True).start()
+    # a signal does not wake this thread if another thread receives it
+    while not futures.wait([computed], timeout=0.05).done:
+        continue
+    return computed.result()
 
 
 @contextlib.contextmanager

@@ -90,7 +90,7 @@ def checked(
         UsageError: there are not `num_clients` clients, or a row is out of range or duplicated.
         ValueError: rows are not integers [n].
     """
-    arrays = [[_as_rows(rows) for rows in part] for part in parts]
+    arrays = [list(map(_as_rows, part)) for part in parts]
     first, *others = map(len, arrays)
     if first != num_clients or {*others} - {num_clients, 1}:
         raise UsageError(

@@ -52,12 +52,15 @@ def sources(
         from fedvg_jax.core.identity import identify
 
         encoding = (identify(arrays.table._asdict()),)
-    external = [np.asarray(member[len(arrays.y) :]) for member in (pool.x, pool.y)]
+    validation = ""
+    if len(pool.y) > len(arrays.y):
+        external = [np.asarray(rows[len(arrays.y) :]) for rows in (pool.x, pool.y)]
+        validation = cache.digest(*external)
     leaves = jax.tree.leaves(client_state)
     return {
         "data": cache.digest(arrays.x, arrays.y, *encoding),
         "partition": cache.digest(*(rows for part in partition for rows in part)),
-        "validation": cache.digest(*external) if len(external[1]) else "",
+        "validation": validation,
         "frozen_base": "" if base is None else cache.digest(*jax.tree.leaves(base)),
         "initial_model": cache.digest(*leaves) if leaves else "",
         "hyperparameters": ", ".join(f"{name}={value!r}" for name, value in sorted(hyper.items())),

@@ -17,11 +17,9 @@ from fedvg_jax.weightings import basic
 WORLD = worlds.small()
 
 CONFIG = fv.Config(
-    dataset="digits",
     clients=6,
     rounds=3,
     local_epochs=1,
-    join_ratio=0.5,
     model="linear",
     seed=3,
     eval_every=1,

@@ -12,9 +12,7 @@ import fedvg_jax as fv
 from fedvg_jax.engine import schedule, virtual_time
 from fedvg_jax.engine.virtual_time import timeline
 
-SMALL = fv.Config(
-    clients=12, join_ratio=0.5, rounds=4, local_epochs=1, alpha=1.0, model="linear", eval_every=4
-)
+SMALL = fv.Config(clients=12, rounds=4, local_epochs=1, alpha=1.0, model="linear", eval_every=4)
 CLOCKED = dataclasses.replace(
     SMALL, clock={"step": 0.1, "fixed": 5.0, "speeds": "lognormal:1", "upload": 1e5}
 )

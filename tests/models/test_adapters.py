@@ -105,7 +105,7 @@ def test_a_run_trains_adapters_and_what_is_named_beside_them():
     """FFA-LoRA leaves A out; FedSA-LoRA keeps B with the clients."""
     _, task, start, _ = make(Small, train="^head/")
     data = (IMAGES.astype(np.float32), np.arange(40) % 3)
-    config = fv.Config(clients=2, join_ratio=1.0, rounds=2, partition="iid", lr=0.1, local_epochs=2)
+    config = fv.Config(clients=2, join_ratio=1.0, rounds=2, partition="iid", local_epochs=2)
     given = {"task": task, "initial": start, "data": data}
     adapter, head = ["mix/lora_a", "mix/lora_b"], ["head/bias", "head/kernel"]
     choices = {"": head + adapter, "lora_b|head": [*head, "mix/lora_b"], "lora": adapter}

@@ -42,12 +42,12 @@ INCLUDE = "pointwise|mix"
 
 
 @functools.cache
-def make(net=Net, rank=2, **options):
+def make(net=Net, **options):
     """(task without adapters, task with them, its variables, with a B that is not 0)."""
     x = jnp.asarray(IMAGES[:1], jnp.float32)
     task = fv.linen_task(net(), optax.softmax_cross_entropy_with_integer_labels, x)
     variables = worlds.random_variables(task)
-    adapted, start = fv.lora(task, variables, rank, **{"include": INCLUDE} | options)
+    adapted, start = fv.lora(task, variables, 2, **{"include": INCLUDE} | options)
     leaves = tree.by_path(start)
     for path, leaf in leaves.items():
         if path.endswith("lora_b"):

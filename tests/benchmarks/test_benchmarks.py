@@ -47,50 +47,27 @@ def test_pytorch_loop_agrees_with_our_models_and_weights_on_the_same_minibatches
     ours.write_workload(tmp_path, case, sim, planned)
     contestant = ours.Ours(sim, planned, case.checked_steps)
     assert contestant.checked.num_steps.sum() < planned[0].num_steps.sum()
-    gaps = compare(tmp_path, contestant, peers.Lean(peers.read(tmp_path)))
-    assert contest.agrees(gaps), gaps
-    other = peers.read(tmp_path)
-    clients = []
-    for minibatches in other.rounds[0]:
-        clients.append([rows[1:] for rows in minibatches])
-    other = other._replace(rounds=[clients])
-    assert not contest.agrees(compare(tmp_path, contestant, peers.Lean(other)))
-
-
-def compare(folder, contestant, peer):
-    from benchmarks.speed import peers
-
-    with np.load(folder / "workload.npz") as file:
-        return contest.differences(
-            contestant.check(), peers.check(peer), contestant.exact(), dict(file)
-        )
+    workload = peers.read(tmp_path)
+    (clients,) = workload.rounds
+    clients = jax.tree.map(lambda rows: rows[1:], clients)
+    for other, is_same in ((workload, True), (workload._replace(rounds=[clients]), False)):
+        checked = contestant.check(), peers.check(peers.Lean(other)), contestant.exact()
+        with np.load(tmp_path / "workload.npz") as file:
+            gaps = contest.differences(*checked, dict(file))
+        assert contest.agrees(gaps) == is_same, gaps
 
 
 @pytest.mark.slow
 def test_rounds_writes_timings_of_all_contestants(tmp_path):
     torch_or_skip()
     file = tmp_path / "results.json"
-    options = [
-        "--rounds",
-        "1",
-        "--repeats",
-        "1",
-        "--peers",
-        "lean",
-        "flower",
-        "--threads",
-        "1",
-        "--out",
-        str(file),
-    ]
-    assert rounds.main(["--cases", "logistic", *options]) == 0
+    options = "--cases logistic --rounds 1 --repeats 1 --peers lean flower --threads 1 --out"
+    assert rounds.main([*options.split(), str(file)]) == 0
     results = json.loads(file.read_text())
     case = results["cases"]["logistic"]
     assert case["seconds"].keys() == {"ours", "lean"} and "flower" in case["skipped"]
-    assert case["ratio"]["lean"] == pytest.approx(
-        case["seconds"]["lean"]["round"]["median"] / case["seconds"]["ours"]["round"]["median"],
-        abs=1e-3,
-    )
+    lean, own = (case["seconds"][name]["round"]["median"] for name in ("lean", "ours"))
+    assert case["ratio"]["lean"] == pytest.approx(lean / own, abs=1e-3)
     fields = {"processor", "cores", "versions", "others_before", "others_after", "command", "busy"}
     assert results["machine"].keys() >= fields
     assert "logistic" in cpu.render(tmp_path)
@@ -106,10 +83,8 @@ def test_gpu_section_runs_on_the_cpu_and_a_timeout_is_recorded(tmp_path):
 
 
 def test_a_file_of_gpu_results_gains_sessions_and_loses_none(tmp_path, monkeypatch):
-    out, results = (
-        tmp_path / "gpu.json",
-        iter([{"device": {"accelerator": "A"}, "TF/s": {}}, {"failed": "no result"}]),
-    )
+    out = tmp_path / "gpu.json"
+    results = iter([{"device": {"accelerator": "A"}, "TF/s": {}}, {"failed": "no result"}])
     monkeypatch.setattr(process, "run_section", lambda *_: next(results))
     monkeypatch.setattr(machine, "other_load", lambda: 0.0)
     codes = [session.main(["--sections", "peaks", "--out", str(out)]) for _ in range(2)]
@@ -143,10 +118,8 @@ def test_pytorch_s_round_on_a_gpu_is_ours():
 
 @pytest.mark.slow
 def test_all_gpu_sections_and_the_study_run_on_the_cpu(tmp_path):
-    out, smoke = (
-        tmp_path / "gpu.json",
-        ["--cpu-smoke", "--minutes", "15", "--cache-dir", str(tmp_path)],
-    )
+    out = tmp_path / "gpu.json"
+    smoke = ["--cpu-smoke", "--minutes", "15", "--cache-dir", str(tmp_path)]
     assert session.main([*smoke, "--out", str(out)]) == 0
     (measured,) = json.loads(out.read_text())["sessions"]
     failed = [name for name, s in measured["sections"].items() if "failed" in s or "error" in s]
@@ -173,8 +146,8 @@ def test_no_text_of_a_picture_is_under_nine_pixels_on_a_page(monkeypatch, name):
 # --- recorded rounds
 
 
-def read_recording(folder, **changes):
-    """Returns a recording of one round of two clients, whose model has one tensor; None removes an array."""
+def read_recording(folder, *missing):
+    """Returns a recording of one round of two clients, whose model has one tensor, without some arrays."""
     arrays = {
         "param_names": np.array(["w", "bn.num_batches_tracked"]),
         "val_rows": np.arange(4),
@@ -189,18 +162,15 @@ def read_recording(folder, **changes):
             f"r0/client{k}/w": np.ones(2),
         }
     meta = {"method": "fedgrad", "model": "lenet5", "clients": 2, "rounds": 1}
-    arrays |= {"r0/weights": np.array([0.5, 0.5]), "meta": np.array(json.dumps(meta))} | changes
-    np.savez(
-        folder / "recording.npz",
-        **{key: array for key, array in arrays.items() if array is not None},
-    )
+    arrays |= {"r0/weights": np.array([0.5, 0.5]), "meta": np.array(json.dumps(meta))}
+    for name in missing:
+        del arrays[name]
+    np.savez(folder / "recording.npz", **arrays)
     return parity.read(folder / "recording.npz")
 
 
 def test_recording_of_global_models_only_is_read_and_its_missing_arrays_are_listed(tmp_path):
     assert parity.not_compared(read_recording(tmp_path)) == []
-    partial = read_recording(tmp_path, **{"r0/client1/w": None, "r0/weights": None})
-    assert parity.not_compared(partial) == [
-        "client models of round 1",
-        "modelwise weights of rounds 1",
-    ]
+    partial = read_recording(tmp_path, "r0/client1/w", "r0/weights")
+    expected = ["client models of round 1", "modelwise weights of rounds 1"]
+    assert parity.not_compared(partial) == expected

@@ -1,9 +1,9 @@
 """The feature study: its committed contrasts against SciPy by hand, and the outcomes of benchmarks/results/protocol."""
 
-import csv
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 from support.run_folders import write_run
@@ -13,14 +13,10 @@ from benchmarks.studies import uses
 
 def finals(folder, alpha, method):
     """Returns the accuracies in the final round in the order of the seeds, from the file's lines."""
-    names = {method, f"{method}, norm l1, granularity modelwise"}
-    with (uses.RESULTS / folder / "runs.csv").open(encoding="utf-8") as file:
-        of_method = {
-            run["seed"]: float(run["final"])
-            for run in csv.DictReader(file)
-            if run["alpha"] == alpha and run["method"] in names
-        }
-    return np.array([of_method[seed] for seed in sorted(of_method)])
+    names = [method, f"{method}, norm l1, granularity modelwise"]
+    runs = pd.read_csv(uses.RESULTS / folder / "runs.csv", dtype={"alpha": str, "seed": str})
+    of_method = runs[(runs.alpha == alpha) & runs.method.isin(names)]
+    return of_method.sort_values("seed").final.to_numpy()
 
 
 @pytest.mark.parametrize("folder", uses.SETS)
@@ -28,12 +24,12 @@ def test_primary_contrasts_are_those_of_scipy_with_holms_correction(folder):
     expected = {}
     for name, control in uses.CONTROLS.items():
         for alpha in uses.ALPHAS:
-            test = stats.ttest_rel(finals(folder, alpha, "fedvg"), finals(folder, alpha, control))
-            interval = test.confidence_interval(0.95)
-            mean = (finals(folder, alpha, "fedvg") - finals(folder, alpha, control)).mean()
-            expected[name, alpha] = (mean, interval.low, interval.high, test.pvalue)
+            gains = finals(folder, alpha, "fedvg") - finals(folder, alpha, control)
+            test = stats.ttest_1samp(gains, 0)
+            expected[name, alpha] = (gains.mean(), *test.confidence_interval(0.95), test.pvalue)
     contrasts = uses.primary(uses.read(folder))
-    ordered, largest = sorted(expected, key=lambda key: expected[key][3]), 0.0
+    ordered = sorted(expected, key=lambda key: expected[key][3])
+    largest = 0.0
     for i, key in enumerate(ordered):
         largest = max(largest, min(1.0, (len(ordered) - i) * expected[key][3]))
         # results have nine digits, and a report rounds their differences, so that equal ones tie
@@ -61,18 +57,16 @@ def test_collected_values_are_those_of_their_own_runs(tmp_path, monkeypatch):
     """Alphas are whole numbers; the first run has no final result."""
     expected = {}
     for alpha, method, seed in itertools.product((1.0, 10.0), ("fedavg", "fedvg"), (0, 1)):
-        balanced = expected[f"{alpha:g}", method, f"{seed}"] = 0.1 + 0.01 * len(expected)
-        fields = {"test_balanced_accuracy": balanced} | (
-            {} if len(expected) > 1 else {"test_accuracy": None}
-        )
+        fields = {"test_balanced_accuracy": 0.1 + 0.01 * len(expected)}
+        if not expected:
+            fields["test_accuracy"] = None
+        expected[alpha, method, seed] = 100 * fields["test_balanced_accuracy"]
         folder = tmp_path / "runs" / f"{method}{alpha}{seed}"
         write_run(folder, (0.5,), method=method, alpha=alpha, seed=seed, fields={1: fields})
     uses.collect(tmp_path / "runs", tmp_path / "collected", "command", "commit")
-    with (tmp_path / "collected" / "runs.csv").open(encoding="utf-8") as file:
-        shown = {
-            (r["alpha"], r["method"], r["seed"]): float(r["balanced"]) for r in csv.DictReader(file)
-        }
-    assert shown == pytest.approx({key: 100 * value for key, value in expected.items()})
+    shown = pd.read_csv(tmp_path / "collected" / "runs.csv")
+    balanced = shown.set_index(["alpha", "method", "seed"]).balanced
+    assert balanced.to_dict() == pytest.approx(expected)
     monkeypatch.setattr(uses, "RESULTS", tmp_path)
     values = uses.read("collected")
     assert values["1"].count().to_dict() == {"fedavg": 1, "fedvg": 2, uses.CHOSEN: 1}

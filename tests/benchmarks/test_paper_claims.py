@@ -1,7 +1,6 @@
 """The paper's claims: the paper's numbers are computed from its tables, and verdicts from runs."""
 
 import math
-from typing import NamedTuple
 
 import pytest
 from support.run_folders import write_json, write_run, write_sweep
@@ -14,24 +13,10 @@ from benchmarks.studies.paper.measures import Finding, Value
 from fedvg_jax.study.collect import collect
 
 
-class Judged(NamedTuple):
-    """What the runs of one folder show of a claim."""
-
-    verdict: str
-    """"holds", "does not hold" or "not reached"."""
-    ours: str
-
-
-def verdicts(folder):
+def findings(folder):
+    """Returns claim -> what the runs of a folder show of it."""
     study = collect([folder], partial=True)
-    found = {result.claim: result.finding for result in claims.results_of_study(study)}
-    shown = {
-        name: Judged(claims.VERDICTS[finding.holds], finding.text)
-        for name, finding in found.items()
-    }
-    return {
-        claim.id: shown.get(claim.id, Judged(claims.NOT_REACHED, "")) for claim in claims.claims()
-    }
+    return {result.claim: result.finding for result in claims.results_of_study(study)}
 
 
 @pytest.mark.parametrize(("measure", "holds", "text"), [
@@ -52,32 +37,27 @@ def test_measures_give_what_the_papers_tables_say(measure, holds, text):
     assert measures.printed(measure) == (holds, text)
 
 
-def values_of(means, std=math.nan, model="m", dataset="d"):
-    """Returns values at alpha 0.05; where `std` is a mapping, it has the deviations by method."""
-    stds = std if isinstance(std, dict) else dict.fromkeys(means, std)
-    return [Value(dataset, model, name, 0.05, mean, stds[name]) for name, mean in means.items()]
+def values_of(deviation, dataset="d"):
+    """Returns values at alpha 0.05, of FedVG with this deviation."""
+    deviations = {"FedAvg": 1.0, "FedProx": 2.0, "Scaffold": 9.0, "FedVG": deviation}
+    return [Value(dataset, "m", name, 0.05, 60.0, std) for name, std in deviations.items()]
 
 
 @pytest.mark.parametrize(("deviation", "holds"), [(2.0, True), (2.1, False)])
 def test_variance_is_low_up_to_the_median_of_the_others_in_most_cells(deviation, holds):
-    means = dict.fromkeys(("FedVG", "FedAvg", "FedProx", "Scaffold"), 60.0)
-    others = {"FedAvg": 1.0, "FedProx": 2.0, "Scaffold": 9.0}
-    assert measures.low_variance(values_of(means, others | {"FedVG": deviation})).holds == holds
-    half = values_of(means, others | {"FedVG": 1.0}) + values_of(
-        means, others | {"FedVG": 9.0}, dataset="e"
-    )
-    assert measures.low_variance(half) == (False, "deviation at most the median in 1 of 2 cells")
+    assert measures.low_variance(values_of(deviation)).holds == holds
+    half = measures.low_variance(values_of(1.0) + values_of(9.0, "e"))
+    assert half == (False, "deviation at most the median in 1 of 2 cells")
 
 
 def test_first_or_second_holds_at_rank_two_and_fails_at_rank_three(tmp_path):
     methods = {"fedavg": 0.7, "fedprox": 0.8, "fedavgm": 0.5, "fedvg": 0.75}
     axes = {"method": list(methods), "alpha": [0.05], "seed": [0, 1]}
-    results = verdicts(write_sweep(tmp_path / "a", axes, lambda v: (0.5, methods[v["method"]])))
-    assert results["first_or_second"].verdict == "holds"
-    assert results["first_or_second"].ours == "rank 2 of 4 at alpha 0.05"
-    methods["fedavg"] = 0.9
-    results = verdicts(write_sweep(tmp_path / "b", axes, lambda v: (0.5, methods[v["method"]])))
-    assert results["first_or_second"].verdict == "does not hold"
+    for of_fedavg, rank in ((0.7, 2), (0.9, 3)):
+        methods["fedavg"] = of_fedavg
+        sweep = write_sweep(tmp_path / str(rank), axes, lambda v: (0.5, methods[v["method"]]))
+        expected = (rank == 2, f"rank {rank} of 4 at alpha 0.05")
+        assert findings(sweep)["first_or_second"] == expected
 
 
 def result(holds, images, runs=10, dataset="cifar10", claim="gain_over_fedavg"):
@@ -105,37 +85,34 @@ def test_verdict_is_that_of_the_study_with_the_most_images_and_then_runs():
 
 def test_fedvg_is_robust_to_rho_if_no_mean_falls_by_more_than_a_deviation(tmp_path):
     """With rho off the results are 70 and 74 %: mean 72, deviation the root of 8, 2.83."""
-    for name, lowest, verdict in (("a", 0.70, "holds"), ("b", 0.69, "does not hold")):
+    for lowest, holds in ((0.70, True), (0.69, False)):
+        folder = tmp_path / f"{lowest}"
         for seed, final in enumerate((0.70, 0.74)):
-            write_run(tmp_path / name / f"off{seed}", (0.5, final), method="fedvg", seed=seed)
-            write_run(
-                tmp_path / name / f"on{seed}",
-                (0.5, lowest),
-                method="fedvg",
-                seed=seed,
-                validation={"rho": 0.5},
-            )
-        results = verdicts(tmp_path / name)["robust_to_rho"]
-        assert (
-            results.verdict == verdict
-            and "72.0 at 0," in results.ours
-            and "deviation 2.8" in results.ours
-        )
+            same = {"method": "fedvg", "seed": seed}
+            write_run(folder / f"off{seed}", (0.5, final), **same)
+            write_run(folder / f"on{seed}", (0.5, lowest), **same, validation={"rho": 0.5})
+        finding = findings(folder)["robust_to_rho"]
+        assert finding.holds == holds
+        assert "72.0 at 0," in finding.text and "deviation 2.8" in finding.text
+
+
+def write_runs(folder, *entries):
+    """Writes runs of FedVG with the seeds 0, 1, ..., each with the same entries in its three rounds."""
+    folders = []
+    for seed, of_run in enumerate(entries):
+        fields = dict.fromkeys((1, 2, 3), of_run)
+        folders.append(write_run(folder / str(seed), method="fedvg", seed=seed, fields=fields))
+    return folders
 
 
 def test_absent_clients_do_not_enter_the_correlation_of_weights(tmp_path):
-    for seed in (0, 1):
-        entries = {
-            "clients": [0, 1, 2, 3], "weights": [0.2, 0.3, 0.5, 0.0], "client_accuracy": [0.4, 0.5, 0.8, 0.9],
-            "scores": [1.0] * 4, "num_samples": [4, 12, 6, 10], "dropped": [3],
-        }  # fmt: skip
-        write_run(
-            tmp_path / str(seed), method="fedvg", seed=seed, fields={i: entries for i in (1, 2, 3)}
-        )
-    assert (
-        "+1.00 in each of 2 replicates, 2 runs"
-        in verdicts(tmp_path)["small_gradient_generalises"].ours
-    )
+    entries = {
+        "clients": [0, 1, 2, 3], "weights": [0.2, 0.3, 0.5, 0.0], "client_accuracy": [0.4, 0.5, 0.8, 0.9],
+        "scores": [1.0] * 4, "num_samples": [4, 12, 6, 10], "dropped": [3],
+    }  # fmt: skip
+    write_runs(tmp_path, entries, entries)
+    text = findings(tmp_path)["small_gradient_generalises"].text
+    assert "+1.00 in each of 2 replicates, 2 runs" in text
 
 
 def test_runs_of_one_seed_are_one_replicate_of_a_correlation(tmp_path):
@@ -147,63 +124,47 @@ def test_runs_of_one_seed_are_one_replicate_of_a_correlation(tmp_path):
     }
     for seed, found in enumerate([(1.0, 0.5, 0.5), (0.5, 0.5, -1.0)]):
         for alpha, correlation in zip((0.05, 0.1, 0.5), found, strict=True):
-            fields = {
-                i: {"weights": weights[correlation], "client_accuracy": [0.4, 0.5, 0.9]}
-                for i in (1, 2, 3)
-            }
+            entries = {"weights": weights[correlation], "client_accuracy": [0.4, 0.5, 0.9]}
             write_run(
-                tmp_path / f"{seed}-{alpha}", method="fedvg", seed=seed, alpha=alpha, fields=fields
-            )
+                tmp_path / f"{seed}-{alpha}", method="fedvg", seed=seed, alpha=alpha,
+                fields=dict.fromkeys((1, 2, 3), entries),
+            )  # fmt: skip
     # Means by seed are 2/3 and 0; of two values the t interval is 12.706 / 2 times their distance to each side.
-    ours = verdicts(tmp_path)["small_gradient_generalises"].ours
-    assert "+0.33 [-3.90, +4.57] over 2 replicates, 6 runs" in ours
+    text = findings(tmp_path)["small_gradient_generalises"].text
+    assert "+0.33 [-3.90, +4.57] over 2 replicates, 6 runs" in text
 
 
 @pytest.mark.parametrize(
-    ("weights", "verdict", "text"),
+    ("second", "holds", "text"),
     [
-        (
-            ([0.5, 0.3, 0.2], [0.5, 0.3, 0.2]),
-            "does not hold",
-            "+1.00 in each of 2 replicates, 2 runs",
-        ),
-        (([0.5, 0.3, 0.2], [0.2, 0.3, 0.5]), "holds", "+0.00 ["),
+        ([0.5, 0.3, 0.2], False, "+1.00 in each of 2 replicates, 2 runs"),
+        ([0.2, 0.3, 0.5], True, "+0.00 ["),
     ],
 )
-def test_weights_that_do_not_follow_the_distance_of_classes_hold(tmp_path, weights, verdict, text):
+def test_weights_that_do_not_follow_the_distance_of_classes_hold(tmp_path, second, holds, text):
     """Clients 0, 1 and 2 have the distances 4/7, 3/7 and 4/21 to D_val's classes, see `run_folders.partition`."""
-    for seed, of_clients in enumerate(weights):
-        fields = {i: {"clients": [0, 1, 2], "weights": of_clients} for i in (1, 2, 3)}
-        write_run(tmp_path / str(seed), method="fedvg", seed=seed, fields=fields)
-    result = verdicts(tmp_path)["no_class_bias"]
-    assert result.verdict == verdict and f"weight and distance of classes {text}" in result.ours
+    entries = {"clients": [0, 1, 2], "weights": [0.5, 0.3, 0.2]}
+    write_runs(tmp_path, entries, entries | {"weights": second})
+    finding = findings(tmp_path)["no_class_bias"]
+    assert finding.holds == holds and f"weight and distance of classes {text}" in finding.text
 
 
 def test_weights_that_follow_the_overlap_with_the_validation_set_do_not_hold(tmp_path):
     """Ranks 4 2 1 3 of the weights, of which client 0 has rows in D_val: 3 over the root of 5 times 3."""
-    fields = {i: {"clients": [0, 1, 2, 3], "weights": [0.4, 0.2, 0.1, 0.3]} for i in (1, 2, 3)}
-    for seed in (0, 1):
-        folder = write_run(tmp_path / str(seed), method="fedvg", seed=seed, fields=fields)
-        write_json(
-            folder / "partition.json",
-            {"partition": "given", "clients": 4, "validation": {"clients": [0]}},
-        )
-    result = verdicts(tmp_path)["no_overlap_bias"]
-    assert (
-        result.verdict == "does not hold" and "+0.77 in each of 2 replicates, 2 runs" in result.ours
-    )
+    entries = {"clients": [0, 1, 2, 3], "weights": [0.4, 0.2, 0.1, 0.3]}
+    partition = {"partition": "given", "clients": 4, "validation": {"clients": [0]}}
+    for folder in write_runs(tmp_path, entries, entries):
+        write_json(folder / "partition.json", partition)
+    finding = findings(tmp_path)["no_overlap_bias"]
+    assert not finding.holds and "+0.77 in each of 2 replicates, 2 runs" in finding.text
 
 
 def test_significance_needs_five_pairs():
-    values = [
-        Value(d, "m", n, 0.05, 60 + (n == "FedVG"), math.nan)
-        for d in "abcd"
-        for n in ("FedVG", "FedAvg")
-    ]
-    assert measures.significance_over_pairs(values) is None
-    values += [
-        Value("e", "m", n, 0.05, 60 + 2 * (n == "FedVG"), math.nan) for n in ("FedVG", "FedAvg")
-    ]
+    values = []
+    for i, dataset in enumerate("abcde"):
+        assert measures.significance_over_pairs(values) is None
+        for name, mean in (("FedVG", 61 + i), ("FedAvg", 60)):
+            values.append(Value(dataset, "m", name, 0.05, mean, math.nan))
     assert measures.significance_over_pairs(values).holds
 
 

@@ -41,29 +41,28 @@ def test_top_k_equals_the_oracle(x64, fraction):
 def test_qsgd_equals_the_oracle(x64, levels):
     """With the same uniform numbers: an entry is rounded up where they are below the fractional part."""
     arrived, state = apply(compression.qsgd(levels))
-    key, bits = jax.random.key(0), 1 + int(np.ceil(np.log2(levels + 1)))
-    for number, (v, q) in enumerate(
-        zip(jax.tree.leaves(DELTA), jax.tree.leaves(arrived), strict=True)
-    ):
+    key = jax.random.key(0)
+    bits = 1 + int(np.ceil(np.log2(levels + 1)))
+    leaves = zip(jax.tree.leaves(DELTA), jax.tree.leaves(arrived), strict=True)
+    for number, (v, q) in enumerate(leaves):
         u = np.asarray(jax.random.uniform(jax.random.fold_in(key, number), v.shape, np.float64))
         norm = np.sqrt((v**2).sum())
-        scaled = levels * np.abs(v) / norm if norm else np.zeros_like(v)
-        expected = norm * np.sign(v) * (np.floor(scaled) + (u < scaled - np.floor(scaled))) / levels
+        scaled = levels * np.abs(v) / max(norm, 1e-300)
+        below = np.floor(scaled)
+        expected = norm * np.sign(v) * (below + (u < scaled - below)) / levels
         np.testing.assert_allclose(q, expected, rtol=1e-12, atol=1e-300)
-    assert (
-        state == ()
-        and compression.qsgd(levels).num_bytes(DELTA) == int(np.ceil(SIZE * bits / 8)) + 3 * 8
-    )
+    assert state == ()
+    assert compression.qsgd(levels).num_bytes(DELTA) == int(np.ceil(SIZE * bits / 8)) + 3 * 8
 
 
 def test_qsgd_is_unbiased(x64):
     """A rounding of one entry has variance at most (||v|| / 2 s)^2, so a mean of 4000 is within 5 deviations of it."""
-    send, keys = compression.qsgd(2), jax.random.split(jax.random.key(1), 4000)
+    send = compression.qsgd(2)
+    keys = jax.random.split(jax.random.key(1), 4000)
     delta = jax.tree.map(jnp.asarray, DELTA)
     drawn = worlds.jit(jax.vmap(lambda key: send.apply({}, key, delta, ())[0]))(keys)
-    mean = jax.tree.map(lambda x: x.mean(0), drawn)
-    for v, q in zip(jax.tree.leaves(DELTA), jax.tree.leaves(mean), strict=True):
-        assert np.abs(q - v).max() <= 5 * np.sqrt((v**2).sum()) / 4 / np.sqrt(4000)
+    for v, q in zip(jax.tree.leaves(DELTA), jax.tree.leaves(drawn), strict=True):
+        assert np.abs(q.mean(0) - v).max() <= 5 * np.sqrt((v**2).sum()) / 4 / np.sqrt(4000)
 
 
 def test_the_derivative_of_qsgd_is_that_of_its_mean(x64):

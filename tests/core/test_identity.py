@@ -102,19 +102,19 @@ class Net(nn.Module):
         return nn.Dense(self.width)(x)
 
 
-def linen(width=1):
-    return fv.linen_task(
-        Net(width), lambda output, y: (output[..., 0] - y) ** 2, np.ones((1, 4), np.float32)
-    )
+EXAMPLE = np.ones((1, 4), np.float32)
 
 
-def of_nnx(width=1):
-    def make(rngs):
-        return nnx.Linear(4, width, rngs=rngs)
+def squared(output, y):
+    return (output[..., 0] - y) ** 2
 
-    return fv.nnx_task(
-        make, lambda output, y: (output[..., 0] - y) ** 2, np.ones((1, 4), np.float32)
-    )
+
+def linen(width):
+    return fv.linen_task(Net(width), squared, EXAMPLE)
+
+
+def of_nnx(width):
+    return fv.nnx_task(lambda rngs: nnx.Linear(4, width, rngs=rngs), squared, EXAMPLE)
 
 
 @dataclasses.dataclass
@@ -193,15 +193,10 @@ def test_digests_are_equal_in_other_processes():
     program = "from core import test_identity as t\n"
     program += "print([t.identify(make(v)) for make, v, _ in t.PAIRS.values()])"
     folder = os.path.dirname(os.path.dirname(__file__))
-    printed = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            check=True,
-            env=os.environ
-            | {"PYTHONHASHSEED": seed, "PYTHONPATH": os.pathsep.join([folder, *sys.path])},
-        ).stdout
-        for seed in ("1", "2")
-    }
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, *sys.path])}
+    printed = set()
+    for seed in ("1", "2"):
+        command, changed = [sys.executable, "-c", program], environment | {"PYTHONHASHSEED": seed}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=changed)
+        printed.add(done.stdout)
     assert len(printed) == 1

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from support import worlds
+from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
 from fedvg_jax import config as configs
@@ -37,15 +39,6 @@ SMALL = fv.Config(
 
 def changed(**settings):
     return dataclasses.replace(SMALL, **settings)
-
-
-def assert_models_equal(run, other, **tolerance):
-    pairs = zip(jax.tree.leaves(run.variables), jax.tree.leaves(other.variables), strict=True)
-    for a, b in pairs:
-        if tolerance:
-            np.testing.assert_allclose(a, b, **tolerance)
-        else:
-            assert (np.asarray(a) == np.asarray(b)).all()
 
 
 # --- slots
@@ -87,7 +80,7 @@ def test_a_run_of_all_clients_with_equal_durations_is_the_synchronous_one():
     synchronous = changed(join_ratio=1.0, weighting="fedvg", clock={"fixed": 2.0}, buffered={})
     run = fv.run(dataclasses.replace(synchronous, buffered={"size": 10}))
     expected = fv.run(synchronous)
-    assert_models_equal(run, expected, rtol=2e-6, atol=2e-6)
+    worlds.assert_close(run.variables, expected.variables, 2e-6)
     for record, other in zip(run.records, expected.records, strict=True):
         assert record["staleness"] == [0] * 10
         assert record["virtual_seconds"] == other["virtual_seconds"]
@@ -126,7 +119,9 @@ def weights_of(rule, clients, models, sizes):
 
 def replay(durations, rule, applied, updates, size, discount):
     """(seconds, clients, staleness, model) of every update, by a heap of all clients in flight; full batches."""
-    theta, now, version = np.zeros(2), 0.0, 0
+    theta = np.zeros(2)
+    now = 0.0
+    version = 0
     heap = [(seconds, client, 0, theta) for client, seconds in enumerate(durations)]
     heapq.heapify(heap)
     buffer, result = [], []
@@ -155,84 +150,63 @@ WEIGHTINGS = {
 }
 
 
-def rounds(rule, made=None, applied=False, executor=None, chunk=None, count=3, discount=0.5):
-    """Yields (model, weights) of every round of quadratics; with a timeline, of a buffered server."""
-    executor = executor or executors.lanes(1)
+def rounds(rule, made, applied, discount, executor):
+    """Yields (model, weights) of every update of a buffered server on the quadratics."""
     hyper = {"lr": RATE, "buffered.discount": discount, "fedvg.eps": 1e-8}
-    slots = made and virtual_time.assign_slots(made.staleness, made.pending)
+    slots = virtual_time.assign_slots(made.staleness, made.pending)
     parts = QUADRATIC, fedavg(), WEIGHTINGS[rule], executor, local_training.sgd, 4
     step = jax.jit(federated_round.make_round(*parts, scores_applied=applied))
-    num_versions = slots.count if slots else 0
-    state = federated_round.init_state(QUADRATIC, fedavg(), 4, hyper, num_versions=num_versions)
+    state = federated_round.init_state(QUADRATIC, fedavg(), 4, hyper, num_versions=slots.count)
     data = Data(jnp.asarray(ROWS), *[jnp.asarray(VALIDATION[None])] * 3)
-    for number in range(count):
+    for number, clients in enumerate(made.clients):
         planned = schedules.make(
             number,
             CLIENTS,
             seed=0,
-            cohort_size=made.clients.shape[1] if made else 4,
+            cohort_size=len(clients),
             local_epochs=(1, 1),
             batch_size=20,
             num_lanes=executor.num_lanes,
             lanes_together=executor.lanes_together,
             capacity=8,
-            client_chunk_size=chunk,
-            clients=made.clients[number] if made else None,
-            trainings=made.training[number] if made else None,
+            clients=clients,
+            trainings=made.training[number],
         )
-        if slots:
-            planned = planned._replace(
-                received=slots.received[number],
-                stored=slots.stored[number],
-                staleness=made.staleness[number],
-            )
+        planned = planned._replace(
+            received=slots.received[number],
+            stored=slots.stored[number],
+            staleness=made.staleness[number],
+        )
         state, metrics = step(state, planned, data, hyper)
         yield np.asarray(state.variables.params["w"]), np.asarray(metrics.weights)
 
 
 @pytest.mark.parametrize(
-    ("rule", "applied", "discount"),
+    ("rule", "applied", "discount", "executor"),
     [
-        ("samples", False, 0.5),
-        ("uniform", False, 0.0),
-        ("fedvg", False, 0.5),
-        ("fedvg", True, 1.0),
+        ("samples", False, 0.5, executors.lanes(2)),
+        ("uniform", False, 0.0, executors.vmapped()),
+        ("fedvg", False, 0.5, executors.sharded(2, 1)),
+        ("fedvg", True, 1.0, executors.lanes(1)),
     ],
+    ids=["two lanes", "vmapped", "two devices", "scores of applied updates"],
 )
-def test_a_run_of_all_clients_in_flight_equals_a_heap_and_a_replay(x64, rule, applied, discount):
-    durations, updates, size = [1.0, 2.75, 1.53, 6.1], 9, 2
-    expected = replay(durations, rule, applied, updates, size, discount)
+def test_a_run_of_all_clients_in_flight_equals_a_heap_and_a_replay(
+    x64, rule, applied, discount, executor
+):
+    durations = [1.0, 2.75, 1.53, 6.1]
+    updates = 9
+    size = 2
     made = timeline(durations, concurrency=4, buffer=size, updates=updates)
-    replayed = zip(
-        expected, rounds(rule, made, applied, count=updates, discount=discount), strict=True
-    )
-    for number, ((seconds, clients, staleness, weights, theta), (model, shares)) in enumerate(
-        replayed
-    ):
+    expected = replay(durations, rule, applied, updates, size, discount)
+    actual = rounds(rule, made, applied, discount, executor)
+    for number, (update, (model, shares)) in enumerate(zip(expected, actual, strict=True)):
+        seconds, clients, staleness, weights, theta = update
         assert made.virtual_seconds[number] == pytest.approx(seconds, abs=1e-12)
         assert made.clients[number].tolist() == clients
         assert made.staleness[number].tolist() == staleness
         np.testing.assert_allclose(shares, weights, atol=1e-9)
         np.testing.assert_allclose(model, theta, atol=1e-9)
-
-
-@pytest.mark.parametrize(
-    ("executor", "chunk"),
-    [
-        (executors.lanes(1), None),
-        (executors.lanes(2), None),
-        (executors.vmapped(), None),
-        (executors.sharded(2, 1), None),
-        (executors.lanes(2), 2),
-    ],
-    ids=["one lane", "two lanes", "vmapped", "two devices", "client chunks"],
-)
-def test_all_clients_with_equal_durations_are_synchronous_rounds(x64, executor, chunk):
-    made = timeline([2.0] * 4, concurrency=4, buffer=4, updates=3)
-    options = {"executor": executor, "chunk": chunk}
-    late, synchronous = (list(rounds("fedvg", each, **options)) for each in (made, None))
-    for (model, _), (expected, _) in zip(late, synchronous, strict=True):
-        np.testing.assert_allclose(model, expected, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -242,32 +216,16 @@ def test_all_clients_with_equal_durations_are_synchronous_rounds(x64, executor, 
 )
 def test_executors_chunks_and_placements_agree(options):
     random = {"send": "qsgd:2"}  # draws from the key of each training
-    run, other = fv.run(changed(**random)), fv.run(changed(**random, **options))
-    assert_models_equal(run, other, rtol=2e-5, atol=2e-6)
+    run = fv.run(changed(**random))
+    other = fv.run(changed(**random, **options))
+    worlds.assert_close(run.variables, other.variables, 2e-5)
 
 
 def test_a_resumed_run_is_equal_to_the_bit(tmp_path):
-    whole = fv.run(SMALL)
-    fv.run(changed(rounds=2, out=tmp_path / "run", keep=1))
-    resumed = fv.run(changed(resume=str(tmp_path / "run")))
-    assert_models_equal(whole, resumed)
-    keys = ("clients", "weights", "staleness", "virtual_seconds", "bytes_up")
-    for record, other in zip(whole.records, resumed.records, strict=True):
-        assert [record[key] for key in keys] == [other[key] for key in keys]
-
-
-def test_weights_sum_to_one_before_the_discount_which_shortens_stale_updates():
-    run, undiscounted = (
-        fv.run(SMALL),
-        fv.run(changed(buffered={"size": 3, "concurrency": 6, "discount": 0.0})),
-    )
-    for record in run.records:
-        assert sum(record["weights"]) == pytest.approx(1, abs=1e-5)
-    is_fresh = [not any(record["staleness"]) for record in run.records]
-    first = is_fresh.index(False)
-    assert undiscounted.records[first]["weights"] == run.records[first]["weights"]
-    with pytest.raises(AssertionError):
-        assert_models_equal(run, undiscounted)
+    whole = fv.run(changed(eval_every=2))
+    fv.run(changed(eval_every=2, rounds=2, out=tmp_path, keep=1))
+    resumed = fv.run(changed(eval_every=2, resume=str(tmp_path)))
+    assert_equal_runs(resumed, whole)
 
 
 def test_clients_over_the_largest_staleness_are_dropped_and_recorded():

@@ -24,34 +24,33 @@ def schedule_of(number, **changes):
 
 def in_chunks(chunk, sizes):
     """The final state, and the metrics of all rounds [R, K]."""
-    state, results, done = worlds.state(WORLD, ALGORITHM, worlds.QUADRATIC), [], 0
+    state = worlds.state(WORLD, ALGORITHM, worlds.QUADRATIC)
+    results = []
+    done = 0
     for size in sizes:
         rounds = schedules.stack(
             [schedule_of(done + i, capacity=128) for i in range(size)], MAX_ROUNDS
         )
         state, metrics = chunk(state, np.int32(size), rounds, WORLD.data(), worlds.hyper())
-        leaves = jax.tree.leaves(metrics)
-        assert not any(leaf[size:].any() for leaf in leaves)
-        results.append([np.asarray(leaf[:size]) for leaf in leaves])
+        assert not any(leaf[size:].any() for leaf in jax.tree.leaves(metrics))
+        results.append(jax.tree.map(lambda leaf, size=size: leaf[:size], metrics))
         done += size
-    return jax.tree.map(
-        np.asarray, (state, [np.concatenate(leaf) for leaf in zip(*results, strict=True)])
-    )
+    return state, jax.tree.map(lambda *leaves: np.concatenate(leaves), *results)
 
 
 def test_rounds_are_bit_identical_in_chunks_of_any_size_and_equal_rounds_without_chunks(x64):
     round_step = worlds.round_step(WORLD, ALGORITHM, "fedvg")
-    chunk, step = worlds.jit(federated_round.make_chunk(round_step)), worlds.jit(round_step)
+    chunk = worlds.jit(federated_round.make_chunk(round_step))
+    step = worlds.jit(round_step)
     alone = in_chunks(chunk, [1, 1, 1, 1])
     for sizes in ([4], [1, 2, 1]):
         jax.tree.map(np.testing.assert_array_equal, in_chunks(chunk, sizes), alone)
-    state, results = worlds.state(WORLD, ALGORITHM, worlds.QUADRATIC), []
+    state = worlds.state(WORLD, ALGORITHM, worlds.QUADRATIC)
+    results = []
     for number in range(4):
         state, metrics = step(state, schedule_of(number), WORLD.data(), worlds.hyper())
-        results.append(jax.tree.leaves(metrics))
-    worlds.assert_close(
-        alone, (state, [np.stack(leaf) for leaf in zip(*results, strict=True)]), 1e-9
-    )
+        results.append(metrics)
+    worlds.assert_close(alone, (state, jax.tree.map(lambda *x: np.stack(x), *results)), 1e-9)
 
 
 DIGESTS_OF_PROGRAMS = """
@@ -73,10 +72,9 @@ def test_processes_share_programs_in_the_compilation_cache():
     """This one and another, under different seeds of Python's string hashes."""
     exec(DIGESTS_OF_PROGRAMS, here := {})
     command = [sys.executable, "-c", DIGESTS_OF_PROGRAMS + "print(*digests)"]
-    changes = {"PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
-    other = subprocess.run(
-        command, env=os.environ | changes, capture_output=True, text=True, check=True
-    )
+    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    changed = os.environ | {"PYTHONHASHSEED": seed}
+    other = subprocess.run(command, env=changed, capture_output=True, text=True, check=True)
     assert other.stdout.split() == here["digests"] and len(set(here["digests"])) == 2
 
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from support import worlds
-from support.small_sweeps import timeless
+from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import ClientRows
@@ -17,19 +17,13 @@ from fedvg_jax.weightings import basic
 WORLD = worlds.small()
 
 CONFIG = fv.Config(
-    dataset="digits",
     clients=6,
     rounds=3,
     local_epochs=1,
-    join_ratio=0.5,
     model="linear",
     seed=3,
     eval_every=1,
 )
-
-
-def records(history):
-    return timeless(history.records)
 
 
 @pytest.mark.parametrize(
@@ -62,9 +56,8 @@ def test_every_client_gets_its_own_description_in_every_bit(executor):
         describe=ClientRows.label_counts,
     )
     schedule = WORLD.schedule(0, executor.num_lanes, client_chunk_size=2)
-    step = worlds.round_step(WORLD, algorithm, rule, worlds.TASK, executor=executor)
-    start = worlds.state(WORLD, algorithm, worlds.TASK)
-    state, metrics = worlds.jit(step)(start, schedule, WORLD.data(), worlds.hyper())
+    arguments = WORLD, [schedule], algorithm, rule, worlds.TASK
+    ((state, metrics),) = worlds.play(*arguments, executor=executor)
     has_trained = schedule.num_steps > 0
     clients = schedule.clients[has_trained]
     np.testing.assert_array_equal(metrics.detail["counts"][has_trained], counts[clients])
@@ -73,20 +66,19 @@ def test_every_client_gets_its_own_description_in_every_bit(executor):
 
 def test_runs_with_descriptions_agree_to_the_bit_on_the_host_and_resumed(tmp_path):
     config = replace(CONFIG, algorithm="fedlc", weighting="feddisco+fedvg", alpha=0.3)
-    whole = records(fv.run(config))
-    assert records(fv.run(replace(config, placement="host"))) == whole
-    fv.run(replace(config, rounds=2, out=tmp_path / "run"))
-    assert records(fv.run(replace(config, resume=str(tmp_path / "run")))) == whole
+    whole = fv.run(config)
+    assert_equal_runs(fv.run(replace(config, placement="host")), whole)
+    fv.run(replace(config, rounds=2, out=tmp_path))
+    assert_equal_runs(fv.run(replace(config, resume=str(tmp_path))), whole)
 
 
 def test_all_clients_send_a_weighting_s_description_before_the_first_round_and_none_of_an_algorithm():
-    plain = fv.run(replace(CONFIG, weighting="samples"))
-    disco = fv.run(replace(CONFIG, weighting="feddisco", algorithm="fedlc"))
-    extra = [
-        own["bytes_up"] - other["bytes_up"]
-        for own, other in zip(disco.records, plain.records, strict=True)
-    ]
-    assert extra == [CONFIG.clients * 10 * 4, 0, 0], "ten int32 counts"
+    def bytes_up(**settings):
+        records = fv.run(replace(CONFIG, **settings)).records
+        return np.array([record["bytes_up"] for record in records])
+
+    extra = bytes_up(weighting="feddisco", algorithm="fedlc") - bytes_up(weighting="samples")
+    assert extra.tolist() == [CONFIG.clients * 10 * 4, 0, 0], "ten int32 counts"
 
 
 @pytest.mark.parametrize("size", [None, 2], ids=["whole", "client chunks"])

@@ -1,6 +1,5 @@
 """Every executor, and a round in client chunks, give what a loop over the whole cohort gives."""
 
-import contextlib
 import functools
 
 import jax
@@ -35,18 +34,10 @@ TASK, K = worlds.QUADRATIC, 5
 def world():
     """Six quadratics of 4 to 8 rows, one without a step; five play. The data of client 3 are not finite."""
     rng = np.random.default_rng(0)
-    federation = worlds.quadratics(
-        rng.uniform(0.5, 2, (6, 3)), rng.normal(size=(6, 3)), [4, 8, 2, 6, 1, 5], K
-    )
-    for leaf in jax.tree.leaves(federation.pool[1]):
-        leaf[federation.train[3]] = np.nan
-    return federation
-
-
-def schedule_of(number, size=None, num_lanes=2):
-    """One client drops out besides the one that diverges."""
-    schedule = world().schedule(number, num_lanes, probe_ratio=0.5, client_chunk_size=size)
-    return schedule._replace(participating=np.arange(K) != 3 * number)
+    a = rng.uniform(0.5, 2, (6, 3))
+    b = rng.normal(size=(6, 3))
+    b[3] = np.nan
+    return worlds.quadratics(a, b, [4, 8, 2, 6, 1, 5], K)
 
 
 def falls(count):
@@ -75,16 +66,20 @@ def menu(algorithm):
 
 
 def after_two_rounds(step, state, size, hyper):
+    """In each, one client drops out besides the one that diverges."""
     results = []
     for number in range(2):
-        state, metrics = step(state, schedule_of(number, size), world().data(), hyper)
+        schedule = world().schedule(number, 2, probe_ratio=0.5, client_chunk_size=size)
+        schedule = schedule._replace(participating=np.arange(K) != 3 * number)
+        state, metrics = step(state, schedule, world().data(), hyper)
         results.append(metrics)
     return state, results
 
 
 def test_client_chunks_equal_the_whole_cohort(x64):
     """Of an algorithm that remembers, probes, and sends both kinds of messages."""
-    algorithm, hyper = worlds.full_algorithm(), worlds.hyper(momentum=0.5)
+    algorithm = worlds.full_algorithm()
+    hyper = worlds.hyper(momentum=0.5)
     optimiser = resolve.method.make_optimiser(config.Config(momentum=0.5))
     step = worlds.make_round(world(), algorithm, menu(algorithm), optimiser=optimiser)
     start = worlds.state(world(), algorithm, TASK)
@@ -98,13 +93,15 @@ def test_client_chunks_equal_the_whole_cohort(x64):
 def test_client_chunks_on_devices_equal_the_whole_cohort_with_running_statistics(x64):
     """Corrupt clients return noise of their own in both, updates are rounded and clipped, and the round has its noise
     once; FedVG by tensor leaves statistics uniform weights."""
-    net, task, algorithm = world(), worlds.STATISTIC, worlds.algorithm("feddyn")
+    net = world()
+    task = worlds.STATISTIC
+    algorithm = worlds.algorithm("feddyn")._replace(send=compression.qsgd(2))
     rule = worlds.weighting("fedvg", algorithm, task, granularity="layerwise", norm="delta")
     options = {
         "disturb": attacks.disturbance(attacks.noise("attack_scale"), np.array([0, 2]), 6),
+        "private": privacy.tensorwise,
         "stats_too": True,
     }
-    options["private"], algorithm = privacy.tensorwise, algorithm._replace(send=compression.qsgd(2))
 
     def after(executor, size):
         # clients 1 and 5 are sound, 3 diverges
@@ -117,12 +114,14 @@ def test_client_chunks_on_devices_equal_the_whole_cohort_with_running_statistics
 
 @pytest.mark.slow
 def test_gradients_through_client_chunks_equal_those_through_the_whole_cohort(x64):
-    net, algorithm = worlds.uneven(cohort_size=5), worlds.algorithm("scaffold")
+    net = worlds.uneven(cohort_size=5)
+    algorithm = worlds.algorithm("scaffold")
     executor = differentiable.unrolled(net.most_steps())
     rule = worlds.weighting("samples+fedvg", algorithm)
     step = federated_round.make_round(TASK, algorithm, rule, executor, local_training.sgd, 5)
 
-    start, data = worlds.state(net, algorithm, TASK), net.data()
+    start = worlds.state(net, algorithm, TASK)
+    data = net.data()
 
     def total(hyper, plan):
         state, _ = step(start, plan, data, hyper)
@@ -146,7 +145,8 @@ def scratch(cohort, size):
     net = net._replace(
         pool=fedvg_jax.Batch(np.zeros((len(net.pool.y), *image), np.uint8), net.pool.y)
     )
-    algorithm, hyper = worlds.algorithm("fedavg"), worlds.hyper()
+    algorithm = worlds.algorithm("fedavg")
+    hyper = worlds.hyper()
     rule = worlds.weighting("fedvg", algorithm, task, 4)
     step = federated_round.make_round(
         task, algorithm, rule, executors.lanes(1), local_training.sgd, 100
@@ -159,7 +159,8 @@ def scratch(cohort, size):
 
 def test_memory_depends_on_the_client_chunk_and_not_on_the_cohort():
     """A chunk of five takes two models a client, and a few more; a cohort of a hundred would take two hundred."""
-    ten, hundred = scratch(10, 5), scratch(100, 5)
+    ten = scratch(10, 5)
+    hundred = scratch(100, 5)
     assert hundred == pytest.approx(ten, rel=0.1)
     assert 5 < ten < 20
 
@@ -180,23 +181,22 @@ def test_streamable_names_are_the_rules_with_terms(name):
     [(10, 0, 10), (10, 99, 10), (10, 4, 4), (11, 10, 6), (10, 1, 1)],
 )
 def test_client_chunks_are_as_few_and_as_even_as_possible(cohort, client_chunk, size):
-    assert (
-        config.client_chunk_size(
-            config.Config(clients=cohort, join_ratio=1.0, client_chunk=client_chunk)
-        )
-        == size
-    )
+    settings = config.Config(clients=cohort, join_ratio=1.0, client_chunk=client_chunk)
+    assert config.client_chunk_size(settings) == size
 
 
 # --- every executor gives what a Python loop gives
 
 
 WORLD = worlds.ragged()
+CPU = hw.Hardware("cpu", "", 4, 4, None)
+GPU = hw.Hardware("gpu", "", 4, 4, None)
 EXECUTORS = {
-    "lanes 3": executors.lanes(3),
-    "unrolled": differentiable.unrolled(WORLD.most_steps(), epochs=3),
-    "4 devices, 2 lanes, packed": executors.sharded(4, 2),
+    "lanes 3": (executors.lanes(3), CPU),
+    "unrolled": (differentiable.unrolled(WORLD.most_steps(), epochs=3), CPU),
+    "4 devices, 2 lanes, packed": (executors.sharded(4, 2), GPU),
 }
+"""Executors, and hardware."""
 
 
 def with_momentum(hyper, round):
@@ -226,16 +226,10 @@ def looped():
 @pytest.mark.parametrize("name", EXECUTORS)
 def test_training_of_ragged_clients_equals_the_loop(x64, looped, name):
     """Of a network with running statistics, states, and an optimiser with a state; two clients take no step."""
-    (shared, expected), executor = looped, EXECUTORS[name]
+    (shared, expected), (executor, hardware) = looped, EXECUTORS[name]
     schedule = WORLD.schedule(0, executor.num_lanes, lanes_together=executor.lanes_together)
-    with (
-        hw.assumed(hw.Hardware("gpu", "", 4, 4, None))
-        if "packed" in name
-        else contextlib.nullcontext()
-    ):
-        model = worlds.jit(lambda *arguments: executor.train(make_client, *arguments))(
-            shared, schedule
-        )
+    with hw.assumed(hardware):
+        model = worlds.jit(executor.train, static_argnums=0)(make_client, shared, schedule)
     assert model.params["fc1"]["kernel"].dtype == np.float64
     worlds.assert_close(model, expected, 1e-9)
 
@@ -243,11 +237,8 @@ def test_training_of_ragged_clients_equals_the_loop(x64, looped, name):
 # --- lanes
 
 
-COUNTER = Client(
-    init=lambda k: (k, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32)),
-    step=lambda carry, k, minibatch: (k, carry[1] + 1, carry[2] * 3 + minibatch),
-)
-"""Counts its steps, and digests which minibatches it saw in which order."""
+COUNTER = Client(lambda k: jnp.zeros((), jnp.int32), lambda steps, k, minibatch: steps + 1)
+"""Counts its steps."""
 
 
 def test_each_device_keeps_its_part_of_the_trained_cohort():
@@ -255,7 +246,7 @@ def test_each_device_keeps_its_part_of_the_trained_cohort():
     world = worlds.world([16, 48, 16, 32], batch_size=16, cohort_size=4, local_epochs=1)
     schedule = jax.tree.map(jnp.asarray, world.schedule(0, 2))
     executor = executors.sharded(2, 1)
-    _, steps, _ = worlds.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))(schedule)
+    steps = worlds.jit(lambda s: executor.train(lambda shared, s: COUNTER, (), s))(schedule)
     held = [shard.data.tolist() for shard in steps.addressable_shards]
     assert held == [schedule.num_steps[:2].tolist(), schedule.num_steps[2:].tolist()]
 
@@ -280,10 +271,6 @@ def test_a_single_lane_holds_at_most_two_models():
 NUM_ROWS = 12
 
 
-def sharding_over(num_devices):
-    return NamedSharding(Mesh(jax.devices()[:num_devices], ("devices",)), PartitionSpec("devices"))
-
-
 def client_states():
     """Floats, with infinity and NaN, integers and bools."""
     floats = np.arange(NUM_ROWS * 2, dtype=np.float32).reshape(NUM_ROWS, 2) - 5
@@ -298,21 +285,20 @@ def client_states():
 @pytest.mark.parametrize("num_devices", [2, 4])
 def test_rows_are_taken_and_put_exactly(num_devices):
     """Rows of every device, in any order; a row past the end is not written."""
-    sharding, every = sharding_over(num_devices), client_states()
-    rows, targets = np.array([7, 1, 11, 4, 0], np.int32), np.array([1, 11, 6, 12, 5], np.int32)
+    mesh = Mesh(jax.devices()[:num_devices], ("devices",))
+    sharding = NamedSharding(mesh, PartitionSpec("devices"))
+    every = client_states()
+    rows = np.array([7, 1, 11, 4, 0], np.int32)
+    targets = np.array([1, 11, 6, 12, 5], np.int32)
 
     def exchange(every, rows, targets):
         taken = executors.take_rows(every, rows, sharding)
         return taken, executors.put_rows(every, targets, taken, sharding)
 
     taken, changed = jax.jit(exchange)(jax.device_put(every, sharding), rows, targets)
-    jax.tree.map(np.testing.assert_array_equal, taken, jax.tree.map(lambda leaf: leaf[rows], every))
-    kept = targets < NUM_ROWS
-    expected = jax.tree.map(np.copy, every)
     for kind, leaf in every.items():
-        expected[kind][targets[kept]] = leaf[rows[kept]]
-    jax.tree.map(np.testing.assert_array_equal, changed, expected)
-    held = {
-        len(shard.data) for leaf in jax.tree.leaves(changed) for shard in leaf.addressable_shards
-    }
-    assert held == {NUM_ROWS // sharding.mesh.size}
+        np.testing.assert_array_equal(taken[kind], leaf[rows])
+        expected = np.append(leaf, leaf[:1], 0)
+        expected[targets] = leaf[rows]
+        np.testing.assert_array_equal(changed[kind], expected[:NUM_ROWS])
+        assert changed[kind].sharding.shard_shape(leaf.shape)[0] == NUM_ROWS // num_devices

@@ -8,7 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.flatten_util import ravel_pytree
 from support import oracle, worlds
+from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
 from fedvg_jax import compression, config
@@ -16,7 +18,8 @@ from fedvg_jax.core import trained_part, tree
 from fedvg_jax.engine import attacks
 
 WORLD = worlds.small()
-HEAD, BODY = trained_part.local_part("^classifier/"), trained_part.local_part("^fc1/")
+HEAD = trained_part.local_part("^classifier/")
+BODY = trained_part.local_part("^fc1/")
 ALGORITHMS = ("fedprox", "scaffold", "moon", "elastic")
 """Their clients correct gradients, have losses and states, send messages and probe."""
 
@@ -37,44 +40,40 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(
 
     MOON's client compares with its whole model, and Elastic's server knows no sensitivity of a local tensor.
     """
-    mine, (params, stats) = oracle.ALGORITHMS[name], map(worlds.by_path, worlds.variables())
+    mine = oracle.ALGORITHMS[name]
 
     def local(arrays):
         return {path: array for path, array in arrays.items() if part.is_local(path)}
 
-    kept = [(local(params), local(stats))] * len(WORLD.train)
+    initial = local(worlds.by_path(worlds.variables().params))
+    kept = [initial] * len(WORLD.train)
 
     def of_client(state, schedule, k):
         """Theta_g with the client's own tensors."""
-        own_params, own_stats = kept[schedule.clients[k]]
-        return state._replace(params=state.params | own_params, stats=state.stats | own_stats)
+        return state._replace(params=state.params | kept[schedule.clients[k]])
 
     def train(state, schedule, k, *arguments):
         """The oracle's; it returns the local tensors of theta_g in place of the client's."""
         trained = train_of_oracle(of_client(state, schedule, k), schedule, k, *arguments)
         if schedule.participating[k] and schedule.num_steps[k]:
-            kept[schedule.clients[k]] = local(trained.params), local(trained.stats)
-        return trained._replace(
-            params=trained.params | local(state.params), stats=trained.stats | local(state.stats)
-        )
+            kept[schedule.clients[k]] = local(trained.params)
+        return trained._replace(params=trained.params | initial)
 
     def probe(state, schedule, k, *arguments):
         measured = probe_of_oracle(of_client(state, schedule, k), schedule, k, *arguments)
-        return measured and measured | dict.fromkeys(local(measured), 0.0)
+        return measured and measured | dict.fromkeys(initial, 0.0)
 
     def loss(hyper, params, stats, batch, theta, client):
-        previous = client | local(theta) if name == "moon" else client
+        previous = client and client | local(theta)
         return loss_of_oracle(hyper, params, stats, batch, theta, previous)
 
     def correct(hyper, gradients, *arguments):
         return correct_of_oracle(hyper, gradients, *arguments) | local(gradients)
 
-    train_of_oracle, probe_of_oracle, correct_of_oracle, loss_of_oracle = (
-        oracle.train,
-        oracle.probe,
-        mine.correct,
-        mine.loss,
-    )
+    train_of_oracle = oracle.train
+    probe_of_oracle = oracle.probe
+    correct_of_oracle = mine.correct
+    loss_of_oracle = mine.loss
     monkeypatch.setattr(oracle, "train", train)
     monkeypatch.setattr(oracle, "probe", probe)
     monkeypatch.setattr(mine, "correct", correct)
@@ -88,13 +87,11 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(
             tuple(map(worlds.by_path, actual.variables)), (state.params, state.stats), 1e-9
         )
         worlds.assert_close(metrics.train_loss, expected.train_loss, 1e-9)
-        for client, (own_params, own_stats) in enumerate(kept):
-            own = {f"params/{p}": v for p, v in own_params.items()} | {
-                f"stats/{p}": v for p, v in own_stats.items()
-            }
-            worlds.assert_close(tree.by_path(tree.take(actual.clients.local, client)), own, 1e-9)
-        for path, initial in local(params).items():
-            np.testing.assert_array_equal(worlds.by_path(actual.variables.params)[path], initial)
+        for client, own in enumerate(kept):
+            params, stats = tree.take(actual.clients.local, client)
+            worlds.assert_close(worlds.by_path(params), own, 1e-9)
+            assert not tree.paths(stats)
+        worlds.assert_close(local(worlds.by_path(actual.variables.params)), initial, 0)
 
 
 # --- laws
@@ -102,7 +99,8 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_tensors(
 
 def test_fedvg_scores_a_client_s_body_with_its_own_head(x64):
     """In the first round all start alike, so the scores are those without local tensors."""
-    algorithm, plan = worlds.algorithm("fedavg"), plan_of(1)
+    algorithm = worlds.algorithm("fedavg")
+    plan = plan_of(1)
     rule = worlds.weighting("fedvg", algorithm, worlds.TASK, WORLD.batch_size)
     ((_, metrics),) = worlds.play(WORLD, plan, algorithm, rule, worlds.TASK, local=HEAD)
     ((_, expected),) = worlds.rounds_of_oracle(WORLD, plan, oracle.ALGORITHMS["fedavg"], "fedvg")
@@ -111,55 +109,32 @@ def test_fedvg_scores_a_client_s_body_with_its_own_head(x64):
     )
 
 
-PHASES = {0.5: {1: (1, 1), 3: (2, 1), 10: (5, 5)}, 0.999: {3: (2, 1)}, 0.001: {3: (1, 2)}}
-"""Share of the steps -> number of steps -> those of the local tensor and of the other one."""
-
-
-@pytest.mark.parametrize("first", PHASES)
-def test_both_phases_have_a_step_and_a_single_step_trains_all_tensors(first):
-    part, ones = (
-        trained_part.local_part("^head/", first),
-        {"body": jnp.ones(()), "head": {"w": jnp.ones(())}},
-    )
-    for num_steps, expected in PHASES[first].items():
-        steps = [
-            part.mask_phase(jnp.int32(i), jnp.int32(num_steps), ones) for i in range(num_steps)
-        ]
-        assert (
-            sum(step["head"]["w"] for step in steps),
-            sum(step["body"] for step in steps),
-        ) == expected
+@pytest.mark.parametrize(
+    ("first", "num_steps", "head", "body"),
+    [(0.5, 1, 1, 1), (0.5, 3, 2, 1), (0.5, 10, 5, 5), (0.999, 3, 2, 1), (0.001, 3, 1, 2)],
+)
+def test_both_phases_have_a_step_and_a_single_step_trains_all_tensors(first, num_steps, head, body):
+    part = trained_part.local_part("^head", first)
+    ones = {"head": jnp.ones(num_steps), "body": jnp.ones(num_steps)}
+    steps = jnp.arange(num_steps)
+    masked = jax.vmap(part.mask_phase, (0, None, 0))(steps, jnp.int32(num_steps), ones)
+    assert (masked["head"].sum(), masked["body"].sum()) == (head, body)
 
 
 # --- runs
 
 
-OWN = {
-    "data": worlds.images(120),
-    "task": fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1)),
-}
-FEDPER = config.Config(
-    clients=4, rounds=2, local_epochs=1, lanes="1", alpha=10.0, method="fedper+fedvg"
-)
-
-
-def run(**settings):
-    """Returns the history of two rounds of FedPer under FedVG's weights."""
-    return fv.run(dataclasses.replace(FEDPER, **settings), **OWN)
-
-
-def models(history):
-    return jax.tree.map(np.asarray, history.variables)
-
-
 def test_a_resumed_run_goes_on_with_the_local_tensors_and_the_errors_of_what_was_sent(tmp_path):
-    settings = {"record": "personal_accuracy", "checkpoint_every": 1, "send": "topk:0.5"}
-    whole = run(**settings, out=tmp_path / "whole")
-    run(**settings, rounds=1, out=tmp_path / "part")
-    part = run(**settings, resume=str(tmp_path / "part"))
-    worlds.assert_close(models(part), models(whole), 0)
-    names = ("train_loss", "personal_accuracy", "personal_worst_decile", "test_accuracy")
-    assert [part.records[-1][name] for name in names] == [whole.records[-1][name] for name in names]
+    settings = config.Config(
+        clients=4, rounds=2, eval_every=1, local_epochs=1, lanes="1", alpha=10.0, method="fedper+fedvg",
+        record="personal_accuracy", checkpoint_every=1, send="topk:0.5",
+    )  # fmt: skip
+    task = fv.models.classification(fv.models.MLP(3, hidden=(4,)), 3, (2, 2, 1))
+    run = functools.partial(fv.run, data=worlds.images(120), task=task)
+    whole = run(settings)
+    run(dataclasses.replace(settings, rounds=1, out=tmp_path))
+    part = run(dataclasses.replace(settings, resume=str(tmp_path)))
+    assert_equal_runs(part, whole)
     num_sent = (4 * 4 + 4) // 2  # of the body, each with its place
     assert whole.records[-1]["bytes_up"] == 2 * num_sent * (4 + 4), "of two clients"
 
@@ -180,51 +155,42 @@ LINEAR = fv.Task(
 
 
 def first_round(algorithm, optimiser=fv.sgd, **options):
-    """(state, clients' local tensors, metrics) after a round of four local steps: two train the local tensor alone."""
-    part, hyper = (
-        fv.local_part("^head/", first=0.5),
-        {"lr": 0.1, "scaffold.eta_g": 1.0, "attack_scale": 10.0},
-    )
+    """(state, sent tensor, clients' local tensors) after four local steps, of which two train the local tensor."""
+    part = fv.local_part("^head/", first=0.5)
+    hyper = {"lr": 0.1, "scaffold.eta_g": 1.0, "attack_scale": 10.0}
     data = fv.Data(jnp.repeat(jnp.array([1.0, 3.0]), 4), *[jnp.zeros((1, 1), int)] * 3)
-    options |= {"num_clients": 2, "local": part}
-    make = fv.make_round(
-        LINEAR, algorithm, fv.weightings.uniform(), fv.executors.lanes(1), optimiser, **options
-    )
+    arguments = LINEAR, algorithm, fv.weightings.uniform(), fv.executors.lanes(1), optimiser, 2
+    step = jax.jit(fv.make_round(*arguments, local=part, **options))
     schedule = fv.make_schedule(0, [np.arange(4), np.arange(4, 8)], batch_size=1)
-    state, metrics = jax.jit(make)(
-        fv.init_state(LINEAR, algorithm, 2, hyper, local=part), schedule, data, hyper
-    )
-    clients = np.argsort(schedule.clients)
-    return state, np.asarray(tree.take(state.clients, clients).local.params["head"]["w"]), metrics
+    start = fv.init_state(LINEAR, algorithm, 2, hyper, local=part)
+    state, _ = step(start, schedule, data, hyper)
+    return state, state.variables.params["body"]["w"], state.clients.local.params["head"]["w"]
 
 
 def test_momentum_of_the_sent_tensors_begins_where_their_steps_begin():
-    state, heads, _ = first_round(
-        fv.algorithms.fedavg(), lambda hyper, round: optax.sgd(hyper["lr"], 0.9)
-    )
+    optimiser = lambda hyper, round: optax.sgd(hyper["lr"], 0.9)  # noqa: E731
+    _, body, heads = first_round(fv.algorithms.fedavg(), optimiser)
     moved = -0.1 * (1 + 1.9)
-    np.testing.assert_allclose(state.variables.params["body"]["w"], 2 * moved, rtol=1e-6)
+    np.testing.assert_allclose(body, 2 * moved, rtol=1e-6)
     assert np.all(heads <= moved * np.array([1, 3]) + 1e-6)
 
 
-@pytest.mark.parametrize("rule", [optax.sgd, optax.adam])
-def test_corrections_count_the_steps_in_which_the_sent_tensors_move(rule):
-    """Scaffold's c_k is the mean gradient of the client. Adam counts the steps before, too."""
+@pytest.mark.parametrize(
+    ("rule", "expected", "tolerance"), [(optax.sgd, [1, 3], 1e-6), (optax.adam, [1, 1], 1e-4)]
+)
+def test_corrections_count_the_steps_in_which_the_sent_tensors_move(rule, expected, tolerance):
+    """Scaffold's c_k is the mean gradient of the client. Adam counts the steps before, too; its steps do not depend on
+    the size of a gradient."""
     state, *_ = first_round(fv.algorithms.scaffold(), lambda hyper, round: rule(hyper["lr"]))
-    if rule is optax.adam:  # its steps do not depend on the size of a gradient
-        np.testing.assert_allclose(state.clients.algorithm["body"]["w"], [1, 1], rtol=1e-4)
-        return
-    np.testing.assert_allclose(np.sort(state.clients.algorithm["body"]["w"]), [1, 3], rtol=1e-6)
+    corrections = np.sort(state.clients.algorithm["body"]["w"])
+    np.testing.assert_allclose(corrections, expected, rtol=tolerance)
 
 
 def test_attack_changes_no_tensor_that_stays_with_the_client():
     attack = attacks.disturbance(attacks.scaling("attack_scale"), np.arange(2), 2)
-    (plain, heads, _), (state, own, _) = (
-        first_round(fv.algorithms.fedavg(), **o) for o in ({}, {"disturb": attack})
-    )
-    np.testing.assert_allclose(
-        state.variables.params["body"]["w"], 10 * plain.variables.params["body"]["w"], rtol=1e-6
-    )
+    _, plain, heads = first_round(fv.algorithms.fedavg())
+    _, body, own = first_round(fv.algorithms.fedavg(), disturb=attack)
+    np.testing.assert_allclose(body, 10 * plain, rtol=1e-6)
     np.testing.assert_array_equal(own, heads)
 
 
@@ -232,27 +198,12 @@ def test_server_steps_change_no_tensor_that_stays_with_clients():
     def refine(hyper, round, variables, data):
         return jax.tree.map(lambda leaf: leaf + 1, variables)
 
-    state, *_ = first_round(fv.algorithms.fedavg(), refine=refine)
-    plain, *_ = first_round(fv.algorithms.fedavg())
-    assert state.variables.params["head"]["w"] == 0
-    assert state.variables.params["body"]["w"] == plain.variables.params["body"]["w"] + 1
+    _, plain, _ = first_round(fv.algorithms.fedavg())
+    state, body, _ = first_round(fv.algorithms.fedavg(), refine=refine)
+    assert state.variables.params["head"]["w"] == 0 and body == plain + 1
 
 
 # --- rounds whose clients compress their updates
-
-
-HALF = compression.top_k(0.5)
-
-
-@functools.cache
-def fedavg(send=HALF):
-    return worlds.algorithm("fedavg")._replace(send=send)
-
-
-def rounds(send=HALF, **options):
-    """(state, metrics) after each of three rounds; in the second, two of the five clients drop out."""
-    plan = worlds.plan_with_dropouts(WORLD, **options.pop("plan", {}))
-    return worlds.play(WORLD, plan, fedavg(send), "uniform", worlds.TASK, **options)
 
 
 def test_three_rounds_equal_the_oracle_whose_clients_keep_their_errors(x64, monkeypatch):
@@ -261,36 +212,24 @@ def test_three_rounds_equal_the_oracle_whose_clients_keep_their_errors(x64, monk
     errors = [0.0] * len(WORLD.train)
 
     def train(state, schedule, k, *arguments):
-        trained, client = train_of_oracle(state, schedule, k, *arguments), schedule.clients[k]
-        update = np.concatenate(
-            [np.ravel(state.params[path] - trained.params[path]) for path in sorted(state.params)]
-        )
+        trained = train_of_oracle(state, schedule, k, *arguments)
+        client = schedule.clients[k]
+        update, unravel = ravel_pytree(oracle.each(np.subtract, state.params, trained.params))
         total = update + errors[client]
-        sent = np.zeros_like(total)
-        largest = np.argsort(-np.abs(total))[: round(0.5 * len(total))]
-        sent[largest] = total[largest]
+        order = np.argsort(-np.abs(total))
+        sent = total.at[order[round(0.5 * len(total)) :]].set(0)
         if schedule.participating[k] and schedule.num_steps[k]:
             errors[client] = total - sent
-        parts = np.split(
-            sent, np.cumsum([state.params[path].size for path in sorted(state.params)])[:-1]
-        )
-        arrived = {
-            p: state.params[p] - x.reshape(state.params[p].shape)
-            for p, x in zip(sorted(state.params), parts, strict=False)
-        }
-        return trained._replace(params=arrived)
+        return trained._replace(params=oracle.each(np.subtract, state.params, unravel(sent)))
 
     train_of_oracle = oracle.train
     monkeypatch.setattr(oracle, "train", train)
-    expected = worlds.rounds_of_oracle(
-        WORLD, worlds.plan_with_dropouts(WORLD), oracle.ALGORITHMS["fedavg"], "uniform"
-    )
-    for (actual, _), (state, _) in zip(
-        rounds(plan={"client_chunk_size": 2}), expected, strict=True
-    ):
+    algorithm = worlds.algorithm("fedavg")._replace(send=compression.top_k(0.5))
+    plan = plan_of(client_chunk_size=2)
+    played = worlds.play(WORLD, plan, algorithm, "uniform", worlds.TASK)
+    of_oracle = worlds.rounds_of_oracle(WORLD, plan, oracle.ALGORITHMS["fedavg"], "uniform")
+    for (actual, _), (state, _) in zip(played, of_oracle, strict=True):
         worlds.assert_close(worlds.by_path(actual.variables.params), state.params, 1e-9)
         for client, error in enumerate(errors):
-            kept = np.concatenate(
-                [np.ravel(x[client]) for x in jax.tree.leaves(actual.clients.sent)]
-            )
-            np.testing.assert_allclose(kept, error + np.zeros_like(kept), atol=1e-9)
+            kept, _ = ravel_pytree(tree.take(actual.clients.sent, client))
+            np.testing.assert_allclose(kept, error, atol=1e-9)

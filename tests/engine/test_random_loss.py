@@ -6,7 +6,6 @@ import numpy as np
 from support import worlds
 
 from fedvg_jax.core.types import ClientReturn
-from fedvg_jax.engine import executors
 from fedvg_jax.weightings import signals
 
 WORLD = worlds.uneven(cohort_size=5)
@@ -15,11 +14,8 @@ ALGORITHM = worlds.algorithm("fedavg")
 
 def noise(key):
     """One normal number per parameter."""
-    left, right = jax.random.split(key)
-    return {
-        "left": {"x": jax.random.normal(left, (2,), float)},
-        "right": {"x": jax.random.normal(right, (1,), float)},
-    }
+    drawn = jax.random.normal(key, (3,), float)
+    return {"left": {"x": drawn[:2]}, "right": {"x": drawn[2:]}}
 
 
 def loss(params, stats, batch, mask, train, key=None):
@@ -32,14 +28,6 @@ def loss(params, stats, batch, mask, train, key=None):
 
 
 TASK = worlds.QUADRATIC._replace(loss=loss)
-
-
-ONE_LANE = executors.lanes(1)
-
-
-def one_round(schedule, executor=ONE_LANE):
-    ((state, _),) = worlds.play(WORLD, [schedule], ALGORITHM, "samples", TASK, executor=executor)
-    return state
 
 
 @worlds.jit
@@ -62,17 +50,16 @@ def trained_by_hand(schedule, k, lr):
 
 def test_each_step_draws_from_seed_round_client_and_step(x64):
     schedule = WORLD.schedule(3, seed=7)
-    state = one_round(schedule)
+    ((state, _),) = worlds.play(WORLD, [schedule], ALGORITHM, "samples", TASK)
     models = [trained_by_hand(schedule, k, worlds.HYPER["lr"]) for k in range(5)]
     shares = schedule.num_samples / schedule.num_samples.sum()
-    expected = jax.tree.map(
-        lambda *x: sum(s * leaf for s, leaf in zip(shares, x, strict=True)), *models
-    )
+    expected = jax.tree.map(lambda *leaves: shares @ np.stack(leaves), *models)
     worlds.assert_close(state.variables.params, expected, 1e-12)
 
 
 def test_scoring_does_not_depend_on_the_key():
-    variables, data = worlds.variables(task=TASK), WORLD.data()
+    variables = worlds.variables(task=TASK)
+    data = WORLD.data()
     client = ClientReturn(variables, jnp.int32(1), variables.params)
     score, expected = (
         worlds.jit(signals.validation_gradient(task, True, 1))({}, client, data)

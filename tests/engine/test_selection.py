@@ -6,7 +6,7 @@ import itertools
 
 import jax
 import numpy as np
-from support.small_sweeps import timeless
+from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
 from fedvg_jax.core.types import Population
@@ -24,60 +24,55 @@ def run(config):
     return fv.run(config)
 
 
-def population(round, sizes, count, losses=None, seed=0):
-    rng = schedule.selection_stream(seed, round)
-    return Population(
-        round, rng, np.asarray(sizes), count, losses or (lambda ids: np.zeros(len(ids)))
-    )
+def by_size(round, sizes, count):
+    """Returns the clients that the selection by size chooses."""
+    rng = schedule.selection_stream(0, round)
+    population = Population(round, rng, np.asarray(sizes), count, lambda ids: np.zeros(len(ids)))
+    return fv.selection.by_size().choose(population).tolist()
 
 
 def test_by_size_draws_with_the_probabilities_of_successive_sampling():
     """n_i / N, then n_j / (N - n_i)."""
     trials, total = 20_000, SIZES.sum()
-    chosen = [
-        tuple(fv.selection.by_size().choose(population(r, SIZES, 2)).tolist())
-        for r in range(trials)
-    ]
+    chosen = [by_size(number, SIZES, 2) for number in range(trials)]
     for i, j in itertools.permutations(range(len(SIZES)), 2):
         probability = SIZES[i] / total * SIZES[j] / (total - SIZES[i])
         deviation = np.sqrt(probability * (1 - probability) / trials)
-        assert abs(chosen.count((i, j)) / trials - probability) < 4.5 * deviation
+        assert abs(chosen.count([i, j]) / trials - probability) < 4.5 * deviation
 
 
 def test_by_size_takes_clients_without_rows_last():
-    draws = [
-        set(fv.selection.by_size().choose(population(r, [0, 5, 0, 1], 3)).tolist())
-        for r in range(50)
-    ]
-    assert all({1, 3} < draw for draw in draws)
+    for number in range(50):
+        assert {1, 3} < {*by_size(number, [0, 5, 0, 1], 3)}
 
 
 def test_a_run_selects_by_the_losses_of_each_rounds_model():
-    history, sim = run(POWER), fv.simulation(POWER)
-    state, sizes = sim.state, [len(rows) for rows in sim.partition.train]
-    predict, labels = jax.jit(sim.task.predict), np.asarray(sim.data.pool.y)
+    history = run(POWER)
+    sim = fv.simulation(POWER)
+    state = sim.state
+    sizes = [len(rows) for rows in sim.partition.train]
+    predict = jax.jit(sim.task.predict)
+    labels = np.asarray(sim.data.pool.y)
     for record in history.records:
         logits = np.asarray(predict(*state.variables, sim.data.pool), np.float64)
         losses = np.log(np.exp(logits).sum(1)) - logits[np.arange(len(labels)), labels]
-
-        def mean_loss(client, losses=losses):
-            return losses[sim.partition.train[client]].mean()
-
+        means = [-losses[rows].mean() for rows in sim.partition.train]
         round = record["round"] - 1
-        candidates = fv.selection.by_size().choose(population(round, sizes, 5)).tolist()
-        assert record["clients"] == sorted(candidates, key=lambda client: -mean_loss(client))[:2]
+        candidates = by_size(round, sizes, 5)
+        assert record["clients"] == sorted(candidates, key=means.__getitem__)[:2]
         state, _ = sim.step(state, round)
     jax.tree.map(np.testing.assert_array_equal, state.variables, history.variables)
 
 
 def test_a_resumed_run_selects_as_an_uninterrupted_one(tmp_path):
-    fv.run(dataclasses.replace(POWER, rounds=2, out=tmp_path / "run"))
-    resumed = fv.run(dataclasses.replace(POWER, out=tmp_path / "run", resume=str(tmp_path / "run")))
-    assert timeless(resumed.records) == timeless(run(POWER).records)
+    fv.run(dataclasses.replace(POWER, rounds=2, out=tmp_path))
+    resumed = fv.run(dataclasses.replace(POWER, resume=str(tmp_path)))
+    assert_equal_runs(resumed, run(POWER))
 
 
 def test_candidates_receive_the_model_and_send_a_loss():
-    record, sim = run(POWER).records[0], fv.simulation(POWER)
+    record = run(POWER).records[0]
+    sim = fv.simulation(POWER)
     model = sum(leaf.nbytes for leaf in jax.tree.leaves(sim.state.variables))
     assert (record["bytes_down"], record["bytes_up"]) == (5 * model, 2 * model + 5 * 4)
 

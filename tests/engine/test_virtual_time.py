@@ -2,33 +2,30 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
+from support import worlds
+from support.small_sweeps import assert_equal_runs
 
 import fedvg_jax as fv
 from fedvg_jax.engine import schedule, virtual_time
 from fedvg_jax.engine.virtual_time import timeline
 
-SMALL = fv.Config(
-    clients=12, join_ratio=0.5, rounds=4, local_epochs=1, alpha=1.0, model="linear", eval_every=4
-)
+SMALL = fv.Config(clients=12, rounds=4, local_epochs=1, alpha=1.0, model="linear", eval_every=4)
 CLOCKED = dataclasses.replace(
     SMALL, clock={"step": 0.1, "fixed": 5.0, "speeds": "lognormal:1", "upload": 1e5}
 )
 
 
-def models_equal(run, other):
-    pairs = zip(jax.tree.leaves(run.variables), jax.tree.leaves(other.variables), strict=True)
-    return all((np.asarray(a) == np.asarray(b)).all() for a, b in pairs)
-
-
 def test_a_clock_changes_no_result_and_its_rounds_last_as_long_as_their_slowest_client():
-    plain, clocked = fv.run(SMALL), fv.run(CLOCKED)
-    assert models_equal(plain, clocked)
-    sim, ends = fv.simulation(CLOCKED), [record["virtual_seconds"] for record in clocked.records]
-    down, up = sim.traffic.down, sim.traffic.up
+    plain = fv.run(SMALL)
+    clocked = fv.run(CLOCKED)
+    worlds.assert_close(clocked.variables, plain.variables, 0)
+    sim = fv.simulation(CLOCKED)
+    ends = [record["virtual_seconds"] for record in clocked.records]
+    down = sim.traffic.down
+    up = sim.traffic.up
     for number, seconds in enumerate(np.diff([0.0, *ends])):
         planned = sim.schedule(number)
         of_client = sim.experiment.cohorts.clock.seconds(
@@ -38,7 +35,7 @@ def test_a_clock_changes_no_result_and_its_rounds_last_as_long_as_their_slowest_
 
 
 def test_an_infinite_deadline_and_no_overselection_wait_for_all():
-    assert models_equal(fv.run(CLOCKED), fv.run(dataclasses.replace(CLOCKED, deadline=1e9)))
+    assert_equal_runs(fv.run(CLOCKED), fv.run(dataclasses.replace(CLOCKED, deadline=1e9)))
 
 
 @given(st.lists(st.integers(0, 5), min_size=4, max_size=9), st.integers(1, 4), st.data())
@@ -59,8 +56,8 @@ def test_the_server_averages_the_first_to_arrive_and_counts_the_bytes_of_all_it_
     run = fv.run(dataclasses.replace(CLOCKED, overselect=1.5))
     sim = fv.simulation(CLOCKED)
     for record in run.records:
-        assert len(record["clients"]) == 6 and len(record["late"]) == 3
-        assert not {*record["clients"]} & {*record["late"]}
+        asked = {*record["clients"], *record["late"]}
+        assert (len(record["clients"]), len(record["late"]), len(asked)) == (6, 3, 9)
         assert record["bytes_down"] == 9 * sim.traffic.down
         assert record["bytes_up"] == 9 * sim.traffic.up
     waiting = fv.run(CLOCKED).records[-1]["virtual_seconds"]
@@ -68,13 +65,10 @@ def test_the_server_averages_the_first_to_arrive_and_counts_the_bytes_of_all_it_
 
 
 def test_a_clock_from_python_allows_overselection_which_needs_one():
+    """A run without one is refused, see `messages/virtual_time.py`."""
     selective = dataclasses.replace(SMALL, overselect=1.5, rounds=1)
     run = fv.run(selective, clock=fv.Clock(step_seconds=np.arange(1.0, 13.0)))
     assert len(run.records[0]["late"]) == 3
-    with pytest.raises(fv.UsageError, match="overselect"):
-        fv.run(selective)
-    with pytest.raises(fv.UsageError, match="deadline"):
-        fv.run(dataclasses.replace(SMALL, deadline=0.5), clock=fv.Clock(fixed_seconds=1.0))
 
 
 def test_clients_that_miss_the_deadline_have_no_weight_and_no_round_lasts_longer():
@@ -83,20 +77,17 @@ def test_clients_that_miss_the_deadline_have_no_weight_and_no_round_lasts_longer
     assert (np.diff(ends) > 0).all() and (np.diff(ends) <= 8.0 + 1e-9).all()
     assert any(record.get("late") for record in run.records)
     for record in run.records:
-        left_out = {*record.get("late", ()), *record.get("dropped", ())}
-        weights = dict(zip(record["clients"], record["weights"], strict=True))
-        assert {client for client, weight in weights.items() if weight == 0} == left_out
-        assert not {*record.get("late", ())} & {*record.get("dropped", ())}
+        left_out = [*record.get("late", ()), *record.get("dropped", ())]
+        without_weight = np.array(record["clients"])[np.array(record["weights"]) == 0]
+        assert sorted(left_out) == sorted(without_weight)
 
 
 def test_a_resumed_run_continues_its_virtual_time(tmp_path):
-    selective = dataclasses.replace(CLOCKED, overselect=1.5, keep=1, checkpoint_every=1)
+    selective = dataclasses.replace(CLOCKED, overselect=1.5, keep=1, eval_every=2)
     whole = fv.run(selective)
-    fv.run(dataclasses.replace(selective, rounds=2, out=tmp_path / "run"))
-    resumed = fv.run(dataclasses.replace(selective, resume=str(tmp_path / "run")))
-    times = [record["virtual_seconds"] for record in whole.records]
-    assert [record["virtual_seconds"] for record in resumed.records] == times
-    assert models_equal(whole, resumed)
+    fv.run(dataclasses.replace(selective, rounds=2, out=tmp_path))
+    resumed = fv.run(dataclasses.replace(selective, resume=str(tmp_path)))
+    assert_equal_runs(resumed, whole)
 
 
 @pytest.mark.parametrize(
@@ -166,13 +157,6 @@ def test_mean_staleness_obeys_littles_law(concurrency, buffer, kind):
     staleness = made.staleness[500:].mean(1)
     error = staleness.std() / np.sqrt(len(staleness) / (2 * concurrency / buffer))
     assert abs(staleness.mean() - (concurrency - 1) / buffer) < 4 * error
-
-
-def test_equal_durations_of_all_clients_are_synchronous_rounds():
-    made = timeline(np.full(6, 2.0), concurrency=6, buffer=6, updates=5)
-    assert made.virtual_seconds.tolist() == [2.0, 4.0, 6.0, 8.0, 10.0]
-    assert (made.staleness == 0).all() and (np.sort(made.clients) == np.arange(6)).all()
-    assert (made.training == np.arange(5)[:, None]).all()
 
 
 def test_no_client_trains_twice_at_a_time_and_time_never_runs_backwards():

@@ -52,7 +52,7 @@ def test_a_cohort_in_double_precision_is_shared_on_accelerators_only():
 
 
 def test_auto_takes_one_lane_on_a_cpu_and_four_on_an_accelerator():
-    config = Config(clients=10, join_ratio=1.0, model="mlp")
+    config = Config(clients=10, join_ratio=1.0)
     for hardware, expected in ((CPU, 1), (GPU._replace(num_devices=1), 4)):
         with hw.assumed(hardware):
             assert resolve.machine.make_executor(config).lanes_together == expected

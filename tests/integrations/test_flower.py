@@ -12,7 +12,6 @@ import pytest
 from flax.traverse_util import flatten_dict, unflatten_dict
 from support import worlds
 
-from fedvg_jax import algorithms, config, resolve
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Variables
 
@@ -73,8 +72,6 @@ def server_process(monkeypatch):
 WORLD = worlds.world([11, 5, 2, 8], batch_size=4, cohort_size=4, local_epochs=1)._replace(val=None)
 """Four clients, all in every round, each with a step or more."""
 
-LR = 0.3
-
 _of_batch = worlds.jit(jax.grad(worlds.TASK.loss, has_aux=True), static_argnums=4)
 
 
@@ -92,15 +89,17 @@ def named(variables: Variables) -> dict[str, np.ndarray]:
 
 def variables_of(arrays) -> Variables:
     """Returns the model whose arrays `named` returned."""
-    parts = {"params": {}, "stats": {}}
+    params, stats = {}, {}
     for name, array in arrays.items():
-        parts["stats" if name.endswith(("mean", "var")) else "params"][name] = np.asarray(array)
-    return Variables(**{part: unflatten_dict(leaves, sep=".") for part, leaves in parts.items()})
+        part = stats if name.endswith(("mean", "var")) else params
+        part[name] = np.asarray(array)
+    return Variables(unflatten_dict(params, sep="."), unflatten_dict(stats, sep="."))
 
 
 def validation_gradient(arrays):
     """Returns the gradient of the mean loss on D_val, one minibatch of the engine after the other."""
-    variables, counts = variables_of(arrays), (WORLD.scoring >= 0).sum(1)
+    variables = variables_of(arrays)
+    counts = (WORLD.scoring >= 0).sum(1)
     gradients = [gradient_of_rows(*variables, rows)[0] for rows in WORLD.scoring]
     mean = jax.tree.map(lambda *g: np.average(g, 0, counts), *gradients)
     return named(Variables(mean, {}))
@@ -109,12 +108,13 @@ def validation_gradient(arrays):
 def jax_client(node, message):
     """Trains on the engine's minibatches of the round, by plain SGD."""
     number = message.content["config"]["server-round"] - 1
-    schedule, position = WORLD.schedule(number), NODES.index(node)
+    schedule = WORLD.schedule(number)
+    position = NODES.index(node)
     params, stats = variables_of(numpy_of(message.content["arrays"]))
     first = schedule.start[position]
     for rows in schedule.rows[first : first + schedule.num_steps[position]]:
         gradients, stats = gradient_of_rows(params, stats, rows)
-        params = tree.sub(params, tree.scale(LR, gradients))
+        params = tree.sub(params, tree.scale(worlds.HYPER["lr"], gradients))
     count = len(WORLD.train[int(schedule.clients[position])])
     return reply(message, named(Variables(params, stats)), **{"num-examples": count})
 
@@ -124,34 +124,25 @@ def jax_client(node, message):
 )
 def test_two_rounds_of_flower_equal_two_rounds_of_the_engine(case):
     weighting, granularity, norm = case
-    settings = config.Config(
-        weighting=weighting,
-        fedvg={"granularity": granularity, "norm": norm},
-        batch_size=WORLD.batch_size,
-        lr=LR,
-    )
-    algorithm = algorithms.fedavg()
-    rule = resolve.method.make_weighting(config.check(settings), worlds.TASK, algorithm)
-    step = worlds.make_round(WORLD, algorithm, rule, worlds.TASK)
-    start = worlds.variables()
-    state = worlds.state(WORLD, algorithm, worlds.TASK)._replace(variables=start)
-    hyper, weights = resolve.method.scalars(settings), []
-    for number in range(2):
-        state, metrics = step(state, WORLD.schedule(number, num_lanes=2), WORLD.data(), hyper)
-        weights.append(np.asarray(metrics.weights))
+    options = {"granularity": granularity, "norm": norm}
+    algorithm = worlds.algorithm("fedavg")
+    plan = [WORLD.schedule(number, 2) for number in (0, 1)]
+    rule = worlds.weighting(weighting, algorithm, worlds.TASK, WORLD.batch_size, **options)
+    played = worlds.play(WORLD, plan, algorithm, rule, worlds.TASK)
     strategy = flower.FedVG(
         validation_gradient,
-        granularity=granularity,
-        norm=norm,
+        eps=worlds.HYPER["fedvg.eps"],
         with_samples="samples" in weighting,
         block_of=lambda name: worlds.TASK.block_of(name.replace(".", "/")),
         fraction_evaluate=0.0,
+        **options,
     )
-    result = strategy.start(LocalGrid(jax_client), record_of(named(start)), num_rounds=2)
-    ours = []
-    for of_round in strategy.rounds:
-        ours.append([of_round[node] for node in NODES])
-    np.testing.assert_allclose(ours, weights, atol=1e-5)
+    start = record_of(named(worlds.variables()))
+    result = strategy.start(LocalGrid(jax_client), start, num_rounds=2)
+    for of_round, (_, metrics) in zip(strategy.rounds, played, strict=True):
+        ours = [of_round[node] for node in NODES]
+        np.testing.assert_allclose(ours, metrics.weights, atol=1e-5)
+    state, _ = played[-1]
     worlds.assert_close(variables_of(numpy_of(result.arrays)), state.variables, 1e-5)
 
 
@@ -165,7 +156,8 @@ def gradient(arrays):
 
 
 def quadratic_client(node, message):
-    scale, sent = NODES.index(node), numpy_of(message.content["arrays"])
+    scale = NODES.index(node)
+    sent = numpy_of(message.content["arrays"])
     arrays = {"layer.weight": sent["layer.weight"] * scale / 4, "bn.count": sent["bn.count"] + 2}
     return reply(message, arrays, **{"num-examples": scale + 1, "loss": node})
 
@@ -223,7 +215,8 @@ def test_the_clients_of_the_example_learn_the_digits(tmp_path, monkeypatch):
     folder = Path(__file__).parents[2] / "examples" / "flower_digits"
     monkeypatch.syspath_prepend(str(folder))
     described = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
-    app, path = described["tool"]["flwr"]["app"], tmp_path / "results.json"
+    app = described["tool"]["flwr"]["app"]
+    path = tmp_path / "results.json"
     settings = app["config"] | {
         "num-server-rounds": 5,
         "results": str(path),
@@ -241,7 +234,8 @@ def test_the_clients_of_the_example_learn_the_digits(tmp_path, monkeypatch):
 
     server(LocalGrid(answer, list(range(1, 11))), context(0))
     result = json.loads(path.read_text())
-    accuracy, weights = result["accuracy"], np.array(result["weights"])
+    accuracy = result["accuracy"]
+    weights = np.array(result["weights"])
     assert len(accuracy) == 6 and accuracy[0] < 0.2 and accuracy[-1] > 0.6
     np.testing.assert_allclose(weights.sum(1), np.ones(5), atol=1e-5)
     assert weights.shape == (5, 10) and weights.std() > 0.001

@@ -50,7 +50,8 @@ def nets():
 def minibatches():
     """D_val in minibatches of 4, the last of 2 rows."""
     generator = torch.Generator().manual_seed(1)
-    x, y = torch.rand((10, 6), generator=generator), torch.randint(0, 3, (10,), generator=generator)
+    x = torch.rand((10, 6), generator=generator)
+    y = torch.randint(0, 3, (10,), generator=generator)
     return [(x[i : i + 4], y[i : i + 4]) for i in range(0, 10, 4)]
 
 
@@ -123,13 +124,15 @@ def test_layers_with_dropout_of_their_own_are_scored_without_it():
         def forward(self, x):
             return self.recurrence(self.attention(x))[0].mean(1)
 
-    net, rows = Sequence(), [(torch.randn(8, 5, 4), torch.arange(8) % 3)]
+    net = Sequence()
+    rows = [(torch.randn(8, 5, 4), torch.arange(8) % 3)]
     first, second = (fedvg_torch.validation_gradients(net, LOSS, rows) for _ in range(2))
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_weights_and_mean_are_those_of_named_arrays_in_the_dtypes_of_the_model(nets, minibatches):
-    states, start = [net.state_dict() for net in nets], Net().state_dict()
+    states = [net.state_dict() for net in nets]
+    start = Net().state_dict()
     gradients = [fedvg_torch.validation_gradients(net, LOSS, minibatches) for net in nets]
     weights = fedvg_torch.inverse_norm_weights(gradients, start, "layerwise", norm="l2")
     norms = torch.stack([g["fc1.weight"].norm() for g in gradients])

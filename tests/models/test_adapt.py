@@ -1,5 +1,7 @@
 """Tasks from a user's own Linen and NNX modules, and one-line errors for modules that cannot be trained."""
 
+import functools
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -14,9 +16,10 @@ from fedvg_jax.core.types import Batch, ClientReturn, Data, Variables
 from fedvg_jax.weightings import signals
 
 RNG = np.random.default_rng(0)
-X, Y = RNG.normal(size=(6, 3)).astype(np.float32), RNG.normal(size=6).astype(np.float32)
-BATCH, MASK = Batch(jnp.asarray(X), jnp.asarray(Y)), jnp.arange(6) < 4
-WIDTH = 4
+X = RNG.normal(size=(6, 3)).astype(np.float32)
+Y = RNG.normal(size=6).astype(np.float32)
+BATCH = Batch(jnp.asarray(X), jnp.asarray(Y))
+MASK = jnp.arange(6) < 4
 
 
 def squared(output, y):
@@ -24,21 +27,27 @@ def squared(output, y):
 
 
 class LinenNet(nn.Module):
+    width: int = 4
+    dropout: float = 0.0
+
     @nn.compact
     def __call__(self, x, mask, train):
-        x = nn.Dense(WIDTH, name="first")(x)
+        x = nn.Dense(self.width, name="first")(x)
         x = nn.BatchNorm(not train, momentum=0.9, name="norm")(x, mask=mask[:, None])
-        return nn.Dense(1, name="last")(nn.relu(x))[:, 0]
+        x = nn.Dropout(self.dropout, deterministic=not train)(nn.relu(x))
+        return nn.Dense(1, name="last")(x)[:, 0]
 
 
 class NnxNet(nnx.Module):
-    def __init__(self, rngs):
-        self.first = nnx.Linear(3, WIDTH, rngs=rngs)
-        self.norm = nnx.BatchNorm(WIDTH, momentum=0.9, rngs=rngs)
-        self.last = nnx.Linear(WIDTH, 1, rngs=rngs)
+    def __init__(self, rngs, width=4, dropout=0.0):
+        self.first = nnx.Linear(3, width, rngs=rngs)
+        self.norm = nnx.BatchNorm(width, momentum=0.9, rngs=rngs)
+        self.last = nnx.Linear(width, 1, rngs=rngs)
+        self.dropout = nnx.Dropout(dropout, rngs=rngs)
 
     def __call__(self, x, mask):
-        return self.last(nnx.relu(self.norm(self.first(x), mask=mask[:, None])))[:, 0]
+        x = nnx.relu(self.norm(self.first(x), mask=mask[:, None]))
+        return self.last(self.dropout(x))[:, 0]
 
 
 METRICS = {"absolute": lambda output, y: abs(output - y)}
@@ -54,14 +63,12 @@ def by_hand(variables: Variables, train: bool) -> tuple[np.ndarray, dict]:
     with the biased one."""
     params, stats = jax.tree.map(lambda a: np.asarray(a, float), variables)
     x = X[:4] @ params["first"]["kernel"] + params["first"]["bias"]
-    mean, var = (x.mean(0), x.var(0)) if train else (stats["norm"]["mean"], stats["norm"]["var"])
-    y = (x - mean) / np.sqrt(var + 1e-5) * params["norm"]["scale"] + params["norm"]["bias"]
-    updated = {
-        name: 0.9 * stats["norm"][name] + 0.1 * new
-        for name, new in (("mean", x.mean(0)), ("var", x.var(0)))
-    }
+    used = {"mean": x.mean(0), "var": x.var(0)} if train else stats["norm"]
+    y = (x - used["mean"]) / np.sqrt(used["var"] + 1e-5)
+    y = y * params["norm"]["scale"] + params["norm"]["bias"]
     y = np.maximum(y, 0) @ params["last"]["kernel"] + params["last"]["bias"]
-    return y[:, 0], {"norm": updated if train else stats["norm"]}
+    updated = jax.tree.map(lambda old, new: 0.9 * old + 0.1 * new, stats["norm"], used)
+    return y[:, 0], {"norm": updated}
 
 
 @pytest.mark.quick
@@ -69,14 +76,10 @@ def by_hand(variables: Variables, train: bool) -> tuple[np.ndarray, dict]:
 def test_loss_is_the_mean_over_the_real_rows(x64, library):
     task = TASKS[library]
     variables = worlds.variables(task=task)
-    run = worlds.jit(
-        lambda variables: {
-            train: task.loss(*variables, BATCH, MASK, train) for train in (True, False)
-        }
-    )
-    with jax.numpy_dtype_promotion("standard"):  # Flax's BatchNorm promotes
-        actual = run(variables)
-    for train, (loss, stats) in actual.items():
+    run = worlds.jit(task.loss, static_argnums=4)
+    for train in (True, False):
+        with jax.numpy_dtype_promotion("standard"):  # Flax's BatchNorm promotes
+            loss, stats = run(*variables, BATCH, MASK, train)
         outputs, updated = by_hand(variables, train)
         np.testing.assert_allclose(loss, np.square(outputs - Y[:4]).mean(), rtol=1e-9)
         worlds.assert_close(stats, updated, 1e-9)
@@ -89,14 +92,13 @@ def test_scoring_several_groups_at_once_equals_group_by_group_where_one_is_empty
     variables = worlds.variables(task=task)
     data = Data(Batch(X, Y), *3 * [groups])
     client = ClientReturn(variables, jnp.int32(1), variables.params)
-    measures = [
-        signals.validation_gradient(task, True, groups_per_pass) for groups_per_pass in (1, 4)
-    ]
-    with jax.numpy_dtype_promotion("standard"):  # Flax's BatchNorm promotes
-        apart, together = worlds.jit(lambda r, d: [measure({}, r, d) for measure in measures])(
-            client, data
-        )
-    worlds.assert_close(together, apart, 1e-9)
+
+    def scored(groups_per_pass):
+        measure = signals.validation_gradient(task, True, groups_per_pass)
+        with jax.numpy_dtype_promotion("standard"):  # Flax's BatchNorm promotes
+            return worlds.jit(measure)({}, client, data)
+
+    worlds.assert_close(scored(4), scored(1), 1e-9)
 
 
 @every_library
@@ -104,13 +106,12 @@ def test_metrics_are_means_over_the_rows_of_all_batches(x64, library):
     task = TASKS[library]
     variables = worlds.variables(task=task)
     measure = worlds.jit(task.measure)
-    masks = [MASK & (jnp.arange(6) < 1), MASK & (jnp.arange(6) >= 1)]
+    is_first = jnp.arange(6) < 1
     with jax.numpy_dtype_promotion("standard"):  # of rows in float32 by a model in float64
-        sums = tree.add(*(measure(*variables, BATCH, mask) for mask in masks))
+        sums = [measure(*variables, BATCH, MASK & mask) for mask in (is_first, ~is_first)]
     errors = np.abs(by_hand(variables, False)[0] - Y[:4])
-    assert task.metrics(sums) == pytest.approx(
-        {"loss": np.square(errors).mean(), "absolute": errors.mean()}, rel=1e-9
-    )
+    expected = {"loss": np.square(errors).mean(), "absolute": errors.mean()}
+    assert task.metrics(tree.add(*sums)) == pytest.approx(expected, rel=1e-9)
 
 
 class Echo(nn.Module):
@@ -128,7 +129,8 @@ def difference(output, y):
 
 @pytest.mark.parametrize("dtype", [np.float16, np.int32])
 def test_inputs_and_targets_reach_a_module_of_half_precision_as_they_are(dtype):
-    x, y = np.full((5, 1), 1001, dtype), np.full(5, 1003, np.float32)
+    x = np.full((5, 1), 1001, dtype)
+    y = np.full(5, 1003, np.float32)
     task = fedvg_jax.linen_task(Echo(), difference, x[:1])
     variables = task.init(jax.random.key(0))
     with jax.numpy_dtype_promotion("standard"):
@@ -163,25 +165,10 @@ def test_module_gets_the_mode_under_the_argument_names_it_has():
 # --- modules that draw random numbers
 
 
-class LinenDropout(nn.Module):
-    @nn.compact
-    def __call__(self, x, mask, train):
-        x = nn.BatchNorm(not train, name="norm")(nn.Dense(32)(x), mask=mask[:, None])
-        return nn.Dense(1)(nn.Dropout(0.5, deterministic=not train)(x))[:, 0]
-
-
-class NnxDropout(nnx.Module):
-    def __init__(self, rngs, rate=0.5):
-        self.first, self.last = nnx.Linear(3, 32, rngs=rngs), nnx.Linear(32, 1, rngs=rngs)
-        self.norm, self.dropout = nnx.BatchNorm(32, rngs=rngs), nnx.Dropout(rate, rngs=rngs)
-
-    def __call__(self, x, mask):
-        return self.last(self.dropout(self.norm(self.first(x), mask=mask[:, None])))[:, 0]
-
-
+RANDOM = {"width": 32, "dropout": 0.5}
 RANDOM_TASKS = {
-    "linen": fedvg_jax.linen_task(LinenDropout(), squared, X[:1]),
-    "nnx": fedvg_jax.nnx_task(NnxDropout, squared, X[:1]),
+    "linen": fedvg_jax.linen_task(LinenNet(**RANDOM), squared, X[:1]),
+    "nnx": fedvg_jax.nnx_task(functools.partial(NnxNet, **RANDOM), squared, X[:1]),
 }
 
 

@@ -78,16 +78,26 @@ def test_winograd_equals_lax_in_value_and_gradients(x64, size, tile):
     assert_equal_values_and_gradients([by_lax, winograd.convolve], *arrays)
 
 
-def channel_products(function, arguments, num_channels):
-    """Scalar products of all matmuls over channels; those over places contract no multiple of the channels."""
+def channel_products(
+    size=(4, 4), channels=16, kernel=3, stride=1, padding="SAME", dtype=jnp.float32
+):
+    """Scalar products of all matmuls over channels, of an image, for each channel in and out; those over places
+    contract no multiple of the channels."""
+    x = jax.ShapeDtypeStruct((2, *size, channels), dtype)
+    w = jax.ShapeDtypeStruct((kernel, kernel, channels, 16), dtype)
+    strides = (stride, stride)
+    pads = lax.padtype_to_pads(size, (kernel, kernel), strides, padding)
+    convolve = functools.partial(rewrite._fewest_products, strides=strides, pads=pads)
+    expected = functools.partial(by_lax, strides=strides, pads=pads)
+    assert jax.eval_shape(convolve, x, w) == jax.eval_shape(expected, x, w)
     count = 0
-    for equation in programs.equations(function, *arguments):
+    for equation in programs.equations(convolve, x, w):
         if equation.primitive.name == "dot_general":
             (axes, _), _ = equation.params["dimension_numbers"]
             contracted = math.prod(equation.invars[0].aval.shape[axis] for axis in axes)
-            if contracted % num_channels == 0:
+            if contracted % channels == 0:
                 count += contracted * math.prod(equation.outvars[0].aval.shape)
-    return count
+    return count / (2 * channels * 16)
 
 
 @pytest.mark.parametrize(
@@ -98,21 +108,9 @@ def channel_products(function, arguments, num_channels):
      ({"size": (3, 5)}, 91), ({"stride": 2}, 25)],
 )  # fmt: skip
 def test_winograd_and_taps_are_chosen_where_they_pay_and_gemm_elsewhere(changes, products):
-    """Of an image, for each channel in and out: 36 for 4 x 4 outputs or 16 for 2 x 2; or, tap by tap, the pixels it
-    meets, (3 n - 2) along a side of n; or an output's taps, of which gemm leaves out those that meet no pixel."""
-    case = {"size": (4, 4), "channels": 16, "features": 16, "kernel": 3, "stride": 1, "padding": "SAME",
-            "dtype": jnp.float32} | changes  # fmt: skip
-    x = jax.ShapeDtypeStruct((2, *case["size"], case["channels"]), case["dtype"])
-    w = jax.ShapeDtypeStruct(
-        (case["kernel"],) * 2 + (case["channels"], case["features"]), case["dtype"]
-    )
-    strides = (case["stride"],) * 2
-    pads = lax.padtype_to_pads(case["size"], w.shape[:2], strides, case["padding"])
-    conv_fn = functools.partial(rewrite._fewest_products, strides=strides, pads=pads)
-    actual = channel_products(conv_fn, (x, w), case["channels"])
-    assert actual == 2 * case["channels"] * case["features"] * products
-    expected = functools.partial(by_lax, strides=strides, pads=pads)
-    assert jax.eval_shape(conv_fn, x, w) == jax.eval_shape(expected, x, w)
+    """36 for 4 x 4 outputs or 16 for 2 x 2; or, tap by tap, the pixels it meets, (3 n - 2) along a side of n; or an
+    output's taps, of which gemm leaves out those that meet no pixel."""
+    assert channel_products(**changes) == products
 
 
 @pytest.mark.parametrize(

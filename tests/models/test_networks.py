@@ -1,7 +1,5 @@
 """ResNets, EfficientNet-Lite0 and vision transformers: published blocks, outputs, initialisation, grayscale images."""
 
-import functools
-import math
 import zlib
 
 import jax
@@ -16,31 +14,29 @@ from fedvg_jax.core import tree
 from fedvg_jax.models import pretrained, resnet, task as tasks, vit
 from fedvg_jax.models.layers import GroupNorm, rgb
 
-
-def make(image, **options):
-    return tasks.classification(resnet.ResNet(3, (1,), **options), 3, image, resnet.blocks_residual)
-
-
 # --- the published architectures
+
+
+def initial(module):
+    """Returns the parameters of a network at its initialisation, by path."""
+    init = worlds.jit(tasks.classification(module, 3, (8, 8, 3)).init)
+    return tree.by_path(jax.device_get(init(jax.random.key(0, impl="rbg")).params))
 
 
 def test_initialisation_is_torchvision_s():
     """Convolutions N(0, 2 / fan_out): the mean square of n weights is 2 / fan_out up to a factor 1 +- 6 sqrt(2 / n).
     Normalisation has scale 1 and bias 0, also at the end of a block."""
-    init = worlds.jit(make((8, 8, 3), width=16, bottleneck=True).init)
-    params = jax.device_get(init(jax.random.key(0, impl="rbg")).params)
-    for path, leaf in zip(tree.paths(params), jax.tree.leaves(params), strict=True):
+    leaves = initial(resnet.ResNet(3, (1,), width=16, bottleneck=True))
+    head = leaves.pop("classifier/kernel")
+    for path, leaf in leaves.items():
         if leaf.ndim == 4:
-            fan_out = leaf.shape[0] * leaf.shape[1] * leaf.shape[3]
-            assert abs(np.square(leaf).mean() * fan_out / 2 - 1) <= 6 * math.sqrt(2 / leaf.size), (
-                path
+            fan_out = leaf.size / leaf.shape[2]
+            assert np.square(leaf).mean() * fan_out / 2 == pytest.approx(
+                1, abs=6 * (2 / leaf.size) ** 0.5
             )
-        elif path.endswith("scale"):
-            assert (leaf == 1).all()
         elif not path.startswith("classifier"):
-            assert (leaf == 0).all()
-    bound = params["classifier"]["kernel"].shape[0] ** -0.5
-    assert 0.8 * bound < np.abs(params["classifier"]["kernel"]).max() <= bound
+            assert (leaf == path.endswith("scale")).all(), path
+    assert 0.8 < np.abs(head).max() * len(head) ** 0.5 <= 1
 
 
 # --- laws
@@ -55,17 +51,16 @@ def test_a_grayscale_image_becomes_three_equal_channels():
 @pytest.mark.parametrize(("channels", "groups"), [(64, 32), (6, 2)])
 def test_group_norm_equals_its_equation(x64, channels, groups):
     rng = np.random.default_rng(0)
-    x, scale, bias = (
-        rng.normal(3, 2, (2, 3, 5, channels)),
-        rng.normal(size=channels),
-        rng.normal(size=channels),
-    )
+    x = rng.normal(3, 2, (2, 3, 5, channels))
+    scale = rng.normal(size=channels)
+    bias = rng.normal(size=channels)
     params = {"params": {"scale": jnp.asarray(scale), "bias": jnp.asarray(bias)}}
     actual = worlds.jit(lambda params, x: GroupNorm().apply(params, x, jnp.ones(2, bool), True))(
         params, jnp.asarray(x)
     )
     parts = np.stack(np.split(x, groups, -1))
-    mean, var = parts.mean((2, 3, 4), keepdims=True), parts.var((2, 3, 4), keepdims=True)
+    mean = parts.mean((2, 3, 4), keepdims=True)
+    var = parts.var((2, 3, 4), keepdims=True)
     expected = np.concatenate((parts - mean) / np.sqrt(var + 1e-5), -1) * scale + bias
     np.testing.assert_allclose(actual, expected, rtol=1e-9, atol=1e-12)
 
@@ -82,13 +77,7 @@ RECORDED = {
 """Classes 0, 3 and 9, and features 0, 500 and 1279, of the two rows, by efficientnet-lite-pytorch."""
 
 
-def make_task(norm="batch"):
-    return resolve.model.named_task(fv.Config(model=MODEL, norm_layers=norm), (32, 32, 3), 10)
-
-
-@functools.cache
-def shapes(norm="batch"):
-    return jax.eval_shape(make_task(norm).init, jax.random.key(0))
+TASK = resolve.model.named_task(fv.Config(model=MODEL), (32, 32, 3), 10)
 
 
 def seeded(name, shape):
@@ -96,31 +85,23 @@ def seeded(name, shape):
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     if name.endswith("num_batches_tracked"):
         return np.zeros((), np.int64)
-    if len(shape) == 1:
-        is_positive = name.endswith(("running_var", "bn0.weight", "bn1.weight", "bn2.weight"))
-        return (
-            1 + rng.uniform(0, 0.3, shape) if is_positive else rng.normal(0, 0.1, shape)
-        ).astype(np.float32)
-    return rng.normal(0, (2 / np.prod(shape[1:])) ** 0.5, shape).astype(np.float32)
-
-
-def seeded_file(path):
-    """Writes a file of the model's tensors with random weights."""
-    blank = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), shapes())
-    pretrained.save(path, blank, MODEL)
-    pretrained.write(
-        path, {name: seeded(name, array.shape) for name, array in pretrained.read(path).items()}
-    )
-    return path
+    if name.endswith(("running_var", "bn0.weight", "bn1.weight", "bn2.weight")):
+        return np.float32(1 + rng.uniform(0, 0.3, shape))
+    deviation = 0.1 if len(shape) == 1 else (2 / np.prod(shape[1:])) ** 0.5
+    return np.float32(rng.normal(0, deviation, shape))
 
 
 def test_outputs_equal_those_recorded_from_pytorch(tmp_path):
-    variables = pretrained.load(
-        seeded_file(tmp_path / "lite0.safetensors"), shapes(), MODEL, head=True
-    )
+    path = tmp_path / "lite0.safetensors"
+    shapes = jax.eval_shape(TASK.init, jax.random.key(0))
+    pretrained.save(path, jax.tree.map(lambda leaf: np.zeros(leaf.shape), shapes), MODEL)
+    blank = pretrained.read(path)
+    pretrained.write(path, {name: seeded(name, blank[name].shape) for name in blank})
+    variables = pretrained.load(path, shapes, MODEL, head=True)
     x = np.random.default_rng(32).normal(size=(2, 32, 32, 3)).astype(np.float32)
-    batch, mask = fv.Batch(x, np.zeros(2, np.int32)), np.ones(2, bool)
-    forward = jax.jit(lambda variables: make_task().forward(*variables, batch, mask, False))
+    batch = fv.Batch(x, np.zeros(2, np.int32))
+    mask = np.ones(2, bool)
+    forward = jax.jit(lambda variables: TASK.forward(*variables, batch, mask, False))
     (_, logits, features), _ = forward(variables)
     np.testing.assert_allclose(logits[:, [0, 3, 9]], RECORDED["logits"], atol=1e-4)
     np.testing.assert_allclose(features[:, [0, 500, 1279]], RECORDED["features"], atol=1e-4)
@@ -149,9 +130,7 @@ ZERO = {
 def test_initialisation_is_that_of_its_library(scheme):
     """The standard deviation of n draws has a relative error of at most 6 / sqrt(2 n)."""
     module = vit.ViT(3, patch=8, width=64, depth=1, heads=2, image_size=8, scheme=scheme)
-    init = worlds.jit(tasks.classification(module, 3, (8, 8, 3)).init)
-    leaves = tree.by_path(jax.device_get(init(jax.random.key(0, impl="rbg")).params))
-    leaves = {path.removeprefix("block_0/"): leaf for path, leaf in leaves.items()}
+    leaves = {path.removeprefix("block_0/"): leaf for path, leaf in initial(module).items()}
     drawn = {f"{layer}/kernel": deviation for layer, deviation in DEVIATIONS[scheme].items()}
     for path, deviation in (drawn | {"pos_embed": 0.02}).items():
         leaf = leaves[path]

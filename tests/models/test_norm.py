@@ -25,7 +25,8 @@ def test_training_normalises_by_the_biased_variance_and_tracks_the_unbiased_one(
     x64, real, mean, biased, unbiased
 ):
     """torch.nn.BatchNorm1d: running = 0.9 running + 0.1 batch, eps 1e-5; here beside two padded rows."""
-    x, mask = jnp.array([*real, 1e3, -1e3])[:, None], jnp.arange(len(real) + 2) < len(real)
+    x = jnp.array([*real, 1e3, -1e3])[:, None]
+    mask = jnp.arange(len(real) + 2) < len(real)
     arrays = {
         "params": {"scale": jnp.array([2.0]), "bias": jnp.array([5.0])},
         "batch_stats": {"mean": jnp.array([1.0]), "var": jnp.array([4.0])},

@@ -9,7 +9,7 @@ import pytest
 from support import worlds
 
 from fedvg_jax.core import tree
-from fedvg_jax.engine import executors, federated_round, local_training, schedule as schedules
+from fedvg_jax.engine import executors, local_training, schedule as schedules
 from fedvg_jax.models import task as tasks, transforms
 from fedvg_jax.models.plain import MLP
 
@@ -29,21 +29,21 @@ def test_normalised_pixels_are_centred_and_divided_by_the_deviation(name, depth)
     """With torchvision's documented ImageNet statistics; a grayscale image counts as three equal channels."""
     x = IMAGES[..., :1].repeat(depth, 3)
     mean, deviation = {
-        "none": ([0.0], [1.0]),
+        "none": (0.0, 1.0),
         "imagenet": ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225]),
-        "half": ([0.5], [0.5]),
+        "half": (0.5, 0.5),
     }[name]
-    expected = (x / 255 - np.array(mean)) / np.array(deviation)
-    np.testing.assert_allclose(
-        tasks.scale(jnp.asarray(x), jnp.float32, name), expected, rtol=1e-5, atol=1e-6
-    )
+    scaled = tasks.scale(jnp.asarray(x), jnp.float32, name)
+    np.testing.assert_allclose(scaled, (x / 255 - mean) / deviation, rtol=1e-5, atol=1e-6)
+
+
+def augmented(augment, keys):
+    return np.asarray(worlds.jit(jax.vmap(augment, (0, None)))(keys, IMAGES))
 
 
 def test_flip_mirrors_half_of_the_images_and_keeps_the_others():
     keys = jax.random.split(jax.random.key(0), 400)
-    flipped = np.asarray(
-        worlds.jit(jax.vmap(lambda key: transforms.flip(key, jnp.asarray(IMAGES))))(keys)
-    )
+    flipped = augmented(transforms.flip, keys)
     mirrored = (flipped == IMAGES[:, :, ::-1]).all((2, 3, 4))
     assert (mirrored | (flipped == IMAGES).all((2, 3, 4))).all()
     # 2,400 fair coins: five standard deviations are 122
@@ -54,19 +54,16 @@ def test_flip_mirrors_half_of_the_images_and_keeps_the_others():
 def test_crop_takes_each_of_the_81_windows_of_the_padded_image():
     padded = np.pad(IMAGES, ((0, 0), (4, 4), (4, 4), (0, 0)))
     keys = jax.random.split(jax.random.key(1), 300)
+    cropped = augmented(transforms.crop, keys)
     taken = set()
-    for image, cropped in enumerate(
-        np.asarray(
-            worlds.jit(jax.vmap(lambda k: transforms.crop(k, jnp.asarray(IMAGES))))(keys)
-        ).swapaxes(0, 1)
-    ):
+    for image in range(len(IMAGES)):
         windows = {
             padded[image, i : i + 5, j : j + 7].tobytes(): (i, j)
             for i in range(9)
             for j in range(9)
         }
         assert len(windows) == 81
-        taken |= {windows[c.tobytes()] for c in cropped}
+        taken |= {windows[window.tobytes()] for window in cropped[:, image]}
     assert len(taken) == 81
 
 
@@ -78,35 +75,28 @@ WORLD = worlds.small()
 K = WORLD.cohort_size
 
 
-def trained(train, num_lanes=1, augment=transforms.AUGMENTATIONS["flip_crop"], offset=0):
+def trained(train, num_lanes, offset):
     """Returns the clients of a round after `train`, of an executor.
 
     Their minibatches begin `offset` rows into the schedule's table, as those of a later round of a chunk do.
     """
     schedule = WORLD.schedule(1, num_lanes)
-    rows = np.concatenate(
-        [np.full_like(schedule.rows[:offset], -1), schedule.rows[: len(schedule.rows) - offset]]
-    )
     schedule = schedule._replace(
-        rows=rows, start=schedule.start + np.int32(offset), state_rows=schedule.clients
+        rows=np.roll(schedule.rows, offset, 0),
+        start=schedule.start + np.int32(offset),
+        state_rows=schedule.clients,
     )
     algorithm = worlds.algorithm("fedavg")
-
+    augment = transforms.AUGMENTATIONS["flip_crop"]
     parts = TASK, algorithm, local_training.sgd
     make_client = functools.partial(local_training.make_client, *parts, augment=augment)
     shared = worlds.state(WORLD, algorithm, TASK), WORLD.data(), worlds.hyper()
-    return jax.tree.map(np.asarray, train(make_client, shared, jax.tree.map(jnp.asarray, schedule)))
-
-
-@functools.cache
-def looped():
-    return trained(worlds.looped)
+    return train(make_client, shared, jax.tree.map(jnp.asarray, schedule))
 
 
 def test_lanes_augment_as_the_python_loop(x64):
-    worlds.assert_close(
-        trained(worlds.jit(executors.lanes(3).train, static_argnums=0), 3, offset=5), looped(), 1e-9
-    )
+    train = worlds.jit(executors.lanes(3).train, static_argnums=0)
+    worlds.assert_close(trained(train, 3, 5), trained(worlds.looped, 1, 0), 1e-9)
 
 
 def test_augmentation_keys_differ_by_seed_round_client_and_step():
@@ -129,21 +119,16 @@ def test_augmentation_keys_differ_by_seed_round_client_and_step():
 
 
 def test_only_training_minibatches_are_augmented_once_each():
-    augmented, algorithm, schedule = [], worlds.algorithm("fedavg"), WORLD.schedule(0)
-    rule = worlds.weighting("fedvg", algorithm, TASK, WORLD.batch_size)
+    augmented, schedule = [], WORLD.schedule(0)
 
     def record(key, batch):
         jax.debug.callback(augmented.append, batch.x)
         return batch
 
-    arguments = TASK, algorithm, rule, executors.lanes(1), local_training.sgd, len(WORLD.train)
-    step, start = (
-        federated_round.make_round(*arguments, augment=record),
-        worlds.state(WORLD, algorithm, TASK),
-    )
-    jax.block_until_ready(worlds.jit(step)(start, schedule, WORLD.data(), worlds.hyper()))
+    arguments = WORLD, [schedule], worlds.algorithm("fedavg"), "fedvg", TASK
+    worlds.play(*arguments, executor=executors.lanes(1), augment=record)
     jax.effects_barrier()
-    expected = tree.gather(WORLD.pool, schedule.rows[: schedules.num_minibatches(schedule)])[0].x
-    assert sorted(x.tobytes() for x in map(np.asarray, augmented)) == sorted(
-        x.tobytes() for x in np.asarray(expected)
-    )
+    rows = schedule.rows[: schedules.num_minibatches(schedule)]
+    expected, _ = tree.gather(WORLD.pool, rows)
+    actual = [np.asarray(x).tobytes() for x in augmented]
+    assert sorted(actual) == sorted(x.tobytes() for x in np.asarray(expected.x))

@@ -21,9 +21,12 @@ from fedvg_jax.models.conv import rewrite
 
 def drawn_convolution(seed):
     """Returns a drawn convolution of rows or images, plain or depthwise, of any layout, and its operands."""
-    draw, rng = random.Random(seed), np.random.default_rng(seed)
-    space, groups = draw.choice(["W", "HW", "HW"]), draw.choice([1, 1, 3])
-    strides, padding = [draw.randint(1, 2) for _ in space], draw.choice(["SAME", "VALID"])
+    draw = random.Random(seed)
+    rng = np.random.default_rng(seed)
+    space = draw.choice(["W", "HW", "HW"])
+    groups = draw.choice([1, 1, 3])
+    strides = [draw.randint(1, 2) for _ in space]
+    padding = draw.choice(["SAME", "VALID"])
     inputs, outputs = (draw.choice([1, 2, 3]), 2) if groups == 1 else (1, 1)
     layouts = ["".join(draw.sample(axes + space, len(axes + space))) for axes in ("NC", "IO", "NC")]
     sizes = {axis: draw.randint(3, 7) for axis in space} | {"N": 2, "C": groups * inputs}
@@ -37,6 +40,13 @@ def drawn_convolution(seed):
         )
 
     return convolve, (jnp.asarray(x), jnp.asarray(w))
+
+
+LAYOUTS = ("NHWC", "HWIO", "NHWC")
+
+
+def convolve(x, w):
+    return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=LAYOUTS)
 
 
 def derivatives(function, operands):
@@ -60,7 +70,8 @@ def test_drawn_convolutions_have_the_same_values_and_derivatives(x64):
     for function, arguments in cases:
         fast = rewrite.fast_convolutions(function)
         assert "conv_general_dilated" not in str(jax.make_jaxpr(fast)(*arguments))
-    actual, expected = all_of(rewrite.fast_convolutions), all_of(lambda function: function)
+    actual = all_of(rewrite.fast_convolutions)
+    expected = all_of(lambda function: function)
     chex.assert_trees_all_equal_dtypes(actual, expected)
     chex.assert_trees_all_close(actual, expected, rtol=1e-12, atol=1e-12)
 
@@ -94,39 +105,32 @@ def test_max_pooling_has_the_same_values_and_the_gradient_of_the_first_of_equals
 
 def test_unusual_convolutions_and_poolings_are_left():
     """Windows larger than the image, volumes, dilations."""
-    layouts = ("NHWC", "HWIO", "NHWC")
+    of_images = functools.partial(lax.conv_general_dilated, dimension_numbers=LAYOUTS)
 
-    def functions(x, w, volume, cube):
-        dilated = {"rhs_dilation": (2, 2), "dimension_numbers": layouts}
+    def functions(x, w, cube):
         return [
-            lax.conv_general_dilated(x, w, (2, 2), "VALID", dimension_numbers=layouts),
-            lax.conv_general_dilated(x, w[:2, :2], (1, 1), "SAME", **dilated),
-            lax.conv(volume, cube, (1, 1, 1), "SAME"),
+            of_images(x, w, (2, 2), "VALID"),
+            of_images(x, w[:2, :2], (1, 1), "SAME", rhs_dilation=(2, 2)),
+            lax.conv(cube, cube, (1, 1, 1), "SAME"),
             nn.max_pool(x, (3, 3), (2, 2)),
         ]
 
-    arrays = [jnp.ones(shape) for shape in ((2, 2, 2, 3), (5, 5, 3, 3), (1, 1, 3, 3, 3))]
-    arguments = *arrays, arrays[-1]
+    arguments = jnp.ones((2, 2, 2, 3)), jnp.ones((5, 5, 3, 3)), jnp.ones((1, 1, 3, 3, 3))
     actual = rewrite.fast_convolutions(functions)(*arguments)
     chex.assert_trees_all_equal(actual, functions(*arguments))
 
 
-def layered(x, w1, w2, scale, features_last):
+def layered(x, w1, w2, bias, layouts):
     """Two convolutions with what networks have between them: batch statistics, masks, residuals, poolings."""
-    space, kernel = ("NHWC", "HWIO") if features_last else ("NCHW", "OIHW")
-    vector = (1, 1, 1, -1) if features_last else (1, -1, 1, 1)
-    window = (1, 2, 2, 1) if features_last else (1, 1, 2, 2)
-    axes = (0, 1, 2) if features_last else (0, 2, 3)
+    axes = tuple(i for i, axis in enumerate(layouts[0]) if axis != "C")
+    window = tuple(1 + (axis in "HW") for axis in layouts[0])
 
     def convolve(x, w):
-        return lax.conv_general_dilated(
-            x, w, (1, 1), "SAME", dimension_numbers=(space, kernel, space)
-        )
+        return lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layouts)
 
     y = convolve(x, w1)
-    y = (y - y.mean(axes, keepdims=True)) * lax.rsqrt(
-        y.var(axes, keepdims=True) + 1e-3
-    ) + scale.reshape(vector)
+    deviation = y - y.mean(axes, keepdims=True)
+    y = deviation * lax.rsqrt(y.var(axes, keepdims=True) + 1e-3) + bias
     # a mask in the order of axes
     y = jnp.where(jnp.arange(y.size).reshape(y.shape) % 3 > 0, nn.relu(y), nn.gelu(y))
     z = convolve(y, w2)
@@ -136,20 +140,28 @@ def layered(x, w1, w2, scale, features_last):
 
 
 @pytest.mark.parametrize(
-    ("conv", "size", "side", "features_last"),
-    [("auto", (10, 8), 5, True), ("winograd", (12, 8), 3, False), ("planes", (5, 7), 5, True)],
+    ("conv", "height", "width", "side", "layouts"),
+    [
+        ("auto", 10, 8, 5, LAYOUTS),
+        ("winograd", 12, 8, 3, ("NCHW", "OIHW", "NCHW")),
+        ("planes", 5, 7, 5, LAYOUTS),
+    ],
 )
 def test_layers_between_convolutions_have_the_same_values_and_derivatives(
-    x64, conv, size, side, features_last
+    x64, conv, height, width, side, layouts
 ):
     rng = np.random.default_rng(0)
-    x, w1, w2 = (
-        rng.normal(size=shape) for shape in ((2, *size, 3), (side, side, 3, 32), (3, 3, 32, 32))
+
+    def drawn(layout, **sizes):
+        return jnp.asarray(rng.normal(size=[sizes.get(axis, 1) for axis in layout]))
+
+    operands = (
+        drawn(layouts[0], N=2, H=height, W=width, C=3),
+        0.1 * drawn(layouts[1], H=side, W=side, I=3, O=32),
+        0.1 * drawn(layouts[1], H=3, W=3, I=32, O=32),
+        drawn(layouts[0], C=32),
     )
-    if not features_last:
-        x, w1, w2 = x.transpose(0, 3, 1, 2), w1.transpose(3, 2, 0, 1), w2.transpose(3, 2, 0, 1)
-    function = functools.partial(layered, features_last=features_last)
-    operands = tuple(map(jnp.asarray, (x, 0.1 * w1, 0.1 * w2, rng.normal(size=32))))
+    function = functools.partial(layered, layouts=layouts)
     fast = rewrite.fast_convolutions(function, conv)
     assert "conv_general_dilated" not in str(jax.make_jaxpr(fast)(*operands))
     actual, original = (
@@ -162,17 +174,10 @@ def test_layers_between_convolutions_have_the_same_values_and_derivatives(
 def test_hardware_decides_what_auto_replaces():
     gpu = hw.Hardware("gpu", "GPU", num_devices=1, cores=1, memory_bytes=None)
     w = jnp.ones((3, 3, 2, 2))
-
-    def convolve(x):
-        return lax.conv_general_dilated(
-            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-        )
-
     for size, is_left in ((64, False), (65, True)):
+        x = jnp.ones((1, size, size, 2))
         with hw.assumed(gpu):
-            traced = jax.make_jaxpr(rewrite.fast_convolutions(convolve))(
-                jnp.ones((1, size, size, 2))
-            )
+            traced = jax.make_jaxpr(rewrite.fast_convolutions(convolve))(x, w)
         assert rewrite._has_rule([traced.jaxpr]) == is_left
 
 
@@ -181,19 +186,18 @@ def test_nested_functions_are_evaluated_by_the_rules(x64):
     w = jnp.asarray(np.random.default_rng(0).normal(size=(3, 3, 2, 2)))
     x = jnp.asarray(np.random.default_rng(1).normal(size=(2, 5, 5, 2)))
 
-    def convolve(x):
-        layouts = ("NHWC", "HWIO", "NHWC")
-        return nn.relu(lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=layouts))
+    def layer(x):
+        return nn.relu(convolve(x, w))
 
     def shifted(x, _):
         return x + 1
 
     def nested(x):
-        y = jax.jit(convolve)(jax.checkpoint(convolve)(x))
+        y = jax.jit(layer)(jax.checkpoint(layer)(x))
         return jax.jit(shifted)(y, w[0, 0])  # an operand that it does not use, of other axes
 
     def looped(x):
-        return lax.fori_loop(0, 2, lambda _, y: convolve(y), nested(x))
+        return lax.fori_loop(0, 2, lambda _, y: layer(y), nested(x))
 
     text = str(jax.make_jaxpr(rewrite.fast_convolutions(nested))(x))
     assert "conv_general_dilated" not in text and "custom_jvp" in text and "remat" in text
@@ -209,10 +213,11 @@ def test_a_run_rewrites_an_own_network():
         def __call__(self, x):
             return nn.Dense(2)(nn.Conv(1, (3, 3))(x).mean((1, 2)))
 
-    x, y = np.random.default_rng(0).normal(size=(40, 4, 4, 1)).astype(np.float32), np.arange(40) % 2
+    x = np.random.default_rng(0).normal(size=(40, 4, 4, 1)).astype(np.float32)
+    y = np.arange(40) % 2
     task = fv.linen_task(Convolution(), optax.softmax_cross_entropy_with_integer_labels, x[:1])
-    config = fv.Config(clients=2, rounds=2, batch_size=4, devices="1")
-    sim = fv.simulation(config, data=(x, y), partition=np.array_split(np.arange(40), 2), task=task)
+    config = fv.Config(clients=2, partition="iid", batch_size=4, devices="1")
+    sim = fv.simulation(config, data=(x, y), task=task)
     arguments = *sim.state.variables, fv.Batch(x[:4], y[:4].astype(np.int32)), np.ones(4, bool)
     own, of_run = (
         primitives(functools.partial(t.loss, train=True), *arguments) for t in (task, sim.task)

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.flatten_util import ravel_pytree
 from support import worlds
 
 from fedvg_jax.core import groups, tree
@@ -15,15 +16,9 @@ RNG = np.random.default_rng(0)
 WORLD = worlds.small()
 
 
-def norms(num_clients=K):
-    rng = np.random.default_rng(1)
-    return {
-        "base": {
-            "w": jnp.asarray(rng.uniform(0.5, 4, num_clients)),
-            "b": jnp.asarray(rng.uniform(0.5, 4, num_clients)),
-        },
-        "head": {"w": jnp.asarray(rng.uniform(0.5, 4, num_clients))},
-    }
+def norms():
+    w, b, head = jnp.asarray(np.random.default_rng(1).uniform(0.5, 4, (3, K)))
+    return {"base": {"w": w, "b": b}, "head": {"w": head}}
 
 
 SAMPLES = np.array([3, 1, 0, 12])
@@ -32,15 +27,18 @@ SAMPLES = np.array([3, 1, 0, 12])
 @pytest.mark.parametrize("granularity", groups.BY_NAME)
 def test_the_generalised_weighting_with_defaults_equals_fedvg(x64, granularity):
     """Over the participating clients, with running statistics."""
-    rules = [worlds.weighting(name, worlds.algorithm("fedavg"), worlds.TASK, 4, granularity=granularity)
-             for name in ("fedvg", "generalised")]  # fmt: skip
+
+    def weights(name, signals):
+        algorithm = worlds.algorithm("fedavg")
+        rule = worlds.weighting(name, algorithm, worlds.TASK, granularity=granularity)
+        return rule.weigh(worlds.hyper(), signals, view)
+
     model = worlds.variables()
     measured = jax.tree.map(lambda p: jnp.asarray(RNG.uniform(0.1, 9, K)), model.params)
     present = jnp.array([True, False, True, True])
     view = ServerView(model, tree.repeat(model, K), jnp.arange(K), WORLD.data(), present)
-    expected = rules[0].weigh(worlds.hyper(), measured, view)
-    actual = rules[1].weigh(worlds.hyper(), (measured, jnp.asarray(SAMPLES, float)), view)
-    worlds.assert_close(actual, expected, 1e-12)
+    actual = weights("generalised", (measured, jnp.asarray(SAMPLES, float)))
+    worlds.assert_close(actual, weights("fedvg", measured), 1e-12)
 
 
 @pytest.mark.parametrize(
@@ -73,41 +71,35 @@ def test_a_multiplier_of_zero_excludes_a_tensor(x64):
 
 
 def parameters():
-    return {
-        "exponent": jnp.float64(1.3),
-        "temperature": jnp.float64(0.8),
-        "eps": jnp.float64(0.05),
-        "mix": jnp.float64(0.2),
-        "multipliers": jax.tree.map(lambda x: jnp.float64(1.5 - x[0] / 9), norms()),
-    }
-
-
-def number(norms, counts, **parameters):
-    """A number of the weights; a group's mean norm is a number, whatever the granularity."""
-    weights = jax.tree.leaves(family.generalised_weights(norms, counts, **parameters))
-    ranks = jnp.arange(1.0, len(weights[0]) + 1).astype(weights[0].dtype)
-    return sum(jnp.sin((i + 1) * w) @ ranks for i, w in enumerate(weights))
+    multipliers = jax.tree.map(lambda x: 1.5 - x[0] / 9, norms())
+    scalars = {"exponent": 1.3, "temperature": 0.8, "eps": 0.05, "mix": 0.2}
+    return scalars | {"multipliers": multipliers}
 
 
 def test_gradients_by_every_parameter_equal_central_differences(x64):
-    """Along one direction."""
-    at, step = (norms(), parameters()), 1e-6
+    """Along one direction. A group's mean norm is a number, whatever the granularity."""
+    at, unravel = ravel_pytree((norms(), parameters()))
     rng = np.random.default_rng(2)
-    direction = jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), at)
-    f = worlds.jit(
-        jax.value_and_grad(lambda norms, parameters: number(norms, SAMPLES, **parameters), (0, 1))
-    )
-    there, back = (
-        f(*jax.tree.map(lambda x, d, s=s: x + s * step * d, at, direction))[0] for s in (1, -1)
-    )
-    along = sum(jax.tree.leaves(jax.tree.map(lambda s, d: (s * d).sum(), f(*at)[1], direction)))
-    np.testing.assert_allclose(along, (there - back) / (2 * step), rtol=1e-6)
+    step = 1e-6
+    direction = rng.normal(size=at.shape)
+    factors = rng.normal(size=3 * K)
+
+    @worlds.jit
+    @jax.value_and_grad
+    def number(at):
+        norms, parameters = unravel(at)
+        weights, _ = ravel_pytree(family.generalised_weights(norms, SAMPLES, **parameters))
+        return jnp.sin(weights) @ factors
+
+    (_, gradient), (above, _), (below, _) = (number(at + s * step * direction) for s in (0, 1, -1))
+    np.testing.assert_allclose(gradient @ direction, (above - below) / (2 * step), rtol=1e-6)
 
 
 def test_a_large_exponent_gives_all_weight_to_one_client():
     """To the smallest norm where it is positive, to the largest where it is negative; with finite gradients, also
     beside a dropped client."""
-    norms, present = jnp.float32([10.0, 1.0, 1e30, 100.0]), jnp.array([True, True, False, True])
+    norms = jnp.float32([10.0, 1.0, 1e30, 100.0])
+    present = jnp.array([True, True, False, True])
 
     @worlds.jit
     def weights_and_slope(norms, exponent):

@@ -17,29 +17,31 @@ EVERYONE = np.ones(4, bool)
 
 def weights_of(counts=COUNTS, participating=EVERYONE, **changes):
     """Returns the weights of the cohort and the scores; `changes` are a and b."""
-    rule, model = fv.weightings.feddisco(), worlds.variables()
+    rule = fv.weightings.feddisco()
+    model = worlds.variables()
     hyper = worlds.hyper(**{f"feddisco.{name}": value for name, value in changes.items()})
     data = WORLD.data()._replace(described=Described((), jnp.asarray(counts)))
-    clients = ClientReturn(
-        *fv.tree.repeat((model, jnp.int32(0), model.params), len(counts)), None, jnp.asarray(counts)
+    clients = fv.tree.repeat(ClientReturn(model, jnp.int32(0), model.params), len(counts))
+    clients = clients._replace(
+        num_samples=jnp.asarray(counts.sum(1)), described=jnp.asarray(counts)
     )
-    clients = clients._replace(num_samples=jnp.asarray(counts.sum(1)))
     measured = jax.vmap(lambda client: rule.signal(hyper, client, data))(clients)
     view = ServerView(model, None, jnp.arange(len(counts)), data, jnp.asarray(participating))
     weights = rule.weigh(hyper, measured, view)
-    first, *others = jax.tree.leaves(weights)
-    assert all((other == first).all() for other in others)
-    return np.asarray(first), np.asarray(rule.score(measured))
+    by_tensor = np.stack(jax.tree.leaves(weights))
+    assert np.ptp(by_tensor, 0).max() == 0
+    return by_tensor[0], np.asarray(rule.score(measured))
 
 
 def expected_of(counts, participating, a, b):
     """The paper's equation, client by client."""
-    distances = [np.sqrt(sum((own / own.sum() - 1 / 3) ** 2)) for own in counts]
-    size = sum(own.sum() for own, is_in in zip(counts, participating, strict=True) if is_in)
-    values = np.array([
-        max(0.0, own.sum() / size - a * distance + b) if is_in else 0.0
-        for own, distance, is_in in zip(counts, distances, participating, strict=True)
-    ])  # fmt: skip
+    distances = np.zeros(len(counts))
+    values = np.zeros(len(counts))
+    for k, own in enumerate(counts):
+        distances[k] = np.sqrt(sum((own / own.sum() - 1 / 3) ** 2))
+        if participating[k]:
+            share = own.sum() / counts[participating].sum()
+            values[k] = max(0.0, share - a * distances[k] + b)
     return values / values.sum(), distances
 
 

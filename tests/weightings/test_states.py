@@ -14,25 +14,20 @@ import fedvg_jax as fv
 from fedvg_jax.algorithms import fedavg
 
 WORLD = worlds.uneven()
-FEDVG = worlds.weighting("fedvg", fedavg())
 
 
-def averaged(rule, like):
-    """The exponential averages of a rule's signals: m_k <- f m_k + (1 - f) x_k, from the first x_k on."""
+def forgetful():
+    """FedVG of fading sums of a client's norms: m_k <- m_k / 2 + x_k."""
 
     def init(hyper, params):
-        return (), (jax.tree.map(lambda _: jnp.zeros((), float), like(params)), jnp.zeros((), bool))
+        return (), jax.tree.map(lambda _: jnp.zeros((), float), params)
 
     def recall(hyper, signals, state, server):
-        mean, is_known = state
-        factor = jnp.where(is_known, hyper["generalised.mix"], 0)
-        mean = jax.tree.map(lambda m, x: factor * m + (1 - factor) * x, mean, signals)
-        return mean, (mean, jnp.ones((), bool))
+        sums = fv.tree.add(fv.tree.scale(0.5, state), signals)
+        return sums, sums
 
+    rule = worlds.weighting("fedvg", fedavg())
     return rule._replace(state=fv.WeightingState(init, recall))
-
-
-FORGETFUL = averaged(FEDVG, lambda params: params)
 
 
 def of_reputation():
@@ -54,19 +49,14 @@ def of_reputation():
 REPUTATION = of_reputation()
 
 
-def play(rule, plan, **options):
+def play(rule, plan):
     """States and metrics of rounds, from an initial state with the rule's states."""
-    values = worlds.hyper(**{"generalised.mix": options.pop("factor", 0.0)})
-    step = worlds.make_round(WORLD, fedavg(), rule, **options)
-    state = fv.init_state(
-        worlds.QUADRATIC,
-        fedavg(),
-        5,
-        values,
-        variables=worlds.variables(task=worlds.QUADRATIC),
-        weighting=rule,
-    )
+    task = worlds.QUADRATIC
+    values = worlds.hyper()
     results = []
+    step = worlds.make_round(WORLD, fedavg(), rule)
+    model = worlds.variables(task=task)
+    state = fv.init_state(task, fedavg(), 5, values, variables=model, weighting=rule)
     for planned in plan:
         state, metrics = step(state, planned, WORLD.data(), values)
         results.append((state, metrics))
@@ -78,11 +68,8 @@ PLAN = [WORLD.schedule(number, 2) for number in range(3)]
 
 def test_weights_are_those_of_the_rounds_in_which_clients_took_part(x64):
     """By hand; in the second round one client drops out, and it keeps its state."""
-    participating = np.array([True, False, True])
-    plan = [
-        each._replace(participating=participating) if number == 1 else each
-        for number, each in enumerate(PLAN)
-    ]
+    first, second, third = PLAN
+    plan = [first, second._replace(participating=np.array([True, False, True])), third]
     own, total = np.zeros(5), 0
     for planned, (state, metrics) in zip(plan, play(REPUTATION, plan), strict=True):
         participating = planned.participating
@@ -95,25 +82,18 @@ def test_weights_are_those_of_the_rounds_in_which_clients_took_part(x64):
 
 
 def test_a_round_without_clients_changes_no_memory_of_a_weighting():
-    counting = REPUTATION._replace(
-        state=REPUTATION.state._replace(update=lambda hyper, state, *_: state + 1)
-    )
-    nobody = np.zeros(3, bool)
-    plan = [
-        each._replace(participating=nobody) if number == 1 else each
-        for number, each in enumerate(PLAN)
-    ]
-    states = [state for state, _ in play(counting, plan)]
+    counting = REPUTATION.state._replace(update=lambda hyper, state, *_: state + 1)
+    first, second, third = PLAN
+    plan = [first, second._replace(participating=np.zeros(3, bool)), third]
+    states = [state for state, _ in play(REPUTATION._replace(state=counting), plan)]
     assert [float(state.weighting) for state in states] == [1, 1, 2]
     np.testing.assert_array_equal(states[0].clients.weighting, states[1].clients.weighting)
 
 
 def test_client_chunks_and_whole_cohorts_remember_the_same(x64):
     chunks = [WORLD.schedule(number, 2, client_chunk_size=2) for number in range(3)]
-    for rule in (REPUTATION, FORGETFUL):
-        (whole, of_whole), (held, of_held) = (
-            play(rule, plan, factor=0.5)[-1] for plan in (PLAN, chunks)
-        )
+    for rule in (REPUTATION, forgetful()):
+        (whole, of_whole), (held, of_held) = (play(rule, plan)[-1] for plan in (PLAN, chunks))
         np.testing.assert_allclose(of_held.weights, of_whole.weights, rtol=1e-9)
         worlds.assert_close((held.clients, held.weighting), (whole.clients, whole.weighting), 1e-9)
 
@@ -122,7 +102,6 @@ def test_client_chunks_and_whole_cohorts_remember_the_same(x64):
 def run(rounds=4, placement="device", **changes):
     config = fv.Config(
         clients=6,
-        join_ratio=0.5,
         partition="iid",
         rounds=rounds,
         eval_every=1,

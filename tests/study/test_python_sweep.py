@@ -7,10 +7,9 @@ import threading
 import numpy as np
 import pytest
 from support.files import one_line
-from support.small_sweeps import timeless
+from support.small_sweeps import power, tempered, timeless
 
 import fedvg_jax as fv
-from fedvg_jax.core.types import Hyperparameter
 from fedvg_jax.data import user_data
 from fedvg_jax.resolve.custom import Custom, digests_of
 from fedvg_jax.study.collect import collect
@@ -18,21 +17,6 @@ from fedvg_jax.study.sweep_trials import Trial
 from fedvg_jax.study.trial_runs import Recipe
 
 CONFIG = fv.Config(clients=4, rounds=1, model="linear", eval_every=1)
-
-
-def power(exponent):
-    """A weighting proportional to the sample counts to a power, which it reads from here."""
-    return lambda task: fv.weightings.by_scalar(
-        lambda hyper, client, data: client.num_samples.astype(float) ** exponent
-    )
-
-
-def tempered(task):
-    """Weights n_k^T, normalised."""
-    rule = fv.weightings.by_scalar(
-        lambda hyper, client, data: client.num_samples.astype(float) ** hyper["T"]
-    )
-    return rule._replace(hyperparameters=(Hyperparameter("T", 1.0, 0.0, 4.0),))
 
 
 def test_declared_hyperparameters_are_axes_whose_trials_equal_runs_alone(tmp_path):
@@ -51,9 +35,7 @@ def test_declared_hyperparameters_are_axes_whose_trials_equal_runs_alone(tmp_pat
         assert result.result.records[0]["weights"] == alone.records[0]["weights"]
     assert results[0].result.records[0]["weights"] != results[1].result.records[0]["weights"]
     for axes in ({"hyper.T": [0.5]}, {}):
-        with pytest.raises(
-            fv.UsageError, match=r"holds another sweep; .* no trial seed=0,hyper\.T"
-        ):
+        with one_line(r"holds another sweep; .* no trial seed=0,hyper\.T"):
             run(seed=[0], **axes)
     more = run(seed=[0, 1], **{"hyper.T": [2.0, 0.5]})
     assert len(more) == 4 and all(result.result.summary["resumed_from"] is None for result in more)
@@ -83,9 +65,7 @@ def test_results_of_a_changed_object_are_refused(tmp_path):
     before = run(0.5)
     assert timeless(run(0.5)[0].result.records) == timeless(before[0].result.records)
     for seeds in ([0], [0, 1]):
-        with pytest.raises(
-            fv.UsageError, match=r"^weighting mine is not the one[^\n]*seed=0 [^\n]*$"
-        ):
+        with one_line(r"^weighting mine is not the one.*seed=0 "):
             run(2.0, seed=seeds)
 
 
@@ -105,7 +85,7 @@ def test_metrics_of_finished_trials_are_those_of_the_call(tmp_path):
 
     assert run(one=lambda model, data: 1.0)["one"] == 1.0
     for metrics in ({}, {"one": lambda model, data: 2.0}):
-        with pytest.raises(fv.UsageError, match=r"^metric one is not the one[^\n]*$"):
+        with one_line(r"^metric one is not the one"):
             run(**metrics)
 
 
@@ -126,7 +106,7 @@ def test_resumed_run_names_what_cannot_be_compared(tmp_path):
     lock = threading.Lock()
     metrics = {"m": lambda model, data: float(lock.locked())}
     fv.run(dataclasses.replace(CONFIG, out=tmp_path / "run"), metrics=metrics)
-    with pytest.raises(fv.UsageError, match=r"^[^\n]*other metric m [^\n]* holds a lock[^\n]*$"):
+    with one_line(r"other metric m .* holds a lock"):
         fv.run(dataclasses.replace(CONFIG, resume=str(tmp_path / "run"), rounds=2), metrics=metrics)
 
 
@@ -139,7 +119,7 @@ def test_resumed_run_has_the_functions_that_it_began_with(tmp_path, argument):
     longer = dataclasses.replace(config, out=None, resume=str(tmp_path / "run"), rounds=2)
     more = {argument: first, "metrics": {**metrics[0], "new": lambda model, data: 1.0}}
     for given in ({argument: other}, more):
-        with pytest.raises(fv.UsageError, match=r"^[^\n]* (weighting|metric (m|new))[^\n]*$"):
+        with one_line(r" (weighting|metric (m|new))"):
             fv.run(longer, **given)
     assert len(fv.run(longer, **{argument: first}).records) == 2
 

@@ -146,6 +146,14 @@ def test_no_direction_is_guessed_from_the_name_of_a_metric(tmp_path):
     assert [*tables.means(study).numbers["error_rate"]] == [3, 2]  # of no own metric percent
 
 
+def in_all_forms(axes, out, **given):
+    """Yields the trials of a sweep in memory and in a folder, and the histories of each."""
+    for folder in (None, out):
+        trials = fv.run_sweep(CONFIG, axes, folder, **given)
+        yield trials
+        yield [trial.result for trial in trials]
+
+
 def test_a_metric_that_says_its_direction_is_compared_by_it_in_memory_and_from_folders(tmp_path):
     metrics = {
         "size": fv.Metric(largest, better="lower"),
@@ -153,15 +161,14 @@ def test_a_metric_that_says_its_direction_is_compared_by_it_in_memory_and_from_f
         "plain": largest,
     }
     axes = {"method": ["fedavg", "fedvg"], "seed": "0:2"}
-    for out in (None, tmp_path / "s"):
-        results = fv.run_sweep(CONFIG, axes, out, metrics=metrics)
-        for given in (results, [result.result for result in results]):
-            assert "size (lower is better)" in fv.compare(given, metric="size").finding
-            assert "lower is better" not in fv.compare(given, metric="same").finding
-            with one_line("min:plain"):
-                fv.compare(given, metric="plain")
-    records = [result.result.records[-1] for result in results]
-    assert all(record["size"] == record["same"] == record["plain"] for record in records)
+    for given in in_all_forms(axes, tmp_path / "s", metrics=metrics):
+        assert "size (lower is better)" in fv.compare(given, metric="size").finding
+        assert "lower is better" not in fv.compare(given, metric="same").finding
+        with one_line("min:plain"):
+            fv.compare(given, metric="plain")
+    for history in given:
+        last = history.records[-1]
+        assert last["size"] == last["same"] == last["plain"]
 
 
 @pytest.mark.parametrize(
@@ -181,32 +188,30 @@ def far(output, y):
 
 
 def test_a_metric_of_a_task_says_its_direction(tmp_path):
-    found = {}
-    for metric in (fv.Metric(far, better="lower"), fv.Metric(far, better="higher"), far):
+    config = fv.Config(clients=2, rounds=1, partition="iid", join_ratio=1.0)
+
+    def swept(metric):
         task = fv.linen_task(
             nn.Dense(1), lambda out, y: (out[0] - y) ** 2, X[:1], metrics={"far": metric}
         )
-        config = fv.Config(clients=2, rounds=1, partition="iid", join_ratio=1.0)
-        found[metric] = fv.run_sweep(config, {"seed": "0:2"}, data=(X, X[:, 0]), task=task)
-    lower, higher, unknown = found.values()
-    for results, is_lower in ((lower, True), (higher, False)):
-        made = fv.compare(results, metric="far", out=tmp_path)
-        assert ("lower is better" in made.page.read_text()) == is_lower
+        return fv.run_sweep(config, {"seed": "0:2"}, data=(X, X[:, 0]), task=task)
+
+    for better in ("lower", "higher"):
+        made = fv.compare(swept(fv.Metric(far, better=better)), metric="far", out=tmp_path)
+        assert ("lower is better" in made.page.read_text()) == (better == "lower")
     with one_line("min:far"):
-        fv.compare(unknown, metric="far")
+        fv.compare(swept(far), metric="far")
 
 
 def test_runs_that_a_caller_left_out_are_missing_in_memory_as_in_folders(tmp_path):
     axes = {"method": ["fedavg", "fedvg"], "seed": "0:4"}
-    for out in (None, tmp_path / "s"):
-        results = fv.run_sweep(CONFIG, axes, out)
-        some = [r for r in results if r.values != {"method": "fedvg", "seed": 3}]
-        for given in (some, [r.result for r in some]):
-            with one_line("no run with seed 3"):
-                fv.compare(given)
-            said = fv.compare(given, partial=True).finding
-            assert said.startswith("FedVG has no result in 1 of 4 runs. ") and "n = 3" in said
-        of_two_seeds = [r for r in results if r.values["seed"] < 2]
+    for given in in_all_forms(axes, tmp_path / "s"):
+        *some, _ = given  # without seed 3 of FedVG
+        with one_line("no run with seed 3"):
+            fv.compare(some)
+        said = fv.compare(some, partial=True).finding
+        assert said.startswith("FedVG has no result in 1 of 4 runs. ") and "n = 3" in said
+        of_two_seeds = [*given[:2], *given[4:6]]
         assert "n = 2" in fv.compare(of_two_seeds).finding  # as many of every method
     zipped = fv.run_sweep(CONFIG, {("method", "alpha"): [("fedavg", 0.1), ("fedvg", 1.0)]})
     assert len(fv.compare(zipped).tables["runs"]) == 2
@@ -232,32 +237,24 @@ def test_failed_runs_that_a_caller_left_out_are_missing():
 
 def test_a_name_that_a_caller_gave_stays_in_memory_in_folders_and_as_the_baseline(tmp_path):
     axes = {"weighting": {"mine": root, "baseline": "samples", "FedAvg": "samples"}, "seed": "0:2"}
-    for out in (None, tmp_path / "s"):
-        results = fv.run_sweep(CONFIG, axes, out)
-        for given in (results, [r.result for r in results]):
-            found = fv.compare(given, baseline="baseline")
-            assert [*found.tables["effects"]["method"].unique()] == ["mine", "FedAvg"]
-            assert "against baseline" in found.finding
-    assert set(collect([tmp_path / "s" / "trials"]).methods) == {"mine", "baseline", "FedAvg"}
-    assert {r.result.config.weighting for r in results if r.values["weighting"] == "baseline"} == {
-        "samples"
-    }
+    for given in in_all_forms(axes, tmp_path / "s"):
+        found = fv.compare(given, baseline="baseline")
+        assert [*found.tables["effects"]["method"].unique()] == ["mine", "FedAvg"]
+        assert "against baseline" in found.finding
+    assert {*collect([tmp_path / "s" / "trials"]).methods} == {"mine", "baseline", "FedAvg"}
+    assert {history.config.weighting for history in given[2:4]} == {"samples"}
 
 
 def test_results_in_memory_of_other_data_or_other_code_are_noticed_as_in_folders():
     x, y = np.random.default_rng(0).normal(size=(2, 40, 3)).astype("float32"), np.arange(40) % 2
-    on_data = [
-        fv.run_sweep(CONFIG, {"method": [m], "seed": "0:2"}, data=(x[i], y))
-        for i, m in enumerate(METHODS[:2])
-    ]
+    on_data, of_code = [], []
+    for i, method in enumerate(METHODS[:2]):
+        on_data += fv.run_sweep(CONFIG, {"method": [method], "seed": "0:2"}, data=(x[i], y))
+        of_code += fv.run_sweep(CONFIG, {"weighting": {"mine": power(i)}, "seed": [i]})
     with one_line("different data"):
-        fv.compare([*on_data[0], *on_data[1]])
-    of_code = [
-        fv.run_sweep(CONFIG, {"weighting": {"mine": f}, "seed": [s]})
-        for s, f in enumerate((power(0.5), power(0.0)))
-    ]
+        fv.compare(on_data)
     with one_line("weighting mine "):
-        fv.compare([*of_code[0], *of_code[1]])
+        fv.compare(of_code)
 
 
 def test_a_name_of_another_method_is_refused():
@@ -303,10 +300,9 @@ def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_h
     again = fv.compare(results, "fedvg", "min:size").finding
     assert written.finding == found.finding == again
 
-    words = "--clients 4 --rounds 1 --model linear --keep 0 --weighting fedvg --seed 0:2 --tune lr 1e-9 0.1"
-    assert (
-        sweep.main([*words.split(), "--tune-seeds", "7:8", "--out", str(tmp_path / "words")]) == 0
-    )
+    words = "--clients 4 --rounds 1 --model linear --keep 0 --weighting fedvg --seed 0:2"
+    words += f" --tune lr 1e-9 0.1 --tune-seeds 7:8 --out {tmp_path / 'words'}"
+    assert sweep.main(words.split()) == 0
     named = fv.compare(tmp_path / "words", metric="macro_f1").tables["runs"]["final"]
     mine = fv.compare(results, metric="macro_f1").tables["runs"].query("method == 'fedvg'")["final"]
     assert [*named] == [*mine] and len(mine) == 2

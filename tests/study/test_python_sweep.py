@@ -47,9 +47,6 @@ def test_a_hyperparameter_of_an_axis_wins_over_the_given_one():
     assert Recipe(given).custom_of(trial).hyper == {"T": 2.0, "eps": 0.5}
 
 
-ONE_SEED = {"seed": [0]}
-
-
 def test_a_finished_trial_without_its_history_is_refused(tmp_path):
     fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path)
     (tmp_path / "trials" / "seed=1" / "history.jsonl").unlink()
@@ -72,7 +69,7 @@ def test_results_of_a_changed_object_are_refused(tmp_path):
 def test_objects_beside_those_of_an_axis_extend_a_sweep(tmp_path):
     objects = {"a": power(0.5), "b": power(2.0), "fedvg": "fedvg"}
     for names in (["a"], ["b", "fedvg", "a"]):
-        axes = {"weighting": {name: objects[name] for name in names}, **ONE_SEED}
+        axes = {"weighting": {name: objects[name] for name in names}, "seed": [0]}
         results = fv.run_sweep(CONFIG, axes, tmp_path)
         assert all(result.result.summary["resumed_from"] is None for result in results)
         assert len(results) == len(names)
@@ -80,7 +77,7 @@ def test_objects_beside_those_of_an_axis_extend_a_sweep(tmp_path):
 
 def test_metrics_of_finished_trials_are_those_of_the_call(tmp_path):
     def run(**metrics):
-        (result,) = fv.run_sweep(CONFIG, ONE_SEED, tmp_path, metrics=metrics)
+        (result,) = fv.run_sweep(CONFIG, {"seed": [0]}, tmp_path, metrics=metrics)
         return result.result.records[-1]
 
     assert run(one=lambda model, data: 1.0)["one"] == 1.0
@@ -95,10 +92,9 @@ def test_results_before_the_first_trial_are_none_of_a_changed_object(tmp_path):
     def broken(task):
         raise ValueError("not yet")
 
-    axes = {"weighting": {"mine": broken}, **ONE_SEED}
     with pytest.raises(ValueError, match="not yet"):
-        fv.run_sweep(CONFIG, axes, tmp_path)
-    (result,) = fv.run_sweep(CONFIG, {**axes, "weighting": {"mine": power(1.0)}}, tmp_path)
+        fv.run_sweep(CONFIG, {"weighting": {"mine": broken}}, tmp_path)
+    (result,) = fv.run_sweep(CONFIG, {"weighting": {"mine": power(1.0)}}, tmp_path)
     assert result.result.records
 
 
@@ -143,15 +139,10 @@ def test_other_objects_have_another_identity():
         assert [n for n, digest in replaced.items() if digest != of_base[n]] == [name]
 
 
-TRACKED = fv.Config(
-    clients=4, alpha=10.0, rounds=1, local_epochs=1, weighting="samples", keep=0, devices="1"
-)
-
-
 def test_data_sets_that_the_settings_name_are_no_object_of_a_run(tmp_path):
     """Their manifests name no given data; with two of them the report would refuse the runs as one study."""
     pytest.importorskip("scipy", reason="reports need the report extra")
-    config = dataclasses.replace(TRACKED, model="linear")
+    config = dataclasses.replace(CONFIG, alpha=10.0)
     fv.run_sweep(config, {"dataset": ["digits", "breast_cancer"]}, tmp_path)
     manifests = [json.loads(path.read_text()) for path in tmp_path.rglob("manifest.json")]
     assert len(manifests) == 2 and not any("data" in manifest["custom"] for manifest in manifests)

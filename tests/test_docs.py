@@ -23,27 +23,26 @@ ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 
-WRITTEN = [
-    README,
-    *(ROOT / name for name in ("CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")),
-]
-WRITTEN += sorted(p for p in DOCS.rglob("*.md") if not p.relative_to(DOCS).parts[0].startswith("_"))
-WRITTEN = [
-    path for path in WRITTEN if path.parent not in (DOCS / "reference" / "api", DOCS / "studies")
-]
+MADE = re.compile("docs/(_|reference/api/|studies/)")
+WRITTEN = [README, ROOT / "CHANGELOG.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks/README.md"]
+WRITTEN += sorted(page for page in DOCS.rglob("*.md") if not MADE.search(str(page)))
 WRITTEN += sorted((ROOT / "benchmarks" / "results").rglob("README.md"))
 """Pages that are written by hand, tables aside."""
 
 
-def code_of(text: str) -> str:
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def code_of(page: Path) -> str:
     """All Python of a page."""
-    return "\n".join(re.findall(r"^```python(?: run)?\n(.*?)^```", text, re.S | re.M))
+    return "\n".join(re.findall(r"^```python(?: run)?\n(.*?)^```", text_of(page), re.S | re.M))
 
 
 def test_every_link_of_a_page_resolves():
     for page in WRITTEN:
         with naming(page.name):
-            prose = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+            prose = re.sub(r"^```.*?^```", "", text_of(page), flags=re.S | re.M)
             base = ROOT if page == README else page.parent
             for link in re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose):
                 assert re.match(r"https?://", link) or (base / link).exists(), link
@@ -53,26 +52,20 @@ def test_generated_parts_of_pages_are_up_to_date_and_every_marker_has_a_piece():
     pytest.importorskip("scipy", reason="reports need the report extra")
     texts = pieces.pieces()
     for path, tables in tables_of_pages.pages(texts).items():
-        text = path.read_text(encoding="utf-8")
+        text = text_of(path)
         assert tables_of_pages.replace_tables(text, tables) == text, (
             f"{path.name}: python -m benchmarks.table"
         )
-    names = {
-        name
-        for page in WRITTEN
-        for name in re.findall(r"<!-- (\S+): begin -->", page.read_text("utf-8"))
-    }
-    assert names - {"one_round"} == texts.keys()
+    markers = re.findall(r"<!-- (\S+): begin -->", "\n".join(map(text_of, WRITTEN)))
+    assert {*markers} - {"one_round"} == texts.keys()
 
 
 @pytest.mark.parametrize(
     "page", [README, DOCS / "concepts" / "round.md"], ids=lambda path: path.name
 )
 def test_the_round_of_a_page_is_that_of_the_example_and_can_be_pasted(page):
-    (shown,) = re.findall(
-        r"<!-- one_round: begin -->\n```python\n(.*?)\n```", page.read_text(encoding="utf-8"), re.S
-    )
-    text = (ROOT / "examples" / "one_round.py").read_text(encoding="utf-8")
+    (shown,) = re.findall(r"<!-- one_round: begin -->\n```python\n(.*?)\n```", text_of(page), re.S)
+    text = text_of(ROOT / "examples" / "one_round.py")
     _, _, body = shown.rpartition("\n\n\n")
     assert body in re.sub(
         r'    """Returns the global model after a round\..*?"""\n\n', "", text, count=1, flags=re.S
@@ -91,7 +84,7 @@ def test_a_page_names_only_what_exists():
         if page.name == "CHANGELOG.md":
             continue
         with naming(page.name):
-            text = page.read_text(encoding="utf-8")
+            text = text_of(page)
             for path in re.findall(r"\bfv\.(\w+(?:\.\w+)*)", text):
                 first, *rest = path.split(".")
                 assert first in fedvg_jax.__all__, f"fv.{path}"
@@ -105,15 +98,15 @@ def test_a_page_names_only_what_exists():
 
 
 def test_every_extra_is_in_the_table_of_the_page_on_installing():
-    page = (DOCS / "install.md").read_text(encoding="utf-8")
+    page = text_of(DOCS / "install.md")
     named = re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (`[^|]*)\|", page, re.M)))
     named = {re.sub(r".*\[(\w+)\].*", r"\1", name) for name in named}
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads(text_of(ROOT / "pyproject.toml"))["project"]
     assert {*project["optional-dependencies"]} <= named
 
 
 def test_the_page_on_privacy_says_what_the_server_sees_for_every_weighting():
-    page = (DOCS / "how_to" / "privacy.md").read_text(encoding="utf-8")
+    page = text_of(DOCS / "how_to" / "privacy.md")
     rows = dict(re.findall(r"^\| the server, for ([^|]*) \| ([^|]*) \|", page, re.M))
     named = {sees: {*re.findall(r"`(\w+)`", names)} for names, sees in rows.items()}
     (of_rows,) = (names for sees, names in named.items() if "D_\\mathrm{val}" in sees)
@@ -123,7 +116,7 @@ def test_the_page_on_privacy_says_what_the_server_sees_for_every_weighting():
 
 
 def test_the_first_page_names_methods_as_commands_do():
-    page = (DOCS / "index.md").read_text(encoding="utf-8")
+    page = text_of(DOCS / "index.md")
     methods = re.findall(r"--method ([\w+ ]+) --", page)[0].split()
     (answer,) = re.findall(r"^> (.*)", page, re.M)
     subjects = re.findall(r"([^ ]+) is (?:ahead of|behind) FedAvg", answer)
@@ -131,14 +124,14 @@ def test_the_first_page_names_methods_as_commands_do():
 
 
 def test_settings_that_may_change_when_a_run_resumes_are_listed():
-    page = (DOCS / "tutorials" / "resuming.md").read_text(encoding="utf-8")
+    page = text_of(DOCS / "tutorials" / "resuming.md")
     (listed,) = re.findall(r"may change when a run resumes:\n\n(.*?)\n\n", page, re.S)
     assert set(re.findall(r"`([\w.]+)`", listed)) == folder.RESUMABLE_CHANGES
 
 
 SNIPPETS = re.compile(r"^```(python|sh) run\n(.*?)^```", re.S | re.M)
 
-RUN = [page for page in WRITTEN if SNIPPETS.search(page.read_text(encoding="utf-8"))]
+RUN = [page for page in WRITTEN if SNIPPETS.search(text_of(page))]
 """Pages whose snippets stand for a notebook."""
 
 LONG = {
@@ -164,7 +157,7 @@ def test_the_snippets_of_a_page_run_one_after_the_other(page, monkeypatch, tmp_p
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     names = {}
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        for language, code in SNIPPETS.findall(page.read_text(encoding="utf-8")):
+        for language, code in SNIPPETS.findall(text_of(page)):
             if language == "python":
                 exec(code, names)
             else:
@@ -179,7 +172,7 @@ def test_the_python_of_a_page_on_an_integration_runs(page, package):
     for needed in ("torch", package):
         pytest.importorskip(needed, reason=f"the page needs {needed}")
     names = {}
-    exec(code_of((DOCS / "integrations" / f"{page}.md").read_text(encoding="utf-8")), names)
+    exec(code_of(DOCS / "integrations" / f"{page}.md"), names)
     if page == "pytorch":
         assert min(names["accuracy_of_fedavg"], names["accuracy_of_fedvg"]) > 0.8
 
@@ -191,14 +184,9 @@ PAGES = [README, DOCS / "how_to" / "partitions.md", DOCS / "how_to" / "bounds.md
 def test_the_python_of_a_page_that_the_site_does_not_execute_runs(page, monkeypatch, tmp_path):
     """With two rounds and two seeds where it has more. It may write below the working folder."""
     monkeypatch.chdir(tmp_path)
-    code = re.sub(
-        r"rounds=\d+",
-        "rounds=2",
-        re.sub(r"0:\d+", "0:2", code_of(page.read_text(encoding="utf-8"))),
-    )
-    assert code
+    code = re.sub(r"0:\d+", "0:2", code_of(page))
     names = {}
-    exec(code, names)
+    exec(re.sub(r"rounds=\d+", "rounds=2", code), names)
     assert names["history"].summary["rounds"] == len(names["history"].records)
 
 
@@ -216,7 +204,7 @@ def assert_says(printed, shown):
 @pytest.mark.slow
 def test_the_readme_s_comparison_ends_with_the_answer_that_it_shows(monkeypatch, tmp_path, capsys):
     pytest.importorskip("scipy", reason="reports need the report extra")
-    text = README.read_text(encoding="utf-8")
+    text = text_of(README)
     (shown,) = re.findall(r"^```text\n(.*?)\n```", text, re.S | re.M)
     monkeypatch.chdir(tmp_path)
     exec(re.findall(r"^```python\n(.*?)^```", text, re.S | re.M)[0], {})
@@ -225,21 +213,15 @@ def test_the_readme_s_comparison_ends_with_the_answer_that_it_shows(monkeypatch,
 
 
 def test_every_key_of_a_run_folder_is_described(tmp_path):
-    page = (DOCS / "reference" / "run_folder.md").read_text(encoding="utf-8")
-    described = {
-        key
-        for cell in re.findall(r"^\| (`[^|]*)\|", page, re.M)
-        for key in re.findall(r"`([^`]+)`", cell)
-    }
+    page = text_of(DOCS / "reference" / "run_folder.md")
+    described = re.findall(r"`([^`]+)`", "".join(re.findall(r"^\| (`[^|]*)\|", page, re.M)))
     named = set(re.findall(r"`([^`\s]+)`", page))
     out = tmp_path / "run"
     history = fedvg_jax.run(Config(rounds=2, clients=6, dropout=0.5, out=out))
-    keys = {
-        re.sub("^(val|test)_(?!accuracy_)", "", key) for record in history.records for key in record
-    }
-    loaded = {path.name: json.loads(path.read_text()) for path in out.glob("*.json")}
-    for name in ("summary.json", "partition.json", "manifest.json"):
-        keys |= loaded[name].keys()
-    keys |= loaded["manifest.json"]["runs"][0].keys()
-    assert keys <= described, sorted(keys - described)
+    manifest = json.loads((out / "manifest.json").read_text())
+    partition = json.loads((out / "partition.json").read_text())
+    keys = {*history.summary, *partition, *manifest, *manifest["runs"][0]}
+    for record in history.records:
+        keys |= {re.sub("^(val|test)_(?!accuracy_)", "", key) for key in record}
+    assert keys <= {*described}, sorted(keys - {*described})
     assert {path.name for path in out.iterdir() if path.suffix} <= named

@@ -30,16 +30,14 @@ def test_seeds_in_one_program_equal_the_runs_of_a_sweep(monkeypatch):
     config = dataclasses.replace(example.CONFIG, rounds=2, local_epochs="1", model="linear")
     monkeypatch.setattr(example, "CONFIG", config)
     results = fedvg_jax.run_sweep(config, {("seed", "partition_seed"): [(0, 0), (1, 1)]})
-    assert example.main(2) == pytest.approx(
-        [each.result.summary["test_accuracy_final"] for each in results]
-    )
+    expected = [each.result.summary["test_accuracy_final"] for each in results]
+    assert example.main(2) == pytest.approx(expected)
 
 
 def test_the_round_in_the_open_equals_the_round_of_a_run(x64):
     example = loaded("one_round")
-    sim = fedvg_jax.simulation(
-        dataclasses.replace(example.CONFIG, weighting="fedvg", rounds=2, model="linear")
-    )
+    config = dataclasses.replace(example.CONFIG, weighting="fedvg", rounds=2, model="linear")
+    sim = fedvg_jax.simulation(config)
 
     def doubled(tree):
         return jax.tree.map(lambda x: x.astype(float) if x.dtype == jnp.float32 else x, tree)
@@ -47,14 +45,13 @@ def test_the_round_in_the_open_equals_the_round_of_a_run(x64):
     def loss(params, batch):
         return sim.task.loss(params, {}, *batch, True)[0]
 
+    @worlds.jit
+    def in_the_open(*given):
+        return example.federated_round(loss, *given)
+
     state, hyper = doubled(sim.state), doubled(sim.hyper)
-    step = fedvg_jax.make_round(
-        sim.task, fedavg(), sim.weighting, executors.vmapped(), fedvg_jax.sgd, sim.config.clients
-    )
-    step, in_the_open = (
-        worlds.jit(step),
-        worlds.jit(lambda *given: example.federated_round(loss, *given)),
-    )
+    parts = sim.task, fedavg(), sim.weighting, executors.vmapped(), fedvg_jax.sgd
+    step = worlds.jit(fedvg_jax.make_round(*parts, sim.config.clients))
     params = state.variables.params
     for number in range(2):
         state, _ = step(state, sim.schedule(number), sim.data, hyper)

@@ -3,7 +3,6 @@
 import ast
 import importlib
 import inspect
-from dataclasses import replace
 from pathlib import Path
 
 import chex
@@ -15,8 +14,6 @@ from support import linear, worlds
 
 import fedvg_jax as fv
 from fedvg_jax.resolve.custom import Objects
-
-SMALL = fv.Config(rounds=2, local_epochs=1)
 
 
 def test_public_names_are_those_of_the_stub_and_are_loaded_when_they_are_used():
@@ -70,27 +67,19 @@ def test_research_script_needs_public_names_only(x64):
     pool, val_rows = fv.Batch(x, x @ np.array([1.0, -2.0, 0.5])), np.arange(32, 40)
     data = fv.Data(pool, *[val_rows[None].astype(np.int32)] * 3)
     clients = [np.arange(8), np.arange(8, 20), np.arange(20, 32)]
-    task, algorithm, weighting = (
-        linear_regression(),
-        fv.algorithms.fedprox(),
-        fv.weightings.samples(),
-    )
-    hyper = {"lr": 0.05, "fedprox.mu": 0.1}
+    task, algorithm = linear_regression(), fv.algorithms.fedprox()
+    weighting, hyper = fv.weightings.samples(), {"lr": 0.05, "fedprox.mu": 0.1}
     state = fv.init_state(task, algorithm, len(clients), hyper)
     schedules = [fv.make_schedule(i, clients, cohort_size=2, batch_size=4) for i in range(3)]
 
-    fast = worlds.jit(
-        fv.make_round(task, algorithm, weighting, fv.executors.lanes(1), fv.sgd, len(clients))
-    )
-    final = state
+    def make_round(executor):
+        return fv.make_round(task, algorithm, weighting, executor, fv.sgd, len(clients))
+
+    fast, final = worlds.jit(make_round(fv.executors.lanes(1))), state
     for schedule in schedules:
         final, metrics = fast(final, schedule, data, hyper)
     assert metrics.weights.shape == (2,)
-
-    unrolled = fv.unrolled(fv.max_steps(schedules))
-    rounds = fv.over_rounds(
-        fv.make_round(task, algorithm, weighting, unrolled, fv.sgd, len(clients))
-    )
+    rounds = fv.over_rounds(make_round(fv.unrolled(fv.max_steps(schedules))))
 
     @jax.jit
     def validation_loss(hyper):
@@ -99,11 +88,10 @@ def test_research_script_needs_public_names_only(x64):
         return task.loss(*model, rows, jnp.ones(8, bool), False)[0]
 
     value, gradient = fv.hypergradient(validation_loss, hyper, ["lr", "fedprox.mu"])
-    evaluated = fv.evaluate(task, final.variables, data)
-    assert evaluated["val_loss"] == pytest.approx(float(value), rel=1e-12)
-    assert fv.evaluate(task, final.variables, jax.tree.map(lambda leaf: leaf[val_rows], pool))[
-        "loss"
-    ] == pytest.approx(float(value), rel=1e-12)
+    val = fv.Batch(pool.x[val_rows], pool.y[val_rows])
+    expected = pytest.approx(float(value), rel=1e-12)
+    assert fv.evaluate(task, final.variables, data)["val_loss"] == expected
+    assert fv.evaluate(task, final.variables, val)["loss"] == expected
     for name, at in hyper.items():
         ends = [validation_loss({**hyper, name: at + sign * 1e-5}) for sign in (1, -1)]
         assert float(gradient[name]) == pytest.approx(float(ends[0] - ends[1]) / 2e-5, rel=1e-6)
@@ -126,32 +114,21 @@ def test_models_that_callbacks_and_metrics_keep_outlive_the_round():
         metrics={"mine": metric},
     )
     assert [int(state.round) for state in states] == [1, 2, 3]
-    kept = [np.asarray(state.variables.params["w"]) for state in states]
-    np.testing.assert_array_equal(kept, [np.asarray(model.params["w"]) for model in models])
+    kept = np.array([state.variables.params["w"] for state in states])
+    np.testing.assert_array_equal(kept, [model.params["w"] for model in models])
     np.testing.assert_array_equal(kept[-1], history.variables.params["w"])
     assert len(np.unique(kept, axis=0)) == 3
-    assert all(
-        np.isfinite(leaf).all() for state in states for leaf in jax.tree.leaves(state.server)
-    )
+    for leaf in jax.tree.leaves([state.server for state in states]):
+        assert np.isfinite(leaf).all()
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A run with progress: its history, and what it printed."""
-    folder = tmp_path_factory.mktemp("run")
-    export = folder / "model.safetensors"
-    settings = replace(SMALL, out=folder / "out", eval_every=1, export=export)
-    return fv.run(settings, progress=True)
-
-
-def test_loaded_history_is_the_history_of_the_run(finished):
-    loaded = fv.History.load(finished.folder)
-    assert loaded.records == finished.records
-    assert (loaded.summary, loaded.config, loaded.folder) == (
-        finished.summary,
-        finished.config,
-        finished.folder,
-    )
+def test_loaded_history_is_the_history_of_the_run(tmp_path):
+    out, export = tmp_path / "out", tmp_path / "model.safetensors"
+    config = fv.Config(rounds=2, local_epochs=1, eval_every=1, out=out, export=export)
+    finished = fv.run(config, progress=True)
+    loaded = fv.History.load(out)
+    for name in ("records", "summary", "config", "folder"):
+        assert getattr(loaded, name) == getattr(finished, name)
     chex.assert_trees_all_equal(loaded.variables, finished.variables)
     chex.assert_trees_all_equal(loaded.best_variables, finished.best_variables)
     assert repr(loaded) == repr(finished) and len(repr(loaded).splitlines()) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -14,11 +15,7 @@ from support.processes import started
 from fedvg_jax import commands, sim
 from fedvg_jax.config import Config
 
-SHORT = ["--rounds", "3", "--eval-every", "2", "--local-epochs", "1"]
-
-
-ENVIRONMENT = os.environ | {"XLA_FLAGS": ""}
-"""Of a process with the default flags of XLA."""
+SHORT = shlex.split("--rounds 3 --eval-every 2 --local-epochs 1")
 
 
 @pytest.fixture(scope="module")
@@ -44,12 +41,10 @@ def test_closed_output_does_not_end_the_run(tmp_path, monkeypatch):
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["rounds"] == 3
 
 
-def test_unavailable_back_end_is_one_line(tmp_path):
-    command, environment = (
-        [sys.executable, "-m", "fedvg_jax.sim", *SHORT],
-        ENVIRONMENT | {"JAX_PLATFORMS": "nosuch"},
-    )
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+def test_unavailable_back_end_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "nosuch")
+    command = [sys.executable, "-m", "fedvg_jax.sim", *SHORT]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "JAX_PLATFORMS" in done.stderr
 
 
@@ -57,13 +52,8 @@ def test_command_line_overrides_the_file_which_overrides_the_preset(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('dataset = "cifar10"\nlr = 0.5\nrounds = 7\n[fedvg]\nnorm = "l2"\n')
     made = commands.parse(["--config", str(file), "--rounds", "9"])
-    assert (made.dataset, made.clients, made.lr, made.rounds, made.fedvg.norm) == (
-        "cifar10",
-        100,
-        0.5,
-        9,
-        "l2",
-    )
+    values = made.dataset, made.clients, made.lr, made.rounds, made.fedvg.norm
+    assert values == ("cifar10", 100, 0.5, 9, "l2")
     assert commands.parse(["--dataset", "cifar10"]).clients == 100
     assert commands.parse([]) == Config(cache_dir=commands.parse([]).cache_dir)
 
@@ -88,8 +78,7 @@ runpy.run_module("fedvg_jax.sim", run_name="__main__")
 
 def test_stop_signal_while_jax_is_imported_ends_the_process(tmp_path):
     """An exception in a callback of the garbage collector would be printed and lost."""
-    with started(
-        [sys.executable, "-c", AT_IMPORT, *SHORT, "--out", str(tmp_path / "run")], env=ENVIRONMENT
-    ) as process:
+    command = [sys.executable, "-c", AT_IMPORT, *SHORT, "--out", str(tmp_path / "run")]
+    with started(command) as process:
         output = process.communicate(timeout=240)
     assert (process.returncode, output) == (-signal.SIGINT, ("", ""))

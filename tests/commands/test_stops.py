@@ -1,5 +1,6 @@
 """Signals to the command line of a run: a line at once, a checkpoint after the round, and a second one."""
 
+import shlex
 import signal
 import sys
 import time
@@ -9,18 +10,9 @@ from support.processes import started
 
 from fedvg_jax.runs.record import history, stored
 
-ROUND = [
-    "--rounds",
-    "3",
-    "--local-epochs",
-    "6000",
-    "--model",
-    "linear",
-    "--devices",
-    "1",
-    "--checkpoint-every",
-    "1",
-]
+ROUND = shlex.split(
+    "--rounds 3 --local-epochs 6000 --model linear --devices 1 --checkpoint-every 1"
+)
 """Rounds of two seconds on an idle core."""
 
 

@@ -2,10 +2,11 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
-from support.files import assert_rows, rewrite, usage_error
+from support.files import RNG, assert_rows, pixels, rewrite, usage_error
 
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
@@ -13,27 +14,17 @@ from fedvg_jax.data import cache
 from fedvg_jax.data.arrays import Arrays, limited
 from fedvg_jax.data.readers import cifar_stl10, npz
 
-RNG = np.random.default_rng(0)
-
-
-def images(*shape):
-    return RNG.integers(0, 256, shape, np.uint8)
-
 
 def test_digits_need_no_folder_and_are_scaled_to_uint8():
     digits = data.load("digits", Path("/nowhere"), None)
-    assert (
-        digits.x.shape == (1797, 8, 8, 1) and digits.x.dtype == np.uint8 and digits.x.max() == 255
-    )
-    assert (
-        digits.y.dtype == np.int32 and set(digits.y) == set(range(10)) and digits.num_train == 1797
-    )
-    assert set(np.unique(digits.x)) == {round(v * 255 / 16) for v in range(17)}
+    assert digits.x.shape == (1797, 8, 8, 1) and digits.x.dtype == np.uint8
+    assert digits.y.dtype == np.int32 and {*digits.y} == {*range(10)} and digits.num_train == 1797
+    assert [*np.unique(digits.x)] == [round(v * 255 / 16) for v in range(17)]
 
 
 @pytest.mark.parametrize("place", ["", "cifar10.npz"])
 def test_cifar_npz_is_read_with_built_in_class_names(tmp_path, place):
-    x, y = images(5, 32, 32, 3), np.array([0, 9, 1, 2, 3], np.uint8)
+    x, y = pixels(5, 32, 32, 3), np.array([0, 9, 1, 2, 3], np.uint8)
     parts = {"train_images": x[:3], "train_labels": y[:3]}
     parts |= {"test_images": x[3:], "test_labels": y[3:]}
     np.savez_compressed(tmp_path / "cifar10.npz", **parts)
@@ -45,7 +36,7 @@ def test_cifar_npz_is_read_with_built_in_class_names(tmp_path, place):
 @pytest.mark.parametrize("pairs", npz.KEYS, ids=lambda pairs: pairs[0][0])
 def test_every_npz_layout_is_pooled_in_order(tmp_path, pairs):
     num = 2 * len(pairs)
-    x, y, members = images(num, 4, 5), np.arange(num), {"other": np.zeros(3)}
+    x, y, members = pixels(num, 4, 5), np.arange(num), {"other": np.zeros(3)}
     for i, (images_key, labels_key) in enumerate(pairs):
         part = slice(2 * i, 2 * i + 2)
         members |= {images_key: x[part], labels_key: y[part, None].astype(np.uint8)}
@@ -58,7 +49,7 @@ def test_every_npz_layout_is_pooled_in_order(tmp_path, pairs):
 
 def test_damaged_npz_raises_only_usage_errors(tmp_path):
     file = tmp_path / "set.npz"
-    np.savez_compressed(file, x=images(20, 8, 8), y=np.arange(20) % 3)
+    np.savez_compressed(file, x=pixels(20, 8, 8), y=np.arange(20) % 3)
     intact, expected = file.read_bytes(), data.load("npz", file)
     damages = [intact[:n] for n in (0, 1, 40, len(intact) // 2, len(intact) - 1)]
     for n in range(0, len(intact), 29):
@@ -84,7 +75,7 @@ def test_features_are_floats_of_at_most_32_bits_in_the_byte_order_of_this_machin
 
 
 def test_spaced_rows_keep_order_class_proportions_groups_and_the_training_set():
-    y, groups = np.sort(np.random.default_rng(0).integers(0, [[3], [4]], (2, 97))).astype(np.int32)
+    y, groups = np.sort(RNG.integers(0, [[3], [4]], (2, 97))).astype(np.int32)
     x, names = np.arange(97, dtype=np.float32)[:, None], ("a", "b", "c")
     whole = Arrays("rows", x, y, names, 77, groups)
     subset = limited(whole, 60)
@@ -107,8 +98,8 @@ def test_rows_at_equal_distances_that_lose_a_class_are_refused():
 # --- the cache of decoded data sets: names of entries, atomic writes, entries that cannot be read
 
 
-PIXELS, Y = np.arange(48, dtype=np.uint8).reshape(3, 4, 4, 1), np.array([0, 1, 0], np.int32)
-ARRAYS = Arrays("set", PIXELS, Y, ("a", "b"), 2, np.array([1, 0, 1], np.int32))
+Y, GROUPS = np.array([[0, 1, 0], [1, 0, 1]], np.int32)
+ARRAYS = Arrays("set", pixels(3, 4, 4, 1), Y, ("a", "b"), 2, GROUPS)
 
 
 @pytest.fixture
@@ -120,14 +111,8 @@ def source(tmp_path):
 
 @pytest.fixture
 def decode():
-    """Returns `ARRAYS`, and appends to its list of calls."""
-
-    def decode():
-        decode.calls.append(1)
-        return ARRAYS
-
-    decode.calls = []
-    return decode
+    """Returns `ARRAYS`, and counts its calls."""
+    return mock.Mock(return_value=ARRAYS)
 
 
 def load(source, decode, reader="reader"):
@@ -146,7 +131,7 @@ def test_data_set_is_decoded_once_and_then_mapped_read_only(source, decode):
         arrays = load(source, decode)
         assert isinstance(arrays.x, np.memmap) and not arrays.x.flags.writeable
         assert arrays.y.dtype == np.int32
-    assert len(decode.calls) == 1
+    assert decode.call_count == 1
 
 
 def test_entry_depends_on_reader_path_and_content(source, decode):
@@ -156,7 +141,7 @@ def test_entry_depends_on_reader_path_and_content(source, decode):
     load(source, decode)
     rewrite(source, b"two")
     load(source, decode)
-    assert len(decode.calls) == 4 == len(entries(source))
+    assert decode.call_count == 4 == len(entries(source))
 
 
 def test_source_that_changes_during_decoding_is_not_cached(source):
@@ -175,14 +160,11 @@ def test_entry_that_is_cut_short_is_replaced(source, decode, name):
     intact = (entry / name).read_bytes()
     (entry / name).write_bytes(intact[: len(intact) // 2])
     load(source, decode)
-    assert len(decode.calls) == 2 and (entry / name).read_bytes() == intact
+    assert decode.call_count == 2 and (entry / name).read_bytes() == intact
 
 
 def test_interrupted_writer_leaves_no_file(source, decode, monkeypatch):
-    def interrupted(path, *others, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(np, "save", interrupted)
+    monkeypatch.setattr(np, "save", mock.Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         load(source, decode)
     assert not entries(source)
@@ -191,7 +173,7 @@ def test_interrupted_writer_leaves_no_file(source, decode, monkeypatch):
 def test_unwritable_cache_gives_one_line_and_no_error(source, decode, caplog):
     (source.parent / "cache").write_bytes(b"a file where the folder should be")
     load(source, decode)
-    assert len(decode.calls) == 1 and len(caplog.messages) == 1 and "\n" not in caplog.text.strip()
+    assert len(caplog.messages) == 1 and "\n" not in caplog.text.strip()
 
 
 def test_concurrent_writers_of_one_entry_agree(source, decode, caplog):

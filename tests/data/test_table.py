@@ -2,7 +2,7 @@
 
 import base64
 import dataclasses
-import decimal
+import functools
 import json
 import pickle
 
@@ -48,6 +48,18 @@ def simulated(frame=FRAME, config=CONFIG, **others):
     return fv.simulation(config, data=frame, **OF_TABLE | others)
 
 
+@functools.cache
+def encoded():
+    """Returns the encoded rows of `FRAME`."""
+    return simulated().data.pool.x
+
+
+def of_file(folder, frame=FRAME, **options):
+    """Returns the settings of the .csv file of a frame, which it writes."""
+    frame.to_csv(folder / "patients.csv", index=False, **options)
+    return dataclasses.replace(CONFIG, dataset="csv", data_dir=folder, **OF_TABLE)
+
+
 def encoded_by_hand(rows):
     """Returns the inputs of all rows, encoded by the statistics of some, in float64."""
     age, flag = FRAME["age"].to_numpy(float), FRAME["flag"].to_numpy(float)
@@ -61,10 +73,9 @@ def encoded_by_hand(rows):
 
 def test_columns_are_encoded_by_the_training_rows_of_all_clients_alone():
     sim = simulated()
-    train = np.concatenate(sim.partition.train)
+    train, test = np.concatenate(sim.partition.train), np.concatenate(sim.partition.test)
     np.testing.assert_allclose(sim.data.pool.x, encoded_by_hand(train), atol=1e-6)
     changed = FRAME.copy()
-    test = np.concatenate(sim.partition.test)
     changed.loc[test, "age"] = 1e6
     moved = simulated(changed)
     np.testing.assert_array_equal(moved.data.pool.x[train], sim.data.pool.x[train])
@@ -80,12 +91,9 @@ def test_labels_are_classes_in_sorted_order_and_groups_are_clients():
 
 
 def test_a_csv_file_is_the_same_run_as_its_frame(tmp_path):
-    FRAME.to_csv(tmp_path / "patients.csv", index=False)
-    of_file = {"dataset": "csv", "data_dir": tmp_path / "patients.csv", **OF_TABLE}
-    config = dataclasses.replace(CONFIG, **of_file)
-    for place in (tmp_path, tmp_path / "patients.csv"):
-        sim = fv.simulation(dataclasses.replace(config, data_dir=place))
-        np.testing.assert_array_equal(sim.data.pool.x, simulated().data.pool.x)
+    of_folder = of_file(tmp_path)
+    config = dataclasses.replace(of_folder, data_dir=tmp_path / "patients.csv")
+    np.testing.assert_array_equal(fv.simulation(of_folder).data.pool.x, encoded())
     runs = fv.run(config), fv.run(CONFIG, data=FRAME, **OF_TABLE)
     (trial,) = fv.run_sweep(config, {"seed": [0]})
     first, *others = (timeless(run.records) for run in (*runs, trial.result))
@@ -93,9 +101,9 @@ def test_a_csv_file_is_the_same_run_as_its_frame(tmp_path):
 
 
 def test_prepare_shows_a_csv_file(tmp_path, capsys):
-    FRAME.to_csv(tmp_path / "patients.csv", index=False)
-    flags = ["--label", "outcome", "--group", "site", "--partition", "group", "--clients", "3"]
-    assert prepare.main(["csv", "--data-dir", str(tmp_path), *flags]) == 0
+    of_file(tmp_path)
+    flags = "--label outcome --group site --partition group --clients 3"
+    assert prepare.main(["csv", "--data-dir", str(tmp_path), *flags.split()]) == 0
     assert "patients: 120 rows" in capsys.readouterr().out
 
 
@@ -113,7 +121,7 @@ def test_prepare_shows_a_csv_file(tmp_path, capsys):
 )
 def test_rows_do_not_depend_on_how_pandas_stores_the_columns(columns):
     same = simulated(FRAME.assign(**columns))
-    np.testing.assert_array_equal(same.data.pool.x, simulated().data.pool.x)
+    np.testing.assert_array_equal(same.data.pool.x, encoded())
 
 
 CODE = pandas.Series(np.arange(T) % 4 + 8)  # as texts, 10 sorts before 8
@@ -144,22 +152,19 @@ def test_a_label_has_the_same_classes_however_a_later_frame_stores_it():
 
 
 def test_in_a_csv_file_texts_are_texts_and_an_empty_field_is_missing(tmp_path):
+    is_old = AGE > 50
     frame = FRAME.assign(
-        country=np.where(AGE > 50, "NA", "ZA"), outcome=np.where(AGE > 50, "None", "ill")
+        country=np.where(is_old, "NA", "ZA"), outcome=np.where(is_old, "None", "ill")
     )
-    frame.to_csv(tmp_path / "patients.csv", index=False)
-    of_file = {"dataset": "csv", "data_dir": tmp_path, **OF_TABLE}
-    sim = fv.simulation(dataclasses.replace(CONFIG, **of_file))
+    sim = fv.simulation(of_file(tmp_path, frame))
     np.testing.assert_array_equal(sim.data.pool.x, simulated(frame).data.pool.x)
     assert sim.arrays.class_names == ("None", "ill")
 
 
 def test_in_a_csv_file_the_usual_texts_are_missing_numbers(tmp_path):
     for missing in ("", "NA", "NaN", "null"):
-        FRAME.to_csv(tmp_path / "patients.csv", index=False, na_rep=missing)
-        config = dataclasses.replace(CONFIG, dataset="csv", data_dir=tmp_path, **OF_TABLE)
-        x = np.asarray(fv.simulation(config).data.pool.x)
-        np.testing.assert_array_equal(x[:, :2], simulated().data.pool.x[:, :2])
+        x = fv.simulation(of_file(tmp_path, na_rep=missing)).data.pool.x
+        np.testing.assert_array_equal(x[:, :2], encoded()[:, :2])
 
 
 LINES = {
@@ -180,12 +185,12 @@ def test_a_csv_file_that_is_no_table_of_its_columns_is_refused(tmp_path, kind):
 
 
 def test_the_command_line_divides_a_table_by_the_groups_that_it_names():
-    words = ["--dataset", "csv", "--data-dir", "FILE", "--label", "outcome", "--group", "site"]
-    assert commands.read_command_line(words).config.partition == "group"
-    held_out = commands.read_command_line([*words, "--holdout", "group"]).config
+    words = "--dataset csv --data-dir FILE --label outcome --group site"
+    assert commands.parse(words.split()).partition == "group"
+    held_out = commands.parse(f"{words} --holdout group".split())
     assert (held_out.partition, held_out.holdout) == ("dirichlet", "group")
     with usage_error("--group", "--partition", "group"):
-        commands.read_command_line([*words, "--partition", "iid"])
+        commands.parse(f"{words} --partition iid".split())
 
 
 def selecting(**condition):
@@ -223,16 +228,19 @@ def test_a_custom_estimator_takes_the_columns_of_a_later_frame():
 
 @pytest.mark.filterwarnings("ignore:For backward compatibility")  # of pandas 3
 def test_a_stored_transformer_encodes_as_the_fitted_one(tmp_path):
-    frame = FRAME.fillna({"age": 50.0, "city": "Ulm"}).assign(
-        city=lambda f: f["city"].astype(object)
+    frame = FRAME.fillna({"age": 50.0, "city": "Ulm"})
+    frame["city"] = frame["city"].astype(object)
+    of_texts = compose.make_column_selector(dtype_include=object)
+    clip = preprocessing.FunctionTransformer(np.clip, kw_args={"a_min": 0, "a_max": 50})
+    log = preprocessing.FunctionTransformer(np.log1p)
+    custom = compose.ColumnTransformer(
+        [
+            ("of", preprocessing.OneHotEncoder(dtype=int), of_texts),
+            ("clip", clip, ["age"]),
+            ("log", log, ["flag"]),
+        ]
     )
-    columns = [
-        ("of", preprocessing.OneHotEncoder(dtype=int), compose.make_column_selector(dtype_include=object)),
-        ("clip", preprocessing.FunctionTransformer(np.clip, kw_args={"a_min": 0, "a_max": 50}), ["age"]),
-        ("log", preprocessing.FunctionTransformer(np.log1p), ["flag"]),
-    ]  # fmt: skip
     config = dataclasses.replace(CONFIG, out=tmp_path / "run")
-    custom = compose.ColumnTransformer(columns)
     fv.run(config, data=frame, **OF_TABLE, transformer=custom)
     stored = folder.read_columns(config.out).scaled(frame)
     np.testing.assert_array_equal(stored, simulated(frame, transformer=custom).data.pool.x)
@@ -245,7 +253,7 @@ def test_names_of_columns_may_be_numbers_or_tuples():
         columns = list(names.values())
         frame = FRAME.set_axis(pandas.Index(columns), axis=1)
         sim = simulated(frame, label=names["outcome"], group=names["site"])
-        np.testing.assert_array_equal(sim.data.pool.x, simulated().data.pool.x)
+        np.testing.assert_array_equal(sim.data.pool.x, encoded())
 
 
 def test_a_custom_transformer_takes_the_place_of_the_default():
@@ -258,16 +266,16 @@ def test_a_custom_transformer_takes_the_place_of_the_default():
     sim = simulated(frame, transformer=custom)
     train = np.concatenate(sim.partition.train)
     age = frame["age"].to_numpy()
-    np.testing.assert_allclose(
-        sim.data.pool.x[:, 0], (age - age[train].min()) / np.ptp(age[train]), rtol=1e-5, atol=1e-6
-    )
-    np.testing.assert_allclose(sim.data.pool.x[:, 1], np.log1p(age), rtol=1e-6)
+    first, second = np.transpose(sim.data.pool.x)
+    scaled = (age - age[train].min()) / np.ptp(age[train])
+    np.testing.assert_allclose(first, scaled, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(second, np.log1p(age), rtol=1e-6)
     assert not hasattr(custom, "transformers_"), "the caller's object was fitted"
 
 
 def test_a_stored_model_encodes_new_rows_as_it_was_trained_on(tmp_path):
     config = dataclasses.replace(CONFIG, out=tmp_path / "run", export=tmp_path / "m.safetensors")
-    finished, sim = fv.run(config, data=FRAME, **OF_TABLE), simulated()
+    finished = fv.run(config, data=FRAME, **OF_TABLE)
     # in another order, and without groups
     new = FRAME[["outcome", "city", "age", "flag"]].iloc[:40].copy()
     new.loc[0, "city"] = "Bern"  # a category that no training row has
@@ -275,12 +283,12 @@ def test_a_stored_model_encodes_new_rows_as_it_was_trained_on(tmp_path):
     for init in (finished.folder, checkpoint, config.export):
         of_model = dataclasses.replace(CONFIG, init=init, partition="iid")
         again = fv.simulation(of_model, data=new, label="outcome")
-        np.testing.assert_array_equal(again.data.pool.x[1:], sim.data.pool.x[1:40])
+        np.testing.assert_array_equal(again.data.pool.x[1:], encoded()[1:40])
         assert not np.asarray(again.data.pool.x[0, 2:]).any()
         with usage_error("init", "table"):
             fv.simulation(of_model, data=(np.ones((T, 5)), np.arange(T) % 2))
+    sim, y = simulated(), (new["outcome"] == "ill").to_numpy(np.int32)
     of_frame = fv.evaluate(sim, finished.variables, new)
-    y = (new["outcome"] == "ill").to_numpy(np.int32)
     assert of_frame == fv.evaluate(sim, finished.variables, (new, y))
 
 
@@ -374,12 +382,8 @@ REFUSED = {
     "outcom": (FRAME, {"label": "outcom"}, "outcome"),
     "a missing group": (FRAME, {"group": "city"}, "row 9"),
     "dates": (FRAME.assign(day=DAY), {}, "'day'"),
-    "objects of dates": (FRAME.assign(day=DAY.date), {}, "'day'"),
-    "periods": (FRAME.assign(day=DAY.to_period("D")), {}, "'day'"),
-    "decimals": (FRAME.assign(day=[decimal.Decimal(i) for i in range(T)]), {}, "'day'"),
     "lists": (FRAME.assign(day=[[1]] * T), {}, "'day'"),
     "complex numbers": (FRAME.assign(day=1j), {}, "'day'"),
-    "infinity": (FRAME.assign(day=np.where(CODE == 9, np.inf, 1.0)), {}, "'day'"),
     "huge numbers": (FRAME.assign(day=AGE * 1e300), {}, "'day'"),
     "labels of dates": (FRAME.assign(outcome=DAY), {}, "'outcome'"),
     "two columns": (FRAME.set_axis(["age", "age", *FRAME.columns[2:]], axis=1), {}, "age, age"),

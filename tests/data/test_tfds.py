@@ -6,14 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
-from support.files import png, usage_error
+from support.files import pixels, png, usage_error
 
 from fedvg_jax import data
 
-RNG = np.random.default_rng(2)
-X = RNG.integers(0, 256, (9, 8, 10, 3), np.uint8)
+X = pixels(9, 8, 10, 3)
 SPLITS = {"test": range(7, 9), "train": range(0, 5), "validation": range(5, 7)}
 
 
@@ -30,11 +28,9 @@ def prepare(library, folder: Path):
         "label": library.features.ClassLabel(names=["ant", "bee", "cat"]),
     }
 
-    def example(i):
-        return {"id": str(i), "image": io.BytesIO(png(X[i])), "label": i % 3}
-
     def examples(rows):
-        return ((i, example(i)) for i in rows)
+        for i in rows:
+            yield i, {"id": str(i), "image": io.BytesIO(png(X[i])), "label": i % 3}
 
     class Tiny(library.core.GeneratorBasedBuilder, skip_registration=True):
         VERSION = library.core.Version("1.0.0")
@@ -66,11 +62,7 @@ def test_prepared_set_is_pooled_as_train_validation_test(prepared, tmp_path):
         order_of = {image.tobytes(): i for i, image in enumerate(X)}
         # tfds shuffles within a split, the same way every time
         rows = [order_of[image.tobytes()] for image in got.x]
-        assert [sorted(rows[:5]), sorted(rows[5:7]), sorted(rows[7:])] == [
-            list(range(5)),
-            [5, 6],
-            [7, 8],
-        ]
+        assert [*sorted(rows[:5]), *sorted(rows[5:7]), *sorted(rows[7:])] == [*range(9)]
         assert got.y.tolist() == [row % 3 for row in rows]
         assert (got.name, got.num_train, got.class_names) == ("tiny", 5, ("ant", "bee", "cat"))
 

@@ -1,12 +1,12 @@
 """Mistakes in the settings of a run: in calls, files and flags."""
 
-import tempfile
 from pathlib import Path
 
 import fedvg_jax as fv
 from fedvg_jax import config, resolve
 from fedvg_jax.config import command_line
 from fedvg_jax.resolve.custom import Custom
+from messages import scratch
 
 DP = {"dp.clip": 1.0, "weighting": "uniform"}
 MEDIAN = {"robust": "median", "weighting": "uniform"}
@@ -113,13 +113,11 @@ def contradicts(settings):
 def read(text):
     """Returns the call that reads a file."""
 
-    def call():
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "mine.toml"
-            path.write_text(text)
-            config.apply(fv.Config(), config.read_toml(path), "mine.toml")
+    def use(path):
+        path.write_text(text)
+        config.apply(fv.Config(), config.read_toml(path), "mine.toml")
 
-    return call
+    return scratch(use)
 
 
 CASES = [

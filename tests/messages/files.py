@@ -1,24 +1,12 @@
 """Mistakes in files that a run reads or writes."""
 
-import tempfile
-from pathlib import Path
-
 import numpy as np
 
 import fedvg_jax as fv
 from fedvg_jax import commands, feature_file, prepare
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.host import files
-
-
-def scratch(use):
-    """Returns the call of a function with the path of a file in a folder of its own."""
-
-    def call():
-        with tempfile.TemporaryDirectory() as folder:
-            use(Path(folder, "own.toml"))
-
-    return call
+from messages import scratch
 
 
 def read(content):
@@ -47,12 +35,12 @@ def features(value=0.0, name="own.npz", model="linear"):
 
 
 CASES = [
-    ("a list in place of an object", read(b"[1]"), "own.toml"),
-    ("an object that is nested too deeply", read(b'{"a":' * 100_000), "own.toml"),
+    ("a list in place of an object", read(b"[1]"), "mine.toml"),
+    ("an object that is nested too deeply", read(b'{"a":' * 100_000), "mine.toml"),
     (
         "a folder in place of an object",
         scratch(lambda path: path.mkdir() or files.read_object(path)),
-        "own.toml",
+        "mine.toml",
     ),
     ("a file that names another file", settings('config = "base.toml"'), "config"),
     ("the file of a sweep", settings("[axes]\nseed = [0]"), "sweep"),

@@ -35,12 +35,8 @@ def aggregate(rule):
     return run(aggregate=rule)
 
 
-def attack(function):
-    return run(attack=function)
-
-
-def weighting(rule=None, **changes):
-    own = (rule or basic.uniform())._replace(**changes)
+def weighting(**changes):
+    own = basic.uniform()._replace(**changes)
     return lambda: traced(worlds.uneven(), worlds.QUADRATIC, fedavg(), own)
 
 
@@ -51,10 +47,6 @@ def traced(world, own_task, own_algorithm, rule):
     jax.eval_shape(step, state, world.schedule(0, 2), world.data(), worlds.hyper())
 
 
-def weights(of):
-    return weighting(weigh=lambda hyper, ones, view: basic.broadcast_weights(of(ones), view))
-
-
 def run(settings=None, **arguments):
     return lambda: fv.run(replace(SMALL, **settings or {}), **linear.GIVEN | arguments)
 
@@ -63,9 +55,8 @@ def initial(params):
     return run(initial=fv.Variables(params, {}))
 
 
-def simulation(given=linear.TASK, algorithm_given=None, **settings):
-    arguments = {"data": linear.data(), "task": given, "algorithm": algorithm_given}
-    return lambda: fv.simulation(replace(SMALL, **settings), **arguments)
+def simulation(**settings):
+    return lambda: fv.simulation(replace(SMALL, **settings), **linear.GIVEN)
 
 
 def sweep(**arguments):
@@ -92,38 +83,19 @@ def of_all_rows(*arguments):
     return TASK.loss(*model, mask if train else jnp.ones(mask.shape, bool), train)
 
 
-def half_statistics(*arguments):
-    loss, stats = TASK.loss(*arguments)
-    return loss, jax.tree.map(jnp.bfloat16, stats)
+def without_labels(**changes):
+    """Returns the call of FedNTD with a task of numbers."""
 
-
-def predicting(outputs_of):
-    return linear.TASK._replace(
-        predict=lambda params, stats, batch: outputs_of(batch.x @ params["w"])
-    )
-
-
-def regression():
-    """A task of numbers with its data."""
-    x = np.random.default_rng(0).normal(size=(80, 5)).astype(np.float32)
-    return fv.linen_task(nn.Dense(1), lambda output, y: (output[0] - y) ** 2, x[:1]), (x, x.sum(1))
-
-
-def regress(name, **changes):
     def call():
-        own, data = regression()
-        fv.run(
-            replace(SMALL, partition="iid"),
-            data=data,
-            task=own._replace(**{k: f(own) for k, f in changes.items()}),
-            algorithm=name(),
-        )
+        x = np.random.default_rng(0).normal(size=(80, 5)).astype(np.float32)
+        own = fv.linen_task(nn.Dense(1), lambda output, y: (output[0] - y) ** 2, x[:1])
+        own, data = own._replace(**changes), (x, x.sum(1))
+        run({"partition": "iid"}, data=data, task=own, algorithm=fv.algorithms.fedntd())()
 
     return call
 
 
 TWO, THREE, STACK = np.ones(2, np.float32), np.ones(3, np.float32), np.ones((3, 2), np.float32)
-VAL_ACCURACY = fedavg()._replace(native_weighting="val_accuracy")
 ONE_LOGIT = "float32 of shape (7,)"
 
 CASES = [
@@ -150,12 +122,8 @@ CASES = [
         lambda: fv.run(replace(SMALL, local="^fc1"), algorithm=fv.algorithms.ditto(fedavg())),
         "local",
     ),
-    ("FedNTD without labels of classes", regress(fv.algorithms.fedntd), "FedNTD needs labels"),
-    (
-        "a task without forward",
-        regress(fv.algorithms.fedntd, forward=lambda own: None),
-        "task.forward",
-    ),
+    ("FedNTD without labels of classes", without_labels(), "FedNTD needs labels"),
+    ("a task without forward", without_labels(forward=None), "task.forward"),
     (
         "another description for another client",
         describing(lambda rows: np.bincount(rows.y)[: 1 + len(rows.y) % 2]),
@@ -163,35 +131,28 @@ CASES = [
     ),
     ("a description that fails", describing(lambda rows: rows.z), "algorithm.describe"),
     ("a description of nothing", describing(lambda rows: None), "algorithm.describe: client 0"),
-    ("an empty description", describing(lambda rows: ()), "algorithm.describe: client 0"),
     ("a large integer", describing(lambda rows: 2**32 + len(rows.y)), "int32 cannot hold 42949"),
-    ("a small integer", describing(lambda rows: -(2**31) - 1), "int32 cannot hold -2147483649"),
     ("a large float", describing(lambda rows: np.array([1e39, 0.0])), "float32 cannot hold 1e+39"),
     # a robust rule, and an attack
-    ("an aggregate of nothing", aggregate(lambda *_: None), "aggregate leaf 'params/"),
     (
         "an aggregate of clients",
         aggregate(lambda hyper, theta, clients, weights: clients),
         "aggregate leaf",
     ),
-    (
-        "an aggregate with one argument",
-        aggregate(lambda clients: clients),
-        "aggregate failed: TypeError",
-    ),
     ("an aggregate that fails", aggregate(lambda *_: 1 / 0), "aggregate failed: ZeroDivisionError"),
     ("an aggregate of unset settings", aggregate(lambda hyper, *_: hyper["R"]), "there is no 'R'"),
-    ("an attack of nothing", attack(lambda *_: None), "attack leaf"),
-    ("an attack of one number", attack(lambda *_: 0.0), "attack leaf"),
-    ("an attack with two arguments", attack(lambda hyper, key: key), "attack failed: TypeError"),
+    ("an attack of nothing", run(attack=lambda *_: None), "attack leaf"),
     # a weighting
-    ("weights of two clients", weights(lambda ones: ones[:2] / 2), "params/left/x"),
+    (
+        "weights of two clients",
+        weighting(weigh=lambda _, ones, view: basic.broadcast_weights(ones[:2] / 2, view)),
+        "params/left/x",
+    ),
     (
         "a detail of the history's",
         run(weighting=basic.uniform()._replace(detail=lambda ones: {"weights": ones})),
         "weights",
     ),
-    ("no terms", run({"client_chunk": 1}, weighting=basic.uniform()._replace(terms=())), "terms"),
     (
         "weights of three of four clients",
         run(weighting=fv.weightings.given([1.0, 2.0, 3.0])),
@@ -221,11 +182,6 @@ CASES = [
     (
         "a robust rule beside a weighting",
         run({"robust": "median"}, weighting=lambda task: basic.uniform()),
-        "robust median",
-    ),
-    (
-        "a robust rule that ignores FedVG's weights",
-        run({"weighting": "fedvg"}, aggregate=fv.robust.median),
         "robust median",
     ),
     # arguments of a run

@@ -41,7 +41,6 @@ CASES = [
         simulate({"train": ""}, data=worlds.random_images(), task=worlds.TASK),
         "running statistics",
     ),
-    ("labels that clients describe", simulate({"weighting": "feddisco"}), "dp"),
     (
         "a description of the rows",
         simulate({}, weighting=fv.weightings.samples()._replace(describe=lambda rows: len(rows.y))),

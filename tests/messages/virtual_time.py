@@ -1,13 +1,10 @@
 """Mistakes about clocks, and about servers that do not wait for all clients."""
 
 import functools
-import tempfile
-from pathlib import Path
-
-import numpy as np
 
 import fedvg_jax as fv
 from fedvg_jax import config
+from messages import scratch
 
 CLOCK = {"clock.step": 1.0, "model": "linear"}
 BUFFERED = CLOCK | {"buffered.size": 3, "buffered.concurrency": 6}
@@ -25,7 +22,6 @@ SETTINGS = [
     (CLOCK | {"buffered.size": 21}, "buffered.size"),
     (BUFFERED | {"buffered.concurrency": 21}, "buffered.concurrency"),
     (BUFFERED | {"algorithm": "scaffold"}, "buffered.size"),
-    (BUFFERED | {"algorithm": "ditto"}, "buffered.size"),
     (BUFFERED | {"send": "topk:0.1"}, "buffered.size"),
     (BUFFERED | {"local": "^classifier/", "model": "mlp"}, "local"),
     (BUFFERED | {"dp.clip": 1.0, "weighting": "uniform"}, "dp"),
@@ -47,7 +43,6 @@ TABLES = {
 
 CLOCKS = {
     "too short": (fv.Clock([1.0, 2.0]), "step_seconds"),
-    "of two axes": (fv.Clock(np.ones((20, 2))), "step_seconds"),
     "negative": (fv.Clock(-1.0), "step_seconds"),
     "a text": (fv.Clock(["fast"]), "step_seconds"),  # pyright: ignore[reportArgumentType]
     "another type": (3.0, "clock"),
@@ -73,13 +68,11 @@ def simulate(settings, **objects):
 def read(text):
     """Returns the call that reads a clock."""
 
-    def call():
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "clock.csv"
-            path.write_text(text)
-            simulate({"clock.file": path, "clients": 2, "alpha": 10.0})()
+    def use(path):
+        path.write_text(text)
+        simulate({"clock.file": path, "clients": 2, "alpha": 10.0})()
 
-    return call
+    return scratch(use, "clock.csv")
 
 
 def timeline(arguments):
@@ -94,6 +87,5 @@ CASES += [(key, simulate({}, clock=clock), name) for key, (clock, name) in CLOCK
 CASES += [(f"timeline {given!s:.30}", timeline(given), name) for given, name in TIMELINES]
 CASES += [
     ("both clocks", simulate(CLOCK, clock=fv.Clock(1.0)), "clock"),
-    ("overselection alone", simulate({"overselect": 1.5, "rounds": 1}), "overselect"),
     ("an update that is not planned", lambda: simulate(BUFFERED)().schedule(1000), "rounds"),
 ]

@@ -5,6 +5,7 @@ round. D_val fills neither its last group nor its last pass.
 """
 
 import functools
+import itertools
 from dataclasses import replace
 
 import flax.linen as nn
@@ -25,97 +26,55 @@ from fedvg_jax.weightings.fedvg import NormParts, inverse_norms
 
 SIZES, BATCH, ROUNDS = [11, 2, 5, 0, 8, 3], 4, 3
 ONE_CPU = hw.Hardware("cpu", "", num_devices=1, cores=1, memory_bytes=None)
-
-SIDE = {"lanes": "4", "client_chunk": 0, "scoring": 1024}
-"""Choices that are the accelerator's: lanes, and the rows of a scoring pass."""
+IMAGE = (3, 2, 2)
+NORMS = ("l1", "l2")
+CONFIG = configs.Config(
+    clients=len(SIZES),
+    join_ratio=0.85,
+    batch_size=BATCH,
+    local_epochs=2,
+    min_samples=1,
+    model="tinycnn",
+)
 
 
 # --- the data
 
 
 @functools.cache
-def world(image):
+def world():
     """The clients; pixels are floats, NaN in those of client 4."""
     made = worlds.world(SIZES, batch_size=BATCH, cohort_size=5, local_epochs=2)
-    x = np.random.default_rng(1).uniform(size=(len(made.pool.y), *image))
+    x = np.random.default_rng(1).uniform(size=(len(made.pool.y), *IMAGE))
     x[made.train[4]] = np.nan
     return made._replace(pool=Batch(x, made.pool.y))
 
 
-def rounds_of(config, executor, image):
-    """The schedules of a config on an executor; client 0 drops out in the second round."""
+def rounds_of(executor):
+    """The schedules of an executor; client 0 drops out in the second round."""
     options = {"probe_ratio": 0.5, "lanes_together": executor.lanes_together}
-    if config.client_chunk:
-        options["client_chunk_size"] = configs.client_chunk_size(config)
-    rounds = [
-        world(image).schedule(number, executor.num_lanes, **options) for number in range(ROUNDS)
-    ]
+    rounds = [world().schedule(number, executor.num_lanes, **options) for number in range(ROUNDS)]
     rounds[1] = rounds[1]._replace(participating=rounds[1].clients != 0)
     return schedule.stack(rounds, ROUNDS)
 
 
-def play(config, image, hardware, program_of, rules=(0,)):
-    """The state after the rounds and their metrics, for every rule and two sizes of D_val, on this hardware.
-
-    Args:
-        program_of: (config, image) -> (task, algorithm, executor, jitted chunk).
-    """
-    # FedDecorr divides rounding by 1e-4
-    made, hyper = (
-        world(image),
-        worlds.hyper(lr=0.05, **{"feddecorr.beta": 0.01}),
-    )
+def play(config, hardware):
+    """The state after the rounds and their metrics, for every norm and two sizes of D_val, on this hardware."""
+    made, hyper = world(), worlds.hyper(lr=0.05)
     with jax.numpy_dtype_promotion("standard"), hw.assumed(hardware):
-        task, algorithm, executor, chunk = program_of(config, image)
+        task, algorithm, executor, chunk = program(config)
         start = worlds.random_variables(task)
         state = federated_round.init_state(task, algorithm, len(SIZES), hyper, variables=start)
-        planned = rounds_of(config, executor, image)
-        cases = [
-            (
-                made._replace(
-                    scoring=schedule.table(made.val[:count], BATCH, 5), val=made.val[:count]
-                ).data(),
-                rule,
-            )
-            for count in (7, 10)
-            for rule in rules
-        ]
-
-        def arguments(data, rule):
-            return (
-                tree.copies(state),
-                np.int32(ROUNDS),
-                planned,
-                data,
-                hyper | {"rule": jnp.int32(rule)},
-            )
-
-        run = chunk.lower(*arguments(*cases[0])).compile(compiler_options=worlds.HASTE)
-        return [jax.device_get(run(*arguments(*case))) for case in cases]
-
-
-def accelerator(monkeypatch, case):
-    """A GPU with the choices of a case, which its name has: stored programs are those of their hardware."""
-    values = {"rows_per_scoring_pass": case["scoring"]}
-    monkeypatch.setattr(hw, "ACCELERATOR", hw.ACCELERATOR._replace(**values))
-    return hw.Hardware("gpu", repr(values), num_devices=1, cores=1, memory_bytes=None)
-
-
-def settings(**changes):
-    size = {
-        "clients": len(SIZES),
-        "join_ratio": 0.85,
-        "batch_size": BATCH,
-        "local_epochs": 2,
-        "min_samples": 1,
-    }
-    return replace(configs.Config(**size), **changes)
-
-
-def compare(actual, expected):
-    for one, other in zip(actual, expected, strict=True):
-        assert not one[1].finite.all() and one[1].finite.any()
-        worlds.assert_close(one, other, 1e-9)
+        planned, compiled, results = rounds_of(executor), None, []
+        for count, rule in itertools.product((7, 10), range(len(NORMS))):
+            val = made.val[:count]
+            data = made._replace(scoring=schedule.table(val, BATCH, 5), val=val).data()
+            values = hyper | {"rule": jnp.int32(rule)}
+            arguments = tree.copies(state), np.int32(ROUNDS), planned, data, values
+            if compiled is None:
+                compiled = chunk.lower(*arguments).compile(compiler_options=worlds.HASTE)
+            results.append(jax.device_get(compiled(*arguments)))
+        return results
 
 
 class ConvNet(nn.Module):
@@ -126,9 +85,6 @@ class ConvNet(nn.Module):
         x = nn.Conv(2, (2, 2), name="conv1")(x)
         x = nn.relu(layers.BatchNorm(name="bn1")(x, mask, train))
         return nn.Dense(worlds.CLASSES, name="classifier")(x.reshape(len(x), -1))
-
-
-NORMS = ("l1", "l2")
 
 
 def menu(task):
@@ -148,9 +104,9 @@ def menu(task):
     return worlds.any_of(rules)._replace(signal=signal)
 
 
-def small_program(config, image):
-    """The round of every part of an algorithm, with `menu`."""
-    task = fast_task(tasks.classification(ConvNet(), worlds.CLASSES, image), "auto")
+def program(config):
+    """The round of every part of an algorithm, with `menu`: (task, algorithm, executor, jitted chunk)."""
+    task = fast_task(tasks.classification(ConvNet(), worlds.CLASSES, IMAGE), "auto")
     algorithm, executor = worlds.full_algorithm(), resolve.machine.make_executor(config)
     step = federated_round.make_round(
         task, algorithm, menu(task), executor, local_training.sgd, len(SIZES)
@@ -158,8 +114,9 @@ def small_program(config, image):
     return task, algorithm, executor, jax.jit(federated_round.make_chunk(step), donate_argnums=0)
 
 
-def test_an_accelerator_s_rounds_equal_those_of_a_cpu(x64, monkeypatch):
-    image, rules = (3, 2, 2), range(len(NORMS))
-    expected = play(settings(model="tinycnn"), image, ONE_CPU, small_program, rules)
-    config = settings(model="tinycnn", lanes=SIDE["lanes"], client_chunk=SIDE["client_chunk"])
-    compare(play(config, image, accelerator(monkeypatch, SIDE), small_program, rules), expected)
+def test_an_accelerator_s_rounds_equal_those_of_a_cpu(x64):
+    expected = play(CONFIG, ONE_CPU)
+    gpu = ONE_CPU._replace(platform="gpu")
+    for one, other in zip(play(replace(CONFIG, lanes="4"), gpu), expected, strict=True):
+        assert not one[1].finite.all() and one[1].finite.any()
+        worlds.assert_close(one, other, 1e-9)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from support import worlds
+from support.files import one_line
 from support.small_sweeps import timeless
 
 import fedvg_jax as fv
@@ -55,7 +56,7 @@ def test_a_resumed_run_goes_on_with_its_base_and_refuses_another(tmp_path):
     run(out=out, rounds=1, checkpoint_every=1)
     kept = fv.History.load(out).variables
     assert tree.paths(kept) == ["params/classifier/bias", "params/classifier/kernel"]
-    with pytest.raises(fv.UsageError, match=r"ran with other frozen base"):
+    with one_line(r"ran with other frozen base"):
         fv.run(
             dataclasses.replace(HEAD, resume=str(out)),
             initial=jax.tree.map(lambda x: x + 1, start()),
@@ -65,7 +66,7 @@ def test_a_resumed_run_goes_on_with_its_base_and_refuses_another(tmp_path):
     assert timeless(resumed.records) == timeless(whole.records)
     worlds.assert_close(resumed.variables, whole.variables, 0)
     worlds.assert_close(resumed.best_variables.params["fc1"], start().params["fc1"], 0)
-    with pytest.raises(fv.UsageError, match=r"other shapes.*--export"):
+    with one_line(r"other shapes.*--export"):
         run(CONFIG, init=out)
     old = fv.History.load(out)
     worlds.assert_close(fv.simulation(HEAD, **GIVEN).whole(old.variables), whole.variables, 0)
@@ -90,9 +91,7 @@ def test_metrics_and_accuracies_by_client_are_of_the_whole_model():
     assert "31 % are trained" not in display.start_text(
         sim
     ) and "of which 43 % are trained" in display.start_text(sim)
-    with pytest.raises(
-        fv.UsageError, match="local fc1 matches no tensor; there are classifier/bias"
-    ):
+    with one_line("local fc1 matches no tensor; there are classifier/bias"):
         run(local="fc1")
 
 

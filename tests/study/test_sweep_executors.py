@@ -11,12 +11,13 @@ import sys
 import time
 from concurrent import futures
 from pathlib import Path
+from unittest import mock
 
 import loky
 import pytest
 from support.files import one_line
 from support.programs import compilations
-from support.small_sweeps import BASE, histories
+from support.small_sweeps import BASE, histories, root
 
 import fedvg_jax as fv
 from fedvg_jax.config import Config
@@ -27,13 +28,6 @@ from fedvg_jax.study.sweep_trials import Layer, Sweep, Trial, make_trials, parse
 MACHINE = hardware.Hardware("cpu", "", num_devices=4, cores=4, memory_bytes=64 * 2**30)
 
 CONFIG = dataclasses.replace(BASE, model="linear", rounds=2)
-
-
-def root(task):
-    """Weights proportional to the roots of the sample counts."""
-    return fv.weightings.by_scalar(
-        lambda hyper, client, data: client.num_samples.astype(float) ** 0.5
-    )
 
 
 CUSTOM = {"weighting": {"root": root, "uniform": "uniform"}, "seed": [0, 1]}
@@ -64,10 +58,8 @@ def test_histories_on_executors_of_the_standard_library_equal_those_of_one_proce
 def spawned():
     """Returns an executor, as `executor=` takes it."""
     context = multiprocessing.get_context("spawn")
-    initializer = executors.start_process
-    return futures.ProcessPoolExecutor(
-        2, context, initializer, (sorted(os.sched_getaffinity(0)), os.getpid())
-    )
+    arguments = sorted(os.sched_getaffinity(0)), os.getpid()
+    return futures.ProcessPoolExecutor(2, context, executors.start_process, arguments)
 
 
 def test_histories_on_dask_equal_those_of_one_process(alone, tmp_path):
@@ -105,26 +97,29 @@ def answer(name, folder):
     return name
 
 
-def compute_on(slots, names, folder):
-    """Returns (name -> answer of its process, or exception; lines) of trials that are only names."""
+def compute_on(slots, names, submit):
+    """Returns (name -> its result, or exception; lines) of trials that are only names."""
     ends, lines = {}, []
-    trials = [Trial(name, {}, Config()) for name in names]
-    with slots as opened:
-        executors.compute(
-            {"program": trials},
-            opened,
-            lambda executor, trial: executor.submit(answer, trial.name, str(folder)),
-            lambda trial, result: bool(ends.update({trial.name: result})),
-            lines.append,
-        )
+
+    def end(trial, result):
+        ends[trial.name] = result
+        return False
+
+    trials = {"program": [Trial(name, {}, Config()) for name in names]}
+    executors.compute(trials, slots, submit, end, lines.append)
     return ends, lines
+
+
+def answering(folder):
+    """Returns a function that submits `answer`."""
+    return lambda executor, trial: executor.submit(answer, trial.name, str(folder))
 
 
 NAMES = ("a", "once", "b", "always", "c", "d")
 
 
 @pytest.mark.parametrize(
-    "slots",
+    "opened",
     [
         lambda: executors.opened(None, 2),
         lambda: executors.opened(lambda: loky.ProcessPoolExecutor(2), 1),
@@ -132,64 +127,60 @@ NAMES = ("a", "once", "b", "always", "c", "d")
     ids=["processes of this machine", "a pool that breaks as a whole"],
 )
 def test_trials_of_a_killed_process_are_computed_again_and_one_that_kills_two_fails(
-    slots, tmp_path
+    opened, tmp_path
 ):
-    ends, lines = compute_on(slots(), NAMES, tmp_path)
+    with opened() as slots:
+        ends, lines = compute_on(slots, NAMES, answering(tmp_path))
     failure = ends.pop("always")
     assert ends == {name: name for name in NAMES if name != "always"}
     assert isinstance(failure, RuntimeError) and lines and not any("\n" in line for line in lines)
 
 
 def test_an_executor_that_breaks_and_cannot_be_made_anew_is_one_line(tmp_path):
-    with loky.ProcessPoolExecutor(1) as pool, one_line("the executor broke"):
-        compute_on(executors.opened(pool, 1), ["always"], tmp_path)
+    with (
+        loky.ProcessPoolExecutor(1) as pool,
+        executors.opened(pool, 1) as slots,
+        one_line("the executor broke"),
+    ):
+        compute_on(slots, ["always"], answering(tmp_path))
 
 
 def test_an_executor_that_broke_once_gets_as_many_trials_as_before_again():
-    counts, ends = [], {}
-    trials = [Trial(str(number), {}, Config()) for number in range(40)]
+    counts = []
+
+    def submit(executor, trial):
+        counts.append(1 + len(slots[0].pending))
+        if counts == [1, 2, 3, 4]:
+            raise futures.BrokenExecutor("a node is lost")
+        return executor.submit(time.sleep, 0.1)
+
     with executors.opened(lambda: futures.ThreadPoolExecutor(4), 1) as slots:
         slots[0].width = 4
-
-        def submit(executor, trial):
-            counts.append(1 + len(slots[0].pending))
-            if counts == [1, 2, 3, 4]:
-                raise futures.BrokenExecutor("a node is lost")
-            return executor.submit(time.sleep, 0.1)
-
-        executors.compute(
-            {"program": trials},
-            slots,
-            submit,
-            lambda trial, result: bool(ends.update({trial.name: result})),
-            lambda line: None,
-        )
+        ends, _ = compute_on(slots, map(str, range(40)), submit)
     assert len(ends) == 40 and {*ends.values()} == {None}
     assert counts[4:6] == [1, 2] and max(counts[6:]) == 4
 
 
+def of_submit(submit):
+    """Returns an executor with a function of no argument for submit."""
+
+    class Executor(futures.Executor):
+        def submit(self, function, /, *arguments):
+            return submit()
+
+    return Executor()
+
+
 def of_result(result):
     """Returns an executor whose futures have a result."""
-
-    class Executor(futures.Executor):
-        def submit(self, function, /, *arguments):
-            future = futures.Future()
-            future.set_result(result)
-            return future
-
-    return Executor()
+    future = futures.Future()
+    future.set_result(result)
+    return of_submit(lambda: future)
 
 
-def of_future(future):
-    """Returns an executor with a future, or an exception in its place."""
-
-    class Executor(futures.Executor):
-        def submit(self, function, /, *arguments):
-            if isinstance(future, Exception):
-                raise future
-            return future
-
-    return Executor()
+def of_error(error):
+    """Returns an executor that takes nothing."""
+    return of_submit(mock.Mock(side_effect=error))
 
 
 def shut_down():
@@ -209,13 +200,13 @@ def forking():
     [
         (futures.Executor, "executor.submit"),
         (lambda argument: argument, "function of executor"),
-        (of_future(RuntimeError("queue is full")), "executor.submit.*queue is full"),
-        (of_future(None), "executor.submit.*None"),
+        (of_error(RuntimeError("queue is full")), "executor.submit.*queue is full"),
+        (of_submit(lambda: None), "executor.submit.*None"),
         (of_result(3), "result of executor, 3"),
         (of_result(b"3"), "result of executor"),
         (shut_down(), "after shutdown"),
         (forking, 'mp_context=multiprocessing.get_context\\("spawn"\\)'),
-        (lambda: of_future(futures.BrokenExecutor("lost")), "lost"),
+        (lambda: of_error(futures.BrokenExecutor("lost")), "lost"),
     ],
 )
 def test_an_executor_that_cannot_compute_is_one_line(executor, name):
@@ -226,8 +217,7 @@ def test_an_executor_that_cannot_compute_is_one_line(executor, name):
 
 def test_an_executor_without_shutdown_loses_no_result(alone):
     class Executor:
-        def submit(self, function, /, *arguments):
-            return executors.Here().submit(function, *arguments)
+        submit = executors.Here.submit
 
     assert computed(executor=Executor) == alone
 
@@ -302,23 +292,24 @@ def test_trials_of_other_shards_are_missing_in_a_comparison(tmp_path):
     assert len(fv.compare(results[:2]).tables["runs"]) == 2
 
 
+def array(number, count, first, last):
+    """Returns the variables of a task of a job array of Slurm."""
+    values = {"ID": number, "COUNT": count, "MIN": first, "MAX": last}
+    return {f"SLURM_ARRAY_TASK_{name}": value for name, value in values.items()}
+
+
 @pytest.mark.parametrize(
     ("numbers", "shard"), [("7 4 5 8", "3/4"), ("0 4 0 3", "1/4"), ("1 1 1 1", "1/1")]
 )
 def test_the_shard_of_a_task_is_its_position_in_the_array(numbers, shard):
-    names = ("ID", "COUNT", "MIN", "MAX")
-    environ = {
-        f"SLURM_ARRAY_TASK_{name}": number
-        for name, number in zip(names, numbers.split(), strict=True)
-    }
+    environ = array(*numbers.split())
     assert executors.default_shard(environ) == shard
-    with pytest.raises(fv.UsageError, match="--shard"):
-        executors.default_shard({**environ, "SLURM_ARRAY_TASK_MAX": "9"})
+    with one_line("--shard"):
+        executors.default_shard(environ | {"SLURM_ARRAY_TASK_MAX": "9"})
 
 
 @pytest.mark.parametrize("name", ["ID", "COUNT", "MIN", "MAX"])
 @pytest.mark.parametrize("text", ["", "first"])
 def test_a_task_of_an_array_with_a_missing_number_has_no_part(name, text):
-    environ = {f"SLURM_ARRAY_TASK_{each}": "1" for each in ("ID", "COUNT", "MIN", "MAX")}
     with one_line(f"SLURM_ARRAY_TASK_{name}.*--shard"):
-        executors.default_shard({**environ, f"SLURM_ARRAY_TASK_{name}": text})
+        executors.default_shard(array("1", "1", "1", "1") | {f"SLURM_ARRAY_TASK_{name}": text})

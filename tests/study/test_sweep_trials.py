@@ -22,9 +22,9 @@ def names(sweep):
     return [trial.name for trial in make_trials(sweep)]
 
 
-def of_words(*words):
+def of_line(line):
     """The trials of a command line."""
-    return sweep_command.read_command_line([*words, "--out", "out"]).plan.trials
+    return sweep_command.read_command_line([*line.split(), "--out", "out"]).plan.trials
 
 
 values = st.one_of(
@@ -41,8 +41,7 @@ values = st.one_of(
 def test_names_of_different_values_differ_and_are_safe_for_folders(one, data):
     other = data.draw(st.fixed_dictionaries({name: values for name in one}))
     is_same = list(map(repr, one.values())) == list(map(repr, other.values()))
-    kinds = [(type(a), type(b)) for a, b in zip(one.values(), other.values(), strict=True)]
-    if all(a is b for a, b in kinds):  # a setting has one type
+    if [*map(type, one.values())] == [*map(type, other.values())]:  # a setting has one type
         assert (name_of(one) == name_of(other)) == is_same
     assert set(name_of(one)) <= set(
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._+()-=,%~"
@@ -73,17 +72,22 @@ def test_native_beside_a_method_is_the_weighting_of_the_method():
     }
 
 
-@pytest.mark.parametrize("where", ["file", "axis"])
-def test_settings_of_a_file_win_beside_its_own_methods(tmp_path, where):
+@pytest.mark.parametrize(
+    ("methods", "text"),
+    [
+        ("fedprox", 'method = "fedprox"'),
+        ("fedprox scaffold", '[axes]\nmethod = ["fedprox", "scaffold"]'),
+    ],
+    ids=["file", "axis"],
+)
+def test_settings_of_a_file_win_beside_its_own_methods(tmp_path, methods, text):
     """As they do on a command line, whether there is one method or several."""
-    path, methods = tmp_path / "s.toml", ["fedprox", "scaffold"] if where == "axis" else ["fedprox"]
-    axes = f"[axes]\nmethod = {methods}\n" if where == "axis" else ""
-    single = "" if where == "axis" else f"method = {methods[0]!r}\n"
-    path.write_text(f'weighting = "uniform"\n{single}[fedprox]\nmu = 0.5\n{axes}')
-    of_file = of_words("--config", str(path))
-    words = ["--method", *methods, "--weighting", "uniform", "--fedprox.mu", "0.5"]
-    assert [p.config for p in of_file] == [p.config for p in of_words(*words)]
-    (trial,) = of_words("--config", str(path), "--method", "fedprox", "--fedprox.mu", "0.3")
+    path = tmp_path / "s.toml"
+    path.write_text(f'weighting = "uniform"\nfedprox.mu = 0.5\n{text}')
+    of_file = of_line(f"--config {path}")
+    given = of_line(f"--method {methods} --weighting uniform --fedprox.mu 0.5")
+    assert [trial.config for trial in of_file] == [trial.config for trial in given]
+    (trial,) = of_line(f"--config {path} --method fedprox --fedprox.mu 0.3")
     assert (trial.config.weighting, trial.config.fedprox.mu) == ("native", 0.3)
 
 
@@ -104,16 +108,15 @@ def test_every_seed_of_a_sweep_draws_its_partition_unless_it_has_a_seed(settings
 
 
 @pytest.mark.parametrize(
-    "words",
+    "line",
     [
-        ["--method", "feddyn", "--fidelity", "official", "--feddyn.alpha", "0.01"],
-        ["--dataset", "cifar10", "--data-dir", "data", "--lr", "0.1", "--local-epochs", "1:3"],
+        "--method feddyn --fidelity official --feddyn.alpha 0.01",
+        "--dataset cifar10 --data-dir data --lr 0.1 --local-epochs 1:3",
     ],
-    ids=["method and fidelity", "preset"],
 )
-def test_trial_has_the_settings_of_the_same_command_line_of_a_run(words):
-    (trial,) = of_words(*words, "--keep", str(Config().keep))
-    assert trial.config == commands.parse(words)
+def test_trial_has_the_settings_of_the_same_command_line_of_a_run(line):
+    (trial,) = of_line(f"{line} --keep {Config().keep}")
+    assert trial.config == commands.parse(line.split())
 
 
 FILE = """

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from support.files import one_line
 from support.small_sweeps import BASE, histories, timeless
 
 import fedvg_jax
 from fedvg_jax import resolve
 from fedvg_jax.config import flatten
 from fedvg_jax.config.checks import HOST, plain
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.study import executors, report, sweep_folder, sweep_trials, sweeps, trial_runs
@@ -226,11 +226,11 @@ def test_folder_of_another_sweep_is_refused_and_stays_as_it_is(whole, tmp_path):
         (CONFIG, {"alpha": [0.1, 0.2]}, "alpha=0.5,seed=0"),
         (faster, AXES, r"lr 0.1 -> 0.3"),
     ):
-        with pytest.raises(UsageError, match=f"holds another sweep; .*{named}"):
+        with one_line(f"holds another sweep; .*{named}"):
             fedvg_jax.run_sweep(config, axes, out)
     assert (out / "sweep.json").read_bytes() == before
     (tmp_path / "notes.txt").touch()
-    with pytest.raises(UsageError, match="is taken and holds no sweep"):
+    with one_line("is taken and holds no sweep"):
         fedvg_jax.run_sweep(CONFIG, AXES, tmp_path)
 
 
@@ -258,7 +258,7 @@ def test_sweeps_that_start_in_one_new_folder_at_once_are_told_apart(tmp_path, mo
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(open_sweep, tmp_path)
         is_writing.wait()
-        with pytest.raises(UsageError, match="holds another sweep"):
+        with one_line("holds another sweep"):
             open_sweep(tmp_path, {"seed": [7]})
         assert first.result()
     assert len(sweep_folder.read(tmp_path).trials) == 2
@@ -266,7 +266,7 @@ def test_sweeps_that_start_in_one_new_folder_at_once_are_told_apart(tmp_path, mo
 
 def test_the_folder_of_a_sweep_is_named_as_such(tmp_path):
     (tmp_path / "sweep.json").write_text("{}")
-    with pytest.raises(UsageError, match=r"is a sweep; name the folders of its runs, .*trials/\*"):
+    with one_line(r"is a sweep; name the folders of its runs, .*trials/\*"):
         run_folder.read_config(tmp_path)
 
 

@@ -1,5 +1,6 @@
 """Run folders with made-up numbers, for the tests of reports; nothing is trained."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -23,27 +24,22 @@ def write_run(
         folder: created.
         accuracies: test accuracy of every round, from 0 to 1; None for a round without evaluation.
         rounds: of the config; by default the number of accuracies.
-        layers: names of layers; FedVG's records then have shares of these.
+        layers: names of the columns of `layer_shares`, if `fields` have such.
         fields: round (from 1) -> further entries of its record.
         settings: of `Config`.
     """
     run = settings_of(rounds=rounds or len(accuracies), **settings)
     folder.mkdir(parents=True)
-    content = config.to_json(run)
-    write_json(folder / "config.json", content)
-    rng = np.random.default_rng(run.seed)
-    records = [_record(i, accuracy, rng, layers) for i, accuracy in enumerate(accuracies, 1)]
-    for record in records:
-        record.update((fields or {}).get(record["round"], {}))
-    history.append(folder, records)
-    write_json(
-        folder / "partition.json", partition(run.alpha, content["validation"].get("rho", 0.0))
-    )
+    write_json(folder / "config.json", config.to_json(run))
+    rng, fields = np.random.default_rng(run.seed), fields or {}
+    for number, accuracy in enumerate(accuracies, 1):
+        history.append(folder, [_record(number, accuracy, rng) | fields.get(number, {})])
+    write_json(folder / "partition.json", partition(run.alpha))
     manifest = {"data": run.dataset, "partition": f"{run.alpha}-{partition_seed(run)}", "runs": []}
     write_manifest(folder, manifest)
     if layers:
-        write_json(folder / "layers.json", list(layers))
-    if len(records) == run.rounds:
+        write_json(folder / "layers.json", layers)
+    if len(accuracies) == run.rounds:
         write_summary(folder)
     return folder
 
@@ -51,13 +47,8 @@ def write_run(
 def write_summary(folder: Path, **others) -> None:
     """Writes the summary of the history, as a run does, with other entries."""
     records = history.read(folder)
-    summary = (
-        {"rounds": len(records), "stopped_by": None}
-        | history.summarise(records)
-        | history.bytes_sent(records)
-        | others
-    )
-    write_json(folder / "summary.json", summary)
+    summary = {"rounds": len(records), "stopped_by": None, **history.summarise(records)}
+    write_json(folder / "summary.json", summary | history.bytes_sent(records) | others)
 
 
 def write_manifest(folder: Path, content: dict) -> None:
@@ -65,32 +56,39 @@ def write_manifest(folder: Path, content: dict) -> None:
     write_json(folder / "manifest.json", content)
 
 
-def partition(alpha=0.05, rho=0.0):
-    """Returns the content of partition.json; alpha changes the classes of client 3, and rho those of D_val."""
-    spread, excess = round(10 * alpha / (1 + alpha)), round(3 * rho)
-    counts = [[4, 0, 0], [0, 8, 4], [2, 2, 2], [spread, 0, 10 - spread]]
+SAMPLES = [4, 12, 6, 10]
+"""Rows of the clients of every run."""
+
+
+def partition(alpha=0.05):
+    """Returns the content of partition.json; alpha changes the classes of client 3."""
+    spread = round(10 * alpha / (1 + alpha))
     return {
-        "partition": "dirichlet", "clients": 4, "samples": [4, 12, 6, 10], "class_names": ["a", "b", "c"],
-        "counts": counts, "validation": {"source": "clients", "samples": 7, "counts": [3 + excess, 3 - excess, 1]},
-    }  # fmt: skip
+        "partition": "dirichlet",
+        "clients": 4,
+        "samples": SAMPLES,
+        "class_names": ["a", "b", "c"],
+        "counts": [[4, 0, 0], [0, 8, 4], [2, 2, 2], [spread, 0, 10 - spread]],
+        "validation": {"source": "clients", "samples": 7, "counts": [3, 3, 1]},
+    }
 
 
-def _record(index, accuracy, rng, layers):
+def _record(index, accuracy, rng):
     clients = sorted(rng.choice(4, 3, replace=False).tolist())
-    weights = rng.dirichlet(np.ones(3)).round(6).tolist()
     record = {
-        "round": index, "clients": clients, "weights": weights, "scores": (10 * rng.random(3) + 1).round(6).tolist(),
-        "num_samples": [[4, 12, 6, 10][k] for k in clients], "train_loss": 1.0 / index, "seconds": 0.5,
-    }  # fmt: skip
-    if layers:
-        record["layer_shares"] = rng.dirichlet(np.ones(len(layers)), 3).round(6).tolist()
+        "round": index,
+        "clients": clients,
+        "weights": rng.dirichlet(np.ones(3)).round(6).tolist(),
+        "scores": (10 * rng.random(3) + 1).round(6).tolist(),
+        "num_samples": [SAMPLES[client] for client in clients],
+        "train_loss": 1.0 / index,
+        "seconds": 0.5,
+    }
     if accuracy is not None:
         for part in ("val", "test"):
-            record |= {
-                f"{part}_loss": 1 - accuracy,
-                f"{part}_accuracy": accuracy,
-                f"{part}_majority_accuracy": 0.4,
-            }
+            record[f"{part}_loss"] = 1 - accuracy
+            record[f"{part}_accuracy"] = accuracy
+            record[f"{part}_majority_accuracy"] = 0.4
     return record
 
 
@@ -108,26 +106,20 @@ def write_sweep(folder: Path, axes: dict, accuracy, *, title="a sweep", **settin
         title: of the sweep.
         settings: of all trials.
     """
-    trials = [{}]
-    for name, values in axes.items():
-        trials = [{**trial, name: value} for trial in trials for value in values]
-    folder.mkdir(parents=True)
-    named = {}
-    for trial in trials:
-        named[",".join(f"{k}={v}" for k, v in trial.items())] = trial
-    configs, runs = {}, {name: accuracy(values) for name, values in named.items()}
+    named, runs, trials = {}, {}, {}
+    for values in itertools.product(*axes.values()):
+        trial = dict(zip(axes, values, strict=True))
+        name = ",".join(f"{setting}={value}" for setting, value in trial.items())
+        named[name], runs[name] = trial, accuracy(trial)
     rounds = max((len(run) for run in runs.values() if run), default=1)
+    folder.mkdir(parents=True)
     for name, values in named.items():
         own = {k: v for k, v in (settings | values).items() if not k.startswith("hyper.")}
         if "method" in own and own.get("weighting") == "native":
             del own["weighting"]  # the method's own, as in a sweep
-        configs[name] = {k: v for k, v in own.items() if k not in ("layers", "fields")}
+        trials[name] = values, settings_of(**{"rounds": rounds} | own)
         if runs[name] is not None:
             write_run(folder / "trials" / name, runs[name], **own)
-    trials = {
-        name: (named[name], settings_of(**{"rounds": rounds, **own}))
-        for name, own in configs.items()
-    }
     write_document(folder, [{name: values} for name, values in axes.items()], trials, title)
     return folder
 

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -24,14 +25,10 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def started_together(commands, folder, num_devices=1, **environment):
+def started_together(commands, folder, num_devices=1):
     """Starts a process for each command, each with its own log in `folder`, and kills them at the end."""
-    environment = {
-        **os.environ,
-        "JAX_NUM_CPU_DEVICES": str(num_devices),
-        "PYTHONPATH": os.pathsep.join(sys.path),
-    }
-    started = []
+    own = {"JAX_NUM_CPU_DEVICES": str(num_devices), "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment, started = os.environ | own, []
     try:
         with default_signals():
             for number, command in enumerate(commands):
@@ -44,38 +41,26 @@ def started_together(commands, folder, num_devices=1, **environment):
             process.wait()
 
 
-FLAGS = [
-    "--eval-every",
-    "1",
-    "--clients",
-    "9",
-    "--join-ratio",
-    "0.45",
-    "--local-epochs",
-    "1",
-    "--lr",
-    "0.05",
-]
+FLAGS = shlex.split("--eval-every 1 --clients 9 --join-ratio 0.45 --local-epochs 1 --lr 0.05")
 
 
 def run_processes(folder, name, layout, *words):
     """Runs the command line in (processes, devices of each)."""
     count, devices = layout
-    command = [
-        sys.executable,
-        "-m",
-        "fedvg_jax.sim",
-        *FLAGS,
-        "--devices",
-        str(count * devices),
-        *words,
-    ]
-    command += ["--resume" if (folder / name).exists() else "--out", str(folder / name)]
-    where = ["--distributed", f"localhost:{free_port()}", "--processes", str(count), "--process"]
-    commands = [[*command, *where, str(i)] for i in range(count)] if count > 1 else [command]
-    with started_together(commands, folder, devices) as started:
+    words = [*FLAGS, "--devices", str(count * devices), *words]
+    words += ["--resume" if (folder / name).exists() else "--out", str(folder / name)]
+    with started_together(commands(count, *words), folder, devices) as started:
         codes = [process.wait(600) for process in started]
     assert codes == count * [0], logs(folder)
+
+
+def commands(count, *words):
+    """Returns the command of every process of a run, which meet at a free port if there are several."""
+    command = [sys.executable, "-m", "fedvg_jax.sim", *words]
+    if count == 1:
+        return [command]
+    command += f"--distributed localhost:{free_port()} --processes {count} --process".split()
+    return [[*command, str(number)] for number in range(count)]
 
 
 def logs(folder) -> str:

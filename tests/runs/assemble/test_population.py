@@ -1,16 +1,15 @@
 """Partition, validation set, selecting rows, corrupt rows and single rows of minibatches, from a config."""
 
-from dataclasses import replace
-
-import jax
+import chex
 import numpy as np
 import pytest
 from support import resolved, worlds
+from support.files import one_line
 
 import fedvg_jax
 from fedvg_jax import config, data, resolve
 from fedvg_jax.config import Config
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core import tree
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.runs.assemble import tables
@@ -32,12 +31,13 @@ def elsewhere(tmp_path_factory):
     return str(file)
 
 
-def tables_of(made, arrays, parts, task=None):
-    """Returns the pool and the tables of rows, for the model of the settings by default."""
+def tables_of(made, arrays, parts=None):
+    """Returns the pool and the tables of rows, for the model and by default the partition of the settings."""
+    parts = parts or resolve.data.make_partition(made, arrays)
     shared = resolve.data.make_shared(made, arrays, parts)
-    whole = resolved.experiment(made, arrays.x.shape[1:], len(arrays.class_names), task)
+    whole = resolved.experiment(made, arrays.x.shape[1:], len(arrays.class_names))
     whole = whole._replace(population=Population(arrays, parts, shared))
-    return tables.make_data(whole, task or resolve.model.make_model(made, arrays).bound(None))
+    return tables.make_data(whole, whole.model.bound(None))
 
 
 @pytest.mark.parametrize(
@@ -54,33 +54,32 @@ def test_shapes_do_not_depend_on_alpha_or_seeds(elsewhere, options):
     """Another alpha or seed therefore compiles nothing."""
     if options.get("validation.source") == "npz":
         options = options | {"validation.data_dir": elsewhere}
-    result = []
-    for change in ({}, {"alpha": 0.5}, {"partition_seed": 1}, {"seed": 1}):
-        made = settings(**options | change)
-        made_data = tables_of(made, DIGITS, resolve.data.make_partition(made, DIGITS))
-        result.append(jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), made_data))
-    assert all(shapes == result[0] for shapes in result)
+    first, *others = (
+        tables_of(settings(**options | change), DIGITS)
+        for change in ({}, {"alpha": 0.5}, {"partition_seed": 1}, {"seed": 1})
+    )
+    for other in others:
+        chex.assert_trees_all_equal_shapes_and_dtypes(first, other)
 
 
 def test_external_set_replaces_the_clients_validation_rows(elsewhere):
     made = settings(
         **{"validation.source": "npz", "validation.data_dir": elsewhere, "val_ratio": 0.0}
     )
-    parts = resolve.data.make_partition(made, DIGITS)
-    assert not any(map(len, parts.val))
-    tables = tables_of(made, DIGITS, parts)
+    assert not any(map(len, resolve.data.make_partition(made, DIGITS).val))
+    tables = tables_of(made, DIGITS)
     assert tables.pool.x.shape == (1797 + 240, 8, 8, 1)
     for table in (tables.scoring, tables.val):
-        rows = np.asarray(table)[np.asarray(table) >= 0]
+        rows = tree.real_rows(table)
         # all once, and 50 of every class again
         assert len(rows) == 240 + 4 * 50 and rows.min() == 1797
-    assert np.asarray(tables.test).max() < 1797
+    assert tables.test.max() < 1797
 
 
 def test_corruption_does_not_change_validation_and_test_rows():
     made = settings(**{"corrupt.kind": "label_flip", "corrupt.clients": 0.5})
     parts = resolve.data.make_partition(made, DIGITS)
-    y = np.asarray(tables_of(made, DIGITS, parts).pool.y)
+    y = np.asarray(tables_of(made, DIGITS).pool.y)
     bad = resolve.data.corrupt_clients(made)
     assert len(bad) == 3
     hit = np.concatenate([parts.train[k] for k in bad])
@@ -89,15 +88,13 @@ def test_corruption_does_not_change_validation_and_test_rows():
     np.testing.assert_array_equal(y[others], DIGITS.y[others])
 
 
-def scored(size, model="mlp", pixels=16, batch_size=4, task=None, others=None, **fedvg):
+def scored(size, model, pixels, **fedvg):
     """Returns the number of scored rows of a D_val of `size` rows."""
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (size + 8, pixels, pixels, 3), np.uint8)
+    x = np.zeros((size + 8, pixels, pixels, 3), np.uint8)
     made = Arrays("images", x, np.arange(len(x), dtype=np.int32) % 3, ("a", "b", "c"), len(x))
     parts = Partition([np.arange(4)], [np.arange(8, 8 + size)], [np.arange(4, 8)])
-    changed = replace(Config(), clients=1, model=model, batch_size=batch_size, fedvg=dict(**fedvg))
-    changed = replace(changed, **others or {})
-    return int((np.asarray(tables_of(changed, made, parts, task=task).scoring) >= 0).sum())
+    config = Config(clients=1, model=model, batch_size=4, fedvg=fedvg)
+    return len(tree.real_rows(tables_of(config, made, parts).scoring))
 
 
 @pytest.mark.parametrize(
@@ -113,13 +110,9 @@ def test_single_last_row_is_scored_unless_batchnorm_sees_a_single_value(model, p
 
 
 def test_max_rows_holds_for_named_and_for_given_data():
-    settings_ = settings(max_rows=300)
-    named = resolve.data.load_data(settings_)
-    assert len(named.y) == 300
-    given = fedvg_jax.simulation(settings_, data=DIGITS)
-    whole = fedvg_jax.simulation(settings_)
-    for one, other in zip(jax.tree.leaves(given.data), jax.tree.leaves(whole.data), strict=True):
-        np.testing.assert_array_equal(one, other)
+    config = settings(max_rows=300)
+    given, named = fedvg_jax.simulation(config, data=DIGITS), fedvg_jax.simulation(config)
+    chex.assert_trees_all_equal(given.data, named.data)
     assert len(given.data.pool.x) == 300
 
 
@@ -147,5 +140,5 @@ def test_single_rows_are_trained_on_except_where_batchnorm_is_undefined_or_by_th
     assert num_steps() == [3, 2, 1]
     assert num_steps(worlds.TASK) == num_steps(reference="single-rows") == [2, 2, 0]
     assert num_steps(batch_size=1) == SIZES
-    with pytest.raises(UsageError, match="--batch-size"):
+    with one_line("--batch-size"):
         num_steps(worlds.TASK, batch_size=1)

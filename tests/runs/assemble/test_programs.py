@@ -7,7 +7,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from support import linear, resolved
+from support import linear, resolved, worlds
+from support.files import one_line
 from support.programs import compilations
 from support.small_sweeps import assert_equal_runs
 
@@ -34,14 +35,15 @@ def changed(settings: Config) -> Config:
     """Every value of `VALUES` that is a number, a truth value or one of several names, moved."""
     flat, moved = config.flatten(settings), {}
     for name in resolve.experiment.VALUES:
-        if isinstance(flat[name], float):
-            moved[name] = flat[name] / 2 + 0.1
-        elif type(flat[name]) is int:
-            moved[name] = flat[name] + 1
-        elif type(flat[name]) is bool:
-            moved[name] = not flat[name]
+        value = flat[name]
+        if type(value) is bool:
+            moved[name] = not value
+        elif isinstance(value, float):
+            moved[name] = value / 2 + 0.1
+        elif isinstance(value, int):
+            moved[name] = value + 1
         elif names := config.SETTINGS[name].names:
-            moved[name] = next(value for value in names if value != flat[name])
+            moved[name] = next(other for other in names if other != value)
     return config.apply(settings, moved, "test")
 
 
@@ -68,10 +70,9 @@ def program_text(settings: Config) -> str:
     ids=lambda settings: settings["algorithm"],
 )
 def test_program_depends_on_static_settings_only(settings):
-    whole = changed(config.apply(SMALL, settings, "test"))
-    whole = replace(
-        whole, clients=SMALL.clients, dp=whole.dp if whole.robust == "mean" else SMALL.dp
-    )
+    whole = replace(changed(config.apply(SMALL, settings, "test")), clients=SMALL.clients)
+    if whole.robust != "mean":
+        whole = replace(whole, dp=SMALL.dp)
     static = resolve.experiment.static_settings(whole)
     assert static != whole
     assert resolved.experiment(whole).key == resolved.experiment(static).key
@@ -102,7 +103,8 @@ def test_an_object_gives_the_bits_of_the_setting_that_names_it(name):
     settings, given = OBJECTS[name]
     named = fedvg_jax.run(replace(SMALL, **settings))
     assert_equal_runs(named, fedvg_jax.run(SMALL, **{name: wrapped(name, given)}))
-    assert_different_models(named, fedvg_jax.run(SMALL))
+    with pytest.raises(AssertionError):
+        worlds.assert_close(named.variables, fedvg_jax.run(SMALL).variables, 0)
 
 
 @pytest.mark.parametrize("name", OBJECTS)
@@ -122,7 +124,7 @@ def test_hyperparameters_beside_an_object_of_the_package_are_settings():
     assert config.scaffold.eta_g == 0.5 and custom == Custom()
     unread = {"fedprox.mu": 0.5}  # which the run refuses as unknown
     assert settle(SMALL, Custom(algorithm=scaffold, hyper=unread))[1] == Custom(hyper=unread)
-    with pytest.raises(fedvg_jax.UsageError, match="hyper"):
+    with one_line("hyper"):
         fedvg_jax.run(SMALL, algorithm=scaffold, hyper=3)
 
 
@@ -132,11 +134,6 @@ def test_trials_of_a_custom_attack_have_the_corrupt_clients_of_their_seeds():
     trials = fedvg_jax.run_sweep(settings, {"seed": [0, 1, 2]}, attack=attack)
     for seed, trial in enumerate(trials):
         assert_equal_runs(trial.result, fedvg_jax.run(replace(settings, seed=seed), attack=attack))
-
-
-def assert_different_models(run, other):
-    pairs = zip(jax.tree.leaves(run.variables), jax.tree.leaves(other.variables), strict=True)
-    assert any((np.asarray(a) != np.asarray(b)).any() for a, b in pairs)
 
 
 def test_other_settings_of_jax_have_a_program_of_their_own():
@@ -180,30 +177,21 @@ def test_runs_of_one_call_share_the_programs_of_what_it_is_given():
 
     task = fedvg_jax.linen_task(nn.Dense(1), loss, linear.data()[0][:1])
     settings = replace(SMALL, partition="iid", rounds=1)
+    given = {"data": linear.data(), "task": task, "weighting": lambda task: basic.uniform()}
     with compilations() as compiled:
-        fedvg_jax.run_sweep(
-            settings,
-            {"seed": [0, 1]},
-            data=linear.data(),
-            task=task,
-            weighting=lambda task: basic.uniform(),
-        )
+        fedvg_jax.run_sweep(settings, {"seed": [0, 1]}, **given)
     assert compiled.count("jit(chunk)") == 1
 
 
 @pytest.mark.parametrize("configured", [None, "/elsewhere"])
 def test_every_simulation_keeps_programs_in_the_cache_unless_jax_has_a_folder(tmp_path, configured):
-    before = {
-        name: jax.config.values[name]
-        for name in jax.config.values
-        if "cache_dir" in name or "cache_min" in name
-    }
+    before = dict(jax.config.values)
     jax.config.update("jax_compilation_cache_dir", configured)
     try:
-        resolve.experiment.simulation(replace(SMALL, cache_dir=tmp_path / "cache"))
-        assert jax.config.values["jax_compilation_cache_dir"] == (
-            configured or str(tmp_path / "cache" / "xla")
-        )
+        fedvg_jax.simulation(replace(SMALL, cache_dir=tmp_path))
+        used = jax.config.values["jax_compilation_cache_dir"]
+        assert used == (configured or str(tmp_path / "xla"))
     finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
+        for name in jax.config.values:
+            if "cache_dir" in name or "cache_min" in name:
+                jax.config.update(name, before[name])

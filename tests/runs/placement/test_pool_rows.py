@@ -18,23 +18,17 @@ from fedvg_jax.runs.assemble import tables
 from fedvg_jax.runs.placement import pool_rows
 
 SETTINGS = Config(
-    **{
-        "clients": 8,
-        "join_ratio": 0.5,
-        "alpha": 0.5,
-        "min_samples": 4,
-        "batch_size": 4,
-        "local_epochs": 2,
-    },
-    **{
-        "rounds": 5,
-        "eval_every": 2,
-        "devices": "1",
-        "record": "client_accuracy,accuracy_by_client,confusion",
-    },
+    clients=8,
+    join_ratio=0.5,
+    alpha=0.5,
+    min_samples=4,
+    batch_size=4,
+    local_epochs=2,
+    rounds=5,
+    eval_every=2,
+    devices="1",
+    record="client_accuracy,accuracy_by_client,confusion",
 )
-
-
 TASK = fv.models.classification(
     fv.models.MLP(worlds.CLASSES, hidden=()), worlds.CLASSES, worlds.IMAGE
 )
@@ -62,11 +56,10 @@ def test_rows_on_the_host_give_the_same_history_to_the_bit():
 
 def test_a_run_is_resumed_wherever_its_rows_are(tmp_path):
     for first, then in (("device", "host"), ("host", "device")):
-        run(placement=first, rounds=4, out=tmp_path / first)
-        assert_equal_runs(
-            run(placement=then, out=tmp_path / first, resume=str(tmp_path / first)),
-            run(placement="device"),
-        )
+        out = tmp_path / first
+        run(placement=first, rounds=4, out=out)
+        resumed = run(placement=then, out=out, resume=str(out))
+        assert_equal_runs(resumed, run(placement="device"))
 
 
 @pytest.mark.slow

@@ -3,22 +3,15 @@
 import types
 
 import numpy as np
+from support import worlds
 
-from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs.placement import pool_rows
 
 
 def test_rounds_fit_until_their_different_rows_exceed_the_capacity():
     rows = np.split(np.random.default_rng(2).permutation(600).astype(np.int32), 30)
-    settings = {
-        "seed": 3,
-        "cohort_size": 12,
-        "batch_size": 8,
-        "capacity": 200,
-        "local_epochs": (1, 1),
-        "num_lanes": 1,
-    }
-    rounds = [schedules.make(number, rows, **settings) for number in range(4)]
+    world = worlds.World(None, rows, None, None, batch_size=8, cohort_size=12, local_epochs=1)
+    rounds = [world.schedule(number) for number in range(4)]
     union = set()
     for count, schedule in enumerate(rounds, 1):
         union |= {row for client in schedule.clients for row in rows[client].tolist()}

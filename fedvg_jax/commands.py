@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from fedvg_jax import config as configs
@@ -20,6 +21,7 @@ from fedvg_jax.config import Config, command_line
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record.history import History
 from fedvg_jax.views import output
 
 RUN = "python -m fedvg_jax.sim"
@@ -28,9 +30,14 @@ RUN = "python -m fedvg_jax.sim"
 NO_PICTURES = "no pictures: curves.png and weights.png need matplotlib and pandas; pip install 'fedvg_jax[plot]'"
 
 
-def can_draw() -> bool:
-    """Returns whether the packages of the extra `plot` are installed."""
-    return all(importlib.util.find_spec(name) for name in ("matplotlib", "pandas"))
+def draw_run(history: History, log: output.Log) -> list[Path]:
+    """Draws the pictures of a run into its folder, or logs which packages that needs; returns their paths."""
+    if not all(importlib.util.find_spec(name) for name in ("matplotlib", "pandas")):
+        log(NO_PICTURES)
+        return []
+    from fedvg_jax.study import figures
+
+    return figures.draw_run(history) if history.records else []
 
 
 def print_help(

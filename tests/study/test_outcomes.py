@@ -343,7 +343,9 @@ def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_h
         p = stats.ttest_rel(own[method], own["fedvg"]).pvalue
         # differences of records with nine digits
         assert rows.loc[name, "t_p"] == pytest.approx(p, rel=1e-4)
-    written = report.write(folders, tmp_path / "report", baseline="fedvg", metric="min:size")
+    written = report.write(
+        folders, "report", tmp_path / "report", baseline="fedvg", metric="min:size"
+    )
     again = fv.compare(results, "fedvg", "min:size").finding
     assert written.finding == found.finding == again
 

@@ -27,13 +27,11 @@ from fedvg_jax.views import output
 RUN = "python -m fedvg_jax.sim"
 """The command that trains one model; the others take its flags."""
 
-NO_PICTURES = "no pictures: curves.png and weights.png need matplotlib and pandas; pip install 'fedvg_jax[plot]'"
-
 
 def draw_run(history: History, log: output.Log) -> list[Path]:
     """Draws the pictures of a run into its folder, or logs which packages that needs; returns their paths."""
     if not all(importlib.util.find_spec(name) for name in ("matplotlib", "pandas")):
-        log(NO_PICTURES)
+        log("no pictures: they need matplotlib and pandas; pip install 'fedvg_jax[plot]'")
         return []
     from fedvg_jax.study import figures
 

@@ -28,13 +28,14 @@ class Group(NamedTuple):
     @property
     def runs(self) -> dict[Seeds, Run]:
         """The finished runs."""
-        return self._by_seeds("run")
+        return self.results("run")
 
-    def results(self, choice: Choice = "final") -> dict[Seeds, float]:
-        """Returns the outcome of every run in the evaluation that stands for it, where it is finite."""
-        return self._by_seeds(choice)
+    def results(self, column: str = "final") -> dict[Seeds, Any]:
+        """Returns the outcome of every run in the evaluation that stands for it, where it is finite.
 
-    def _by_seeds(self, column: str) -> dict[Seeds, Any]:
+        Args:
+            column: of the study's frame, such as a `Choice`.
+        """
         return self.rows.set_index(["seed", "partition_seed"])[column].dropna().to_dict()
 
 

@@ -168,10 +168,8 @@ def page(
 def _picture(drawing: base.Drawing, png: Path) -> str:
     """Returns a figure as an element with its picture inside."""
     data = base64.b64encode(png.read_bytes()).decode()
-    width, alt = round(130 * base.WIDTH), plain_html(drawing.title)
-    return (
-        f'<figure><img width="{width}" alt="{alt}" src="data:image/png;base64,{data}"></figure>\n'
-    )
+    alt = plain_html(drawing.title)
+    return f'<figure><img width="936" alt="{alt}" src="data:image/png;base64,{data}"></figure>\n'
 
 
 def provenance(study: Study) -> pandas.DataFrame:

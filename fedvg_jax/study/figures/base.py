@@ -29,8 +29,8 @@ DASHES = ("-", "-.", ":")
 
 GREY = "0.45"
 
-LABEL_WIDTH = 34
-"""Characters of a line of a label."""
+LABEL_WIDTH, TITLE_WIDTH = 34, 90
+"""Characters of a line of a label, and of a title of a figure."""
 
 WIDTH, PANEL_HEIGHT = 7.2, 2.9
 """Inches of a figure, and of a row of panels."""
@@ -159,7 +159,7 @@ def add_legend(figure: Figure) -> None:
 
 def save(drawn: Drawing, folder: Path, suffixes: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Writes a figure; the same figure gives the same bytes."""
-    title = plain(drawn.title, int(12.5 * WIDTH))
+    title = plain(drawn.title, TITLE_WIDTH)
     drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=FONT + 1)
     add_legend(drawn.figure)
     folder.mkdir(parents=True, exist_ok=True)

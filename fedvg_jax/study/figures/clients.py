@@ -84,7 +84,7 @@ def _weights_of_runs(shares: Mapping[str, Frame]) -> Figure:
         panel.set(xlabel="round", ylabel="client, smallest first", facecolor="0.84")
         panel.set_title(base.plain(name, 40))
         step = -(-len(ids) // MAX_TICKS)
-        panel.set_yticks(range(0, len(ids), step), list(map(str, ids[::step])))
+        panel.set_yticks(range(0, len(ids), step), ids[::step])
         base.whole_numbers(panel.xaxis)
     ticks = {1 / limit: f"{1 / limit:.2g}", 1: "1", limit: f"{limit:g}"}
     base.add_colour_bar(
@@ -134,7 +134,7 @@ def partitions(study: Study) -> list[Drawing]:
         image = base.heatmap(panel, np.where(rows > 0, rows, np.nan), (0.5, most), "Blues")
         names = partition.get("class_names", ())
         if len(names) <= MAX_NAMES:
-            panel.set_yticks(range(len(names)), [base.plain(str(name), 26) for name in names])
+            panel.set_yticks(range(len(names)), [base.plain(name, 26) for name in names])
         panel.set(xlabel="client", ylabel="class", title=base.plain(text, 40))
         base.whole_numbers(panel.xaxis)
         base.add_colour_bar(image, ticks, ax=panel, aspect=30, label="rows (white is none)")

@@ -13,6 +13,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from fedvg_jax import config as configs
@@ -20,17 +21,21 @@ from fedvg_jax.config import Config, command_line
 from fedvg_jax.host import files, hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.record.history import History
 from fedvg_jax.views import output
 
 RUN = "python -m fedvg_jax.sim"
 """The command that trains one model; the others take its flags."""
 
-NO_PICTURES = "no pictures: curves.png and weights.png need matplotlib and pandas; pip install 'fedvg_jax[plot]'"
 
+def draw_run(history: History, log: output.Log) -> list[Path]:
+    """Draws the pictures of a run into its folder, or logs which packages that needs; returns their paths."""
+    if not all(importlib.util.find_spec(name) for name in ("matplotlib", "pandas")):
+        log("no pictures: they need matplotlib and pandas; pip install 'fedvg_jax[plot]'")
+        return []
+    from fedvg_jax.study import figures
 
-def can_draw() -> bool:
-    """Returns whether the packages of the extra `plot` are installed."""
-    return all(importlib.util.find_spec(name) for name in ("matplotlib", "pandas"))
+    return figures.draw_run(history) if history.records else []
 
 
 def print_help(

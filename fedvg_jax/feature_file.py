@@ -44,7 +44,7 @@ def write(
     """
     if os.path.lexists(path):
         raise UsageError(f"out {path}: the file exists; name another, or remove it")
-    target = files.export_target(path, "out")
+    files.export_target(path, "out")  # refuses a folder that cannot be written to
     if arrays.table is not None or MODELS[config.model].is_sequence:
         raise UsageError(
             f"model {config.model}: features are of images or arrays, not of a table or characters"
@@ -53,8 +53,8 @@ def write(
     if size:
         check_rows_are_images(arrays, "image_size", "leave it out")
         shape = (*size, shape[-1])
-    resized = np.broadcast_to(np.zeros((), arrays.x.dtype), (len(arrays.x), *shape))
-    task = models.make_model(config, arrays._replace(x=resized)).bound(None)
+    of_shape = arrays._replace(x=np.zeros((1, *shape), arrays.x.dtype))
+    task = models.make_model(config, of_shape).bound(None)
     variables = models.make_variables(config, task.init)
     extract = _extractor(task, shape)
     passes = []
@@ -70,13 +70,13 @@ def write(
         passes.append(values)
     y, split = arrays.y, arrays.num_train
     x = np.concatenate(passes)[: len(y)]
-    members = {"x_train": x[:split], "y_train": y[:split]}
-    members["class_names"] = np.array(arrays.class_names)
+    class_names = np.array(arrays.class_names)
+    members = {"x_train": x[:split], "y_train": y[:split], "class_names": class_names}
     if len(y) > split:
         members |= {"x_test": x[split:], "y_test": y[split:]}
     if arrays.groups is not None:
         members["groups"] = arrays.groups
-    with files.writing(path, "--out"), files.drafting(target) as draft, draft.open("wb") as stream:
+    with files.writing(path, "--out"), files.drafting(path) as draft, draft.open("wb") as stream:
         np.savez(stream, **members)  # pyright: ignore[reportArgumentType]
 
 

@@ -19,13 +19,11 @@ if __name__ == "__main__":
 
 import shlex
 from collections.abc import Sequence
-from pathlib import Path
 
 from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import command_line
 from fedvg_jax.host import files
-from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import History
 
@@ -95,28 +93,17 @@ def write(argv: Sequence[str]) -> int:
         UsageError: as `fedvg_jax.study.report.write`.
     """
     arguments = make_parser().parse_args(argv)
-    folder, *others = arguments.dirs
-    if not others and run_folder.is_run(folder):
-        if len(argv) > 1:
-            option = next(word for word in argv if word[:1] == "-")
-            raise UsageError(f"{folder} is one run, which report draws; leave out {option}")
-        return draw_run(folder)
+    folder = arguments.dirs[0]
+    if len(argv) == 1 and run_folder.is_run(folder):
+        for path in commands.draw_run(History.load(folder), print):
+            print(path)
+        return 0
     from fedvg_jax.study import report
 
-    written = report.write(**vars(arguments), command=shlex.join([*PROG.split(), *argv]))
+    options = {"out": folder / "report", **vars(arguments)}
+    command = shlex.join([*PROG.split(), *argv])
+    written = report.write(options.pop("dirs"), command, **options)
     print(*written.ending, sep="\n")
-    return 0
-
-
-def draw_run(folder: Path) -> int:
-    """Draws the pictures of one run; returns the exit code."""
-    history = History.load(folder)
-    if not commands.can_draw():
-        print(commands.NO_PICTURES)
-    elif history.records:
-        from fedvg_jax.study import figures
-
-        print(*figures.draw_run(folder, history), sep="\n")
     return 0
 
 

@@ -12,10 +12,10 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import importlib
 import shlex
 import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fedvg_jax import commands
@@ -23,7 +23,7 @@ from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config
 from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError
-from fedvg_jax.runs import endings
+from fedvg_jax.runs import endings, launch
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.views import output
 
@@ -48,8 +48,6 @@ def main(argv: Sequence[str]) -> int:
         or 143 after SIGHUP, SIGINT or SIGTERM.
     """
     if commands.print_help(argv, commands.RUN, PURPOSE, EXAMPLES):
-        from fedvg_jax.runs import launch
-
         print(f"\n{launch.HELP}")
         return 0
     return commands.guarded(lambda: _run_command(argv))
@@ -57,17 +55,13 @@ def main(argv: Sequence[str]) -> int:
 
 def _run_command(words: Sequence[str]) -> int:
     """Runs a command line in this process, or in each of several; returns the exit code."""
-    if not any(word.startswith(("--distributed", "--process")) for word in words):
-        config, unused, is_dry = commands.read_command_line(words)
-        commands.set_environment()
-        return simulate(config, unused, is_dry)
-    from fedvg_jax.runs import launch
-
     processes, others = launch.read(words)
     config, unused, is_dry = commands.read_command_line(others)
-    if is_dry or processes is None:
+    if is_dry and processes:
         raise UsageError("dry_run plans the run of one process; leave out --distributed")
     commands.set_environment()
+    if processes is None:
+        return simulate(config, unused, is_dry)
     return launch.run(processes, lambda: simulate(config, unused))
 
 
@@ -86,26 +80,25 @@ def simulate(config: Config, unused: str = "", is_dry: bool = False) -> int:
 
     console = Console(quiet=not processes.is_first())
     log = functools.partial(output.say, console)
-    with contextlib.ExitStack() as reserved:
-        with processes.together():
-            output.check_targets(config, has_folder=True)
-        if is_dry:
-            return _show_plan(config, console, unused)
-        choose = functools.partial(_choose_folder, log=log, reserved=reserved)
-        config = run_folder.choose_folder(config, choose)
-        assert config.out is not None, "it is chosen"
-        return _train(config, config.out, console, log, unused)
+    with processes.together():
+        output.check_targets(config, has_folder=True)
+    if is_dry:
+        return _show_plan(config, console, unused)
+    given = config.out
+    config = run_folder.choose_folder(config, functools.partial(_choose_folder, log=log))
+    try:
+        return _train(config, console, log, unused)
+    finally:
+        if config.out and not given:
+            run_folder.remove_unused(config.out)
 
 
-def _choose_folder(
-    config: Config, log: Callable[[str], None], reserved: contextlib.ExitStack
-) -> Config:
+def _choose_folder(config: Config, log: output.Log) -> Config:
     """Returns the settings with the folder of a new run, or of the run to resume.
 
     Args:
         config: of the command line.
         log: called with a line about the run to resume.
-        reserved: removes a folder that is made here, if nothing is written to it.
     """
     wants_resume, config = config.resume, run_folder.settings_to_resume(config)
     if config.resume:
@@ -116,14 +109,10 @@ def _choose_folder(
     if config.out is not None:
         run_folder.refuse_taken(config.out)
         return config
-    out = run_folder.reserve_folder(config)
-    reserved.callback(run_folder.remove_unused, out)
-    return dataclasses.replace(config, out=out)
+    return dataclasses.replace(config, out=run_folder.reserve_folder(config))
 
 
-def _train(
-    config: Config, out: Path, console: Console, log: Callable[[str], None], unused: str
-) -> int:
+def _train(config: Config, console: Console, log: output.Log, unused: str) -> int:
     """Trains, draws and exports; returns the exit code."""
     from fedvg_jax.host import processes
 
@@ -135,12 +124,11 @@ def _train(
         from fedvg_jax.resolve.custom import Custom
         from fedvg_jax.views import display
 
-        draws = processes.is_first() and commands.can_draw()
         loading = threading.Thread(target=_load_figures, daemon=True)
 
         def on_chunk_done() -> None:
             starting.close()
-            if draws and not loading.ident:
+            if processes.is_first() and not loading.ident:
                 loading.start()  # while the device works
 
         finished = display.run(console, config, Custom(), unused, on_chunk_done=on_chunk_done)
@@ -148,22 +136,17 @@ def _train(
     if processes.is_first():
         if config.export:
             log(f"model written to {config.export}")
-        if not draws:
-            log(commands.NO_PICTURES)
-        elif finished.records:
-            from fedvg_jax.study import figures
-
-            figures.draw_run(out, finished)
+        commands.draw_run(finished, log)
         if stopped_by:
-            log(f"resume with: {commands.RUN} --resume {shlex.quote(str(out))}")
+            log(f"resume with: {commands.RUN} --resume {shlex.quote(str(finished.folder))}")
     return endings.exit_code(stopped_by) if stopped_by else 0
 
 
 def _load_figures() -> None:
     """Imports what draws the pictures of a run, which takes half a second."""
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure
-    import pandas  # noqa: F401
+    with contextlib.suppress(ImportError):
+        for name in ("pandas", "matplotlib.figure", "matplotlib.backends.backend_agg"):
+            importlib.import_module(name)
 
 
 def _show_plan(config: Config, console: Console, unused: str) -> int:
@@ -176,7 +159,7 @@ def _show_plan(config: Config, console: Console, unused: str) -> int:
 
     sim = display.prepare(console, config, Custom(), unused)
     with console.status("compiling, and timing two rounds"):
-        plan = display.plan_rows(display.predict(sim))
+        plan = display.plan_rows(sim)
     display.print_table(console, plan | virtual_plan.rows(sim), "plan")
     if sim.timeline:
         most_stale = sim.experiment.cohorts.max_staleness

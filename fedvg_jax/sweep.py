@@ -49,23 +49,21 @@ if __name__ == "__main__":
 import contextlib
 import functools
 import os
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from fedvg_jax import commands
 from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import command_line
 from fedvg_jax.core.types import UsageError
-from fedvg_jax.host import files, hardware
+from fedvg_jax.host import files
 from fedvg_jax.runs import endings
 from fedvg_jax.study import executors, sweep_folder, sweep_trials, tuning
 from fedvg_jax.study.sweep_folder import count
 from fedvg_jax.study.sweep_trials import Layer, Sweep, Trial
-from fedvg_jax.views.output import say
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from fedvg_jax.views.output import Log, say
 
 PROG = "python -m fedvg_jax.sweep"
 
@@ -105,42 +103,40 @@ def run(command: CommandLine) -> int:
     """Computes or lists the trials of a sweep, shows their results, and returns the exit code."""
     from rich.console import Console
 
-    console, plan = Console(), command.plan
-    log = functools.partial(say, console)
+    log, plan = functools.partial(say, Console()), command.plan
     tuned = f" and {count(len(plan.tuning_trials), 'tuning run')}" if plan.tuning else ""
     log(f"sweep of {count(len(plan.trials))}{tuned}; folder {command.out}")
     if command.is_dry:
-        for trial in plan.pending:
+        pending = plan.pending
+        for trial in pending:
             log(trial.name)
-        log(f"not finished: {count(len(plan.pending))}")
+        log(f"not finished: {count(len(pending))}")
         return 0
     try:
-        trials = _compute(command, console)
+        trials = _compute(command, log)
     except executors.Stopped as stop:
         log(f"folder of the sweep: {command.out}; the same command continues the sweep")
         return endings.exit_code(str(stop))
-    return _show_results(command, trials, console)
+    return _show_results(command, trials, log)
 
 
-def _compute(command: CommandLine, console: Console) -> list[Trial]:
+def _compute(command: CommandLine, log: Log) -> list[Trial]:
     """Computes what is left of a sweep; returns its trials, with the values that tuning has chosen."""
-    jobs = executors.num_processes(command.jobs, command.plan.pending, hardware.without_jax())
+    jobs = executors.num_processes(command.jobs, command.plan.pending)
     if jobs == 1 and command.executor is None:
         commands.start_jax()
     else:
         os.environ.update(executors.environment(jobs))  # before jax starts, if some check needs it
-        commands.set_environment()
     executor = None if command.executor is None else executors.named(command.executor)
     with executors.opened(executor, jobs) as slots:
         from fedvg_jax.study import sweeps
         from fedvg_jax.study.trial_runs import Recipe
 
-        log = functools.partial(say, console)
         work = sweeps.Work(Recipe(), command.shard, slots, log, log)
         return [*sweeps.compute_plan(command.plan, work)[0].trials.values()]
 
 
-def _show_results(command: CommandLine, trials: Sequence[Trial], console: Console) -> int:
+def _show_results(command: CommandLine, trials: Sequence[Trial], log: Log) -> int:
     """Prints the table, writes the report, and returns the exit code; that of a part only if all parts are finished.
 
     Raises:
@@ -148,32 +144,33 @@ def _show_results(command: CommandLine, trials: Sequence[Trial], console: Consol
     """
     left = sweep_folder.pending(command.out, trials)
     if left and command.shard != "1/1":
-        say(console, f"{count(len(left))} of {len(trials)} are left; folder {command.out}")
+        log(f"{count(len(left))} of {len(trials)} are left; folder {command.out}")
         trials = executors.of_shard(trials, command.shard)
     else:
-        say(console, f"folder of the sweep: {command.out}")
+        log(f"folder of the sweep: {command.out}")
         with contextlib.suppress(UsageError) if left else contextlib.nullcontext():
-            _report(command.out, console)
+            _report(command.out, log)
     sweep_folder.refuse_unfinished(command.out, trials)
     return 0
 
 
-def _report(out: Path, console: Console) -> None:
+def _report(out: Path, log: Log) -> None:
     """Prints the table of a sweep, and writes its report."""
     from fedvg_jax.study import report, tables
     from fedvg_jax.study.collect import collect
 
     try:
-        report.check_options()
+        report.check_packages()
     except UsageError as error:
-        say(console, f"no report: {error}")
+        log(f"no report: {error}")
         return
-    study = collect([out], partial=True)
-    table = tables.accuracy(tables.comparing(study))
-    written = report.write([out], out / "report")
+    study = tables.comparing(collect([out]))
+    table = tables.accuracy(study)
+    command = f"python -m fedvg_jax.report {shlex.quote(str(out))}"
+    written = report.make_report(study, out / "report", command)
     shown = (table.title, table.shown.to_string(index=False), *table.notes)
     for line in (*shown, *written.ending):
-        say(console, line)
+        log(line)
 
 
 # --- the command line

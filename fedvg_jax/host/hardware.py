@@ -344,13 +344,9 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def host_memory() -> int | None:
-    """Returns the bytes of this host's memory, a container's limit where that is lower; None where it is unknown."""
-    limits = []
-    with contextlib.suppress(ValueError, OSError):  # a name that this system does not have
-        limits.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+def host_memory() -> int:
+    """Returns the bytes of this host's memory, a container's limit where that is lower."""
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     cgroup = Path("/sys/fs/cgroup/memory.max")
     text = cgroup.read_text(encoding="ascii").strip() if cgroup.is_file() else "max"
-    if text != "max":
-        limits.append(int(text))
-    return min(limits, default=None)
+    return memory if text == "max" else min(memory, int(text))

@@ -61,10 +61,9 @@ def exchange(text: str) -> list[str]:
     """
     if count() == 1:
         return [text]
-    padded = np.zeros(_MESSAGE_BYTES, np.uint8)
-    encoded = np.frombuffer(text.encode()[:_MESSAGE_BYTES], np.uint8)
-    padded[: len(encoded)] = encoded
-    return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in _gather(padded)]
+    padded = text.encode()[:_MESSAGE_BYTES].ljust(_MESSAGE_BYTES, b"\0")
+    rows = _gather(np.frombuffer(padded, np.uint8))
+    return [bytes(row).rstrip(b"\0").decode(errors="ignore") for row in rows]
 
 
 def place(arrays: Any, placement: Any) -> Any:

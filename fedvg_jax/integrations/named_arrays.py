@@ -100,11 +100,10 @@ def average(model: Arrays, clients: Sequence[Arrays], weights: Arrays) -> Arrays
     for name, of_clients in weights.items():
         if not (np.min(of_clients) >= 0 and abs(np.sum(of_clients) - 1) <= TOLERANCE):
             raise UsageError(f"weights leaf '{name}' must be numbers >= 0 with sum 1")
-    mean_weight = np.mean(list(weights.values()), 0)
-    of_arrays = {name: mean_weight for name in model} | weights
+    mean_weight: np.ndarray = np.mean(list(weights.values()), 0)
     averaged = {}
     for name, theta in model.items():
-        of_clients = of_arrays[name]
+        of_clients = weights.get(name, mean_weight)
         mean = origin = theta.astype(np.float64)
         for k in np.flatnonzero(of_clients).tolist():
             mean = mean - float(of_clients[k]) * (origin - clients[k][name].astype(np.float64))

@@ -114,9 +114,7 @@ def corrupt_clients(config: Config, is_attacked: bool = False) -> np.ndarray:
     return attacks.corrupt_clients(config.seed, config.clients, count)
 
 
-def make_partition(
-    config: Config, arrays: Arrays, custom: Partitioner | None = None
-) -> Partition:
+def make_partition(config: Config, arrays: Arrays, custom: Partitioner | None = None) -> Partition:
     """Draws the partition by the config's partitioner or a custom one, or reads it from its file.
 
     Args:
@@ -154,7 +152,9 @@ def _labels(arrays: Arrays, partitioner: Partitioner, source: str) -> np.ndarray
     if not has_labels and partitioner.reads != "labels":
         return np.zeros(len(arrays.y), np.int32)
     free = [kind for kind, named in BY_NAME.items() if named.made(1).reads != "labels"]
-    instead = f"use {', '.join(free)}, or give run(..., partition=...) an array of row numbers per client"
+    instead = (
+        f"use {', '.join(free)}, or give run(..., partition=...) an array of row numbers per client"
+    )
     return class_labels(arrays, source, instead)
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedvg_jax.config.options import algorithm_of
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs.record.history import OF_GLOBAL_MODEL
@@ -79,8 +79,7 @@ def make_study(
             f"the runs cannot be reported as one study: {_listed(missing)}; finish, recompute or leave out those"
             " runs, or report with --partial"
         )
-    are_personal = any(run.config.local or algorithm_of(run.config).personal for run in runs)
-    outcome = choose_outcome(runs, are_personal, metric, target)
+    outcome = choose_outcome(runs, metric, target)
     for choice in CHOICES:
         frame[choice] = [
             outcome.of_run(run.history, choice) if run else math.nan for run in frame["run"]
@@ -89,7 +88,7 @@ def make_study(
     titles = titles or [Path(source).resolve().name for source in sources]
     is_global = any(run.config.local for run in runs) and "personal_" not in outcome.metric
     notes = [OF_GLOBAL_MODEL] if is_global else []
-    notes += [] if is_one_sweep else tuning.different_grids(sweeps)
+    notes += tuning.different_grids(sweeps)
     return Study(
         title="; ".join(dict.fromkeys(titles)),
         methods=tuple(dict.fromkeys(place.method for place in placed)),
@@ -97,8 +96,8 @@ def make_study(
         frame=_without_twins(frame),
         outcome=outcome,
         settings=places.shared_settings([folder.settings for folder in read if folder.run]),
-        notes=tuple(notes),
-        tuned=tuple(tuning.choices_in_words(sweeps)),
+        notes=notes,
+        tuned=tuning.choices_in_words(sweeps),
     )
 
 
@@ -123,8 +122,9 @@ def _places(read: Sequence[Folder], sweeps: Sequence[Stored], is_one_sweep: bool
 def _listed(lines: Sequence[str]) -> str:
     """Returns lines joined by semicolons, at most `MAX_LISTED` of them."""
     shown = list(dict.fromkeys(lines))
-    more = f"; and {len(shown) - MAX_LISTED} more" if len(shown) > MAX_LISTED else ""
-    return "; ".join(shown[:MAX_LISTED]) + more
+    if len(shown) > MAX_LISTED:
+        shown[MAX_LISTED:] = [f"and {len(shown) - MAX_LISTED} more"]
+    return "; ".join(shown)
 
 
 # --- the frame
@@ -181,27 +181,25 @@ def _refuse_mixed(frame: Frame, any_rounds: bool) -> None:
 
     A partition from Python may depend on all seeds. Nor may they have different rounds, unless `any_rounds`.
     """
-    import pandas
-
-    rows = []
+    folders = collections.defaultdict(dict)
     for row in frame[frame["run"].notna()].itertuples():
         run, manifest = row.run, row.run.manifest
         own_seed = row.seed if "partition" in run.custom else None
         drawn_by = row.condition, row.partition_seed, own_seed
-        partition = manifest.get("partition", row.partition_seed)
-        rows.append(("data", row.condition, str(manifest.get("data")), run.folder))
-        rounds = None if any_rounds else run.config.rounds
-        rows.append(("rounds", row.condition, str(rounds), run.folder))
-        rows.append(("partition", drawn_by, str(partition), run.folder))
+        digests = {
+            ("data", row.condition): manifest.get("data"),
+            ("rounds", row.condition): None if any_rounds else run.config.rounds,
+            ("partition", drawn_by): manifest.get("partition", row.partition_seed),
+        }
         for argument, digest in manifest.get("code", {}).items():
             name = f"{argument} {run.custom.get(argument, '')}".strip()
-            rows.append((name, "code", str(digest), run.folder))
-    digests: Frame = pandas.DataFrame(rows, columns=["what", "group", "digest", "folder"])
+            digests[name, "code"] = digest
+        for group, digest in digests.items():
+            folders[group].setdefault(str(digest), run.folder)
     lines = []
-    for (what, _), runs in digests.groupby(["what", "group"], sort=False):
-        mixed = runs.drop_duplicates("digest")
+    for (what, _), mixed in folders.items():
         if len(mixed) > 1:
-            lines += [f"{what} {run.digest:.12} in {run.folder}" for run in mixed.itertuples()]
+            lines += [f"{what} {digest:.12} in {folder}" for digest, folder in mixed.items()]
     if lines:
         raise UsageError(
             f"the runs are of different data, partitions, rounds or code: {_listed(lines)}; report them apart, give"

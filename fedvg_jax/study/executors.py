@@ -27,6 +27,7 @@ from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.models.networks import costs
 from fedvg_jax.study.sweep_trials import Trial
+from fedvg_jax.views.output import Log
 
 TRIALS_PER_PROCESS = 4
 """Trials from which on `--jobs auto` starts another process, which takes several seconds to import jax."""
@@ -72,7 +73,7 @@ def compute(
     slots: Sequence[Slot],
     submit: Callable[[Any, Trial], Any],
     on_end: Callable[[Trial, Any], bool],
-    log: Callable[[str], None],
+    log: Log,
     received: Sequence[str] = (),
 ) -> None:
     """Computes trials.
@@ -157,7 +158,7 @@ def _take_back(
     trial: Trial,
     error: BaseException,
     losses: collections.Counter[str],
-    log: Callable[[str], None],
+    log: Log,
 ) -> list[Trial]:
     """Replaces an executor that broke; returns its trials, except one that has killed `MOST_LOSSES` processes alone."""
     lost = [trial, *slot.pending.values()]
@@ -200,11 +201,11 @@ def _stop(slots: Sequence[Slot], on_end: Callable[[Trial, Any], Any]) -> None:
 class Here(futures.Executor):
     """Calls functions in this process, at once."""
 
-    def submit(self, function: Callable, /, *arguments: Any, **keywords: Any) -> futures.Future:
+    def submit(self, function: Callable, /, *arguments: Any) -> futures.Future:
         """Returns a finished future."""
         future = futures.Future()
         try:
-            future.set_result(function(*arguments, **keywords))
+            future.set_result(function(*arguments))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -327,9 +328,7 @@ def start_process(cores: Sequence[int], parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def num_processes(
-    jobs: int | str, trials: Sequence[Trial], machine: hardware.Hardware | None
-) -> int:
+def num_processes(jobs: int | str, trials: Sequence[Trial]) -> int:
     """Returns the number of processes that share trials; "auto" is one per core where every trial uses a single device.
 
     On 2 cores, one process of small networks leaves one core idle. Networks that share a cohort among all cores, and
@@ -338,18 +337,18 @@ def num_processes(
     Args:
         jobs: a number, or "auto".
         trials: that are not finished.
-        machine: None where jax may find an accelerator.
 
     Raises:
         UsageError: `jobs` is something else.
 
-    >>> num_processes("auto", [], None), num_processes("3", [], None)
+    >>> num_processes("auto", []), num_processes("3", [])
     (1, 3)
     """
     if jobs != "auto":
         if not str(jobs).isdecimal() or int(jobs) < 1:
             raise UsageError(f"jobs must be auto or a number >= 1; got {jobs!s:.100}")
         return int(jobs)
+    machine = hardware.without_jax()
     if machine is None:
         return 1
     with hardware.assumed(machine):
@@ -383,12 +382,11 @@ def default_shard(environ: Mapping[str, str] = os.environ) -> str:
         return "1/1"
     names = [f"SLURM_ARRAY_TASK_{name}" for name in ("ID", "COUNT", "MIN", "MAX")]
     numbers = {name: environ.get(name, "") for name in names}
-    if not all(map(str.isdecimal, numbers.values())):
-        raise UsageError(f"{numbers} do not say which part a task has; give --shard I/N")
-    task, count, first, last = map(int, numbers.values())
-    if last - first + 1 != count:
-        raise UsageError(f"task {task} of an array with gaps has no part; give --shard I/N")
-    return f"{task - first + 1}/{count}"
+    if all(map(str.isdecimal, numbers.values())):
+        task, count, first, last = map(int, numbers.values())
+        if last - first + 1 == count:
+            return f"{task - first + 1}/{count}"
+    raise UsageError(f"{numbers} do not say which part a task has; give --shard I/N")
 
 
 def of_shard(trials: Sequence[Trial], shard: str) -> list[Trial]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from fedvg_jax.study.outcomes import Choice, Outcome
 from fedvg_jax.study.places import Condition, Seeds
 from fedvg_jax.study.run import Run
+from fedvg_jax.study.sweep_trials import Settings
 
 Frame = Any
 """A `pandas.DataFrame`, because type checkers infer too much of its methods."""
@@ -27,13 +28,14 @@ class Group(NamedTuple):
     @property
     def runs(self) -> dict[Seeds, Run]:
         """The finished runs."""
-        return self._by_seeds("run")
+        return self.results("run")
 
-    def results(self, choice: Choice = "final") -> dict[Seeds, float]:
-        """Returns the outcome of every run in the evaluation that stands for it, where it is finite."""
-        return self._by_seeds(choice)
+    def results(self, column: str = "final") -> dict[Seeds, Any]:
+        """Returns the outcome of every run in the evaluation that stands for it, where it is finite.
 
-    def _by_seeds(self, column: str) -> dict[Seeds, Any]:
+        Args:
+            column: of the study's frame, such as a `Choice`.
+        """
         return self.rows.set_index(["seed", "partition_seed"])[column].dropna().to_dict()
 
 
@@ -49,15 +51,15 @@ class Study:
     with it and `kind` its kind, "" for neither; `condition` is a position in `conditions`; the names of `CHOICES` are
     outcomes, nan without a result."""
     outcome: Outcome
-    settings: Mapping[str, Any]
+    settings: Settings
     """Settings that all runs share, by dotted name."""
-    notes: tuple[str, ...] = ()
+    notes: Sequence[str] = ()
     """Lines on what is unusual about the runs."""
     baseline: str | None = None
     """The method that the others are compared with; None for every pair of methods."""
     choice: Choice = "final"
     """The evaluation that stands for a run."""
-    tuned: tuple[Mapping[str, Any], ...] = ()
+    tuned: Sequence[Mapping[str, Any]] = ()
     """For each group of a tuned sweep: its name, `values` in words, `metric`, `score` and `num_runs`."""
 
     @property

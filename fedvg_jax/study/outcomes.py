@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from fedvg_jax.config.options import algorithm_of
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.runs.record import history
 from fedvg_jax.runs.record.history import History, Record
@@ -35,7 +36,7 @@ class Outcome(NamedTuple):
     """A name of `measured`, or of `TO_TARGET`."""
     better: str
     """Which values are better: "higher" or "lower"."""
-    goal: tuple[str, float] | None = None
+    goal: tuple[Outcome, float] | None = None
     """The metric that is to reach a target, and the target; shares in percent."""
 
     @property
@@ -64,9 +65,7 @@ class Outcome(NamedTuple):
     @property
     def of_rounds(self) -> Outcome:
         """The metric that every evaluation has: this one, or the one that is to reach the target."""
-        if self.metric not in TO_TARGET or self.goal is None:
-            return self
-        return Outcome(self.goal[0], history.BETTER[self.goal[0]])
+        return self.goal[0] if self.goal and self.metric in TO_TARGET else self
 
     def evaluations(self, records: Sequence[Record], part: str = "test") -> dict[int, float]:
         """Returns round -> metric on rows of a part, shares in percent, of the rounds in which it is finite."""
@@ -79,9 +78,7 @@ class Outcome(NamedTuple):
             return self.to_target(run.records)[self.metric]
         values = self.evaluations(run.records)
         if choice == "max":
-            return self.sign * max(
-                (self.sign * value for value in values.values()), default=math.nan
-            )
+            return max(values.values(), key=lambda value: self.sign * value, default=math.nan)
         last = evaluations(run.records)[-1]["round"]
         return values.get(last if choice == "final" else run.summary["best_val_round"], math.nan)
 
@@ -89,19 +86,19 @@ class Outcome(NamedTuple):
         """Returns the round and the virtual seconds in which the goal is first reached; nan where it never is.
 
         >>> records = [{"round": i, "test_accuracy": i / 10, "virtual_seconds": 5.0 * i} for i in (1, 2, 3)]
-        >>> Outcome("accuracy", "higher", ("accuracy", 15.0)).to_target(records)
+        >>> accuracy = Outcome("accuracy", "higher")
+        >>> Outcome("rounds_to_target", "lower", (accuracy, 15.0)).to_target(records)
         {'rounds_to_target': 2.0, 'time_to_target': 10.0}
         """
         assert self.goal is not None
         metric, target = self.goal
-        sign = Outcome(metric, history.BETTER[metric]).sign
+        reached = {}
         for record in records:
-            value = measured(record).get(metric)
-            if value is not None and sign * value >= sign * target:
-                return {
-                    name: float(record.get(entry, math.nan)) for name, entry in TO_TARGET.items()
-                }
-        return dict.fromkeys(TO_TARGET, math.nan)
+            value = measured(record).get(metric.metric, math.nan)
+            if metric.sign * value >= metric.sign * target:
+                reached = record
+                break
+        return {name: float(reached.get(entry, math.nan)) for name, entry in TO_TARGET.items()}
 
 
 def evaluations(records: Sequence[Record]) -> list[Record]:
@@ -134,16 +131,13 @@ def measured(record: Record, part: str = "test") -> dict[str, float]:
     return values
 
 
-def choose_outcome(
-    runs: Sequence[Run], are_personal: bool, text: str | None, target: float | None
-) -> Outcome:
+def choose_outcome(runs: Sequence[Run], text: str | None, target: float | None) -> Outcome:
     """Returns the outcome that all runs are compared by.
 
     Args:
         runs: all finished ones.
-        are_personal: whether some method has personal models.
         text: the caller's choice, a name that may begin with "min:" or "max:"; None for the default: the accuracy of
-            the personal models if `are_personal` and all runs record it, else the global model's, or loss.
+            the personal models if some method has such models and all runs record it, else the global model's, or loss.
         target: accuracy from 0 to 1, or loss; for the metrics of `TO_TARGET`.
 
     Raises:
@@ -151,14 +145,17 @@ def choose_outcome(
     """
     recorded = [_names(run) for run in runs]
     personal, *_ = history.CLIENT_ACCURACIES["personal_accuracy"]
-    candidates = [personal, "accuracy"] if are_personal else ["accuracy"]
+    are_personal = any(run.config.local or algorithm_of(run.config).personal for run in runs)
     shared = set.intersection(*map(set, recorded))
-    default = next((name for name in candidates if name in shared), "loss")
+    default = "accuracy" if "accuracy" in shared else "loss"
+    if are_personal and personal in shared:
+        default = personal
     goal = None
     if target is not None:
         if default != "loss" and not 0 < target <= 1:
             raise UsageError(f"--target must be an accuracy in (0, 1]; got {target:g}")
-        goal = default, target if default == "loss" else 100 * target
+        metric = Outcome(default, history.BETTER[default])
+        goal = metric, 100 * target if metric.is_share else target
     text = text or default
     declared = {"min:": "lower", "max:": "higher"}.get(text[:4])
     name = (text[4:] if declared else text).removeprefix("test_")
@@ -188,12 +185,12 @@ def _names(run: Run) -> list[str]:
     return [name for key in numbers if (name := _metric_of(key, "test"))]
 
 
-def has_clock(run: Run) -> bool:
-    """Returns whether the records of a run have virtual seconds."""
-    return all("virtual_seconds" in record for record in run.records)
-
-
 def _recorded_direction(runs: Sequence[Run], metric: str) -> str | None:
     """Returns which values of a metric are better by `fv.Metric`; None where the runs do not say so, or disagree."""
     recorded = {run.history.summary.get("better", {}).get(metric) for run in runs} - {None}
     return recorded.pop() if len(recorded) == 1 else None
+
+
+def has_clock(run: Run) -> bool:
+    """Returns whether the records of a run have virtual seconds."""
+    return all("virtual_seconds" in record for record in run.records)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from fedvg_jax.config import Config, checks, flatten
 from fedvg_jax.config.methods import ALGORITHMS, PERSONAL, method_of
 from fedvg_jax.config.options import GROUPS, effective
 from fedvg_jax.runs.record.folder import RESUMABLE_CHANGES
-from fedvg_jax.study.sweep_trials import Trial
+from fedvg_jax.study.sweep_trials import Settings, Trial
 
 Condition = tuple[tuple[str, Any], ...]
 """(setting, value) of every setting that varies besides the method and the seeds."""
@@ -59,7 +59,7 @@ def settings_of(trial: Trial) -> dict[str, Any]:
     return {name: value for name, value in settings.items() if trial.names.get(name) != ""}
 
 
-def shared_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def shared_settings(runs: Sequence[Settings]) -> dict[str, Any]:
     """Returns the settings that all runs use with the same value, by dotted name."""
     shared = dict(runs[0])
     for run in runs:
@@ -67,7 +67,7 @@ def shared_settings(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return shared
 
 
-def places(runs: Sequence[Mapping[str, Any]], axes: Collection[str] = ()) -> list[Place]:
+def places(runs: Sequence[Settings], axes: Collection[str] = ()) -> list[Place]:
     """Returns the place of every run.
 
     Names and conditions have the settings that a sweep declares as axes. Without a sweep, they have all settings that
@@ -95,9 +95,7 @@ def _group(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _varies(
-    name: str, runs: Sequence[Mapping[str, Any]], told_apart_by: Sequence[str] = ()
-) -> bool:
+def _varies(name: str, runs: Sequence[Settings], told_apart_by: Sequence[str] = ()) -> bool:
     """Returns whether runs that other settings do not tell apart have several values of a setting."""
     first = {}
     for run in runs:
@@ -108,7 +106,7 @@ def _varies(
     return False
 
 
-def _place(run: Mapping[str, Any], of_condition: Sequence[str], of_method: Sequence[str]) -> Place:
+def _place(run: Settings, of_condition: Sequence[str], of_method: Sequence[str]) -> Place:
     """Returns the place of a run; the method's name has its settings that do not go without saying."""
     built_in = method_of(run["algorithm"], run["weighting"], run.get("local", ""))
     base = run.get("method", built_in)
@@ -175,8 +173,5 @@ def seeds_text(seeds: Seeds) -> str:
     ('seed 3, partition seed 42', 'seed 3')
     """
     seed, partition_seed = seeds
-    return (
-        f"seed {seed}"
-        if seed == partition_seed
-        else f"seed {seed}, partition seed {partition_seed}"
-    )
+    text = f"seed {seed}"
+    return text if seed == partition_seed else f"{text}, partition seed {partition_seed}"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from fedvg_jax.host import files
 from fedvg_jax.host.errors import UsageError, one_line
@@ -15,14 +15,14 @@ from fedvg_jax.study import outcomes, sweep_folder
 from fedvg_jax.study.places import settings_of
 from fedvg_jax.study.run import Run
 from fedvg_jax.study.sweep_folder import Failure, Stored, SweepResult
-from fedvg_jax.study.sweep_trials import Trial
+from fedvg_jax.study.sweep_trials import Settings, Trial
 
 
 class Folder(NamedTuple):
     """What a run folder, or a trial of a sweep, has to offer."""
 
     name: str
-    settings: Mapping[str, Any]
+    settings: Settings
     """See `places.settings_of`."""
     run: Run | None
     """None where the run is missing, incomplete or has failed."""
@@ -36,8 +36,14 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Folder], list[Stored]]:
     """Returns every run below these folders, and their sweeps."""
     runs, sweeps = [], []
     for folder in folders:
-        for source in _sources(folder):
-            if (source / sweep_folder.DOCUMENT).exists():
+        sources = [folder]
+        if not (_is_sweep(folder) or run_folder.is_run(folder)):
+            inner = sorted(folder.glob("*"))
+            sources = [path for path in inner if _is_sweep(path) or run_folder.is_run(path)]
+        if not sources:
+            raise UsageError(f"{folder} holds no runs; name the folder of a sweep or of runs")
+        for source in sources:
+            if _is_sweep(source):
                 sweeps.append(sweep_folder.read(source))
                 runs += [read_trial(source, trial) for trial in sweeps[-1].trials.values()]
             else:
@@ -45,18 +51,8 @@ def read_all(folders: Sequence[Path]) -> tuple[list[Folder], list[Stored]]:
     return runs, sweeps
 
 
-def _sources(folder: Path) -> list[Path]:
-    """Returns the folders of sweeps and runs that a folder is, or holds."""
-    if _is_source(folder):
-        return [folder]
-    inner = [path for path in sorted(folder.glob("*")) if _is_source(path)]
-    if not inner:
-        raise UsageError(f"{folder} holds no runs; name the folder of a sweep or of runs")
-    return inner
-
-
-def _is_source(path: Path) -> bool:
-    return (path / sweep_folder.DOCUMENT).exists() or run_folder.is_run(path)
+def _is_sweep(folder: Path) -> bool:
+    return (folder / sweep_folder.DOCUMENT).exists()
 
 
 def read_trial(out: Path, trial: Trial) -> Folder:
@@ -65,7 +61,7 @@ def read_trial(out: Path, trial: Trial) -> Folder:
     try:
         return _read_run(folder, trial)
     except UsageError as error:
-        problem = one_line(str(error)) if folder.exists() else "no run folder yet"
+        problem = str(error) if folder.exists() else "no run folder yet"
         return _lost(trial.name, settings_of(trial), "missing", problem)
 
 
@@ -108,7 +104,7 @@ def read_result(each: SweepResult) -> Folder:
     return _offered(each.name, settings_of(each.trial), result)
 
 
-def _offered(name: str, settings: Mapping[str, Any], result: Run | Failure) -> Folder:
+def _offered(name: str, settings: Settings, result: Run | Failure) -> Folder:
     """Returns a run that has ended, or why it failed."""
     if isinstance(result, Failure):
         when = f" in round {result.round}" if result.round else ""
@@ -122,6 +118,6 @@ def _offered(name: str, settings: Mapping[str, Any], result: Run | Failure) -> F
     return folder
 
 
-def _lost(name: str, settings: Mapping[str, Any], kind: str, problem: str) -> Folder:
+def _lost(name: str, settings: Settings, kind: str, problem: str) -> Folder:
     """Returns what is known of a run without a result."""
     return Folder(name, settings, None, f"{name}: {problem}", kind)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import base64
-import functools
 import importlib.util
 import os
-import shlex
 import string
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedvg_jax.config.checks import require_name
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import History
@@ -21,7 +18,7 @@ from fedvg_jax.study.collect import collect, make_study
 from fedvg_jax.study.figures import FIGURES, base
 from fedvg_jax.study.groups import Study
 from fedvg_jax.study.markup import Table, csv_text, html_table, hypertext, latex, plain_html
-from fedvg_jax.study.outcomes import CHOICES, Choice
+from fedvg_jax.study.outcomes import Choice
 from fedvg_jax.study.places import value_text
 from fedvg_jax.study.reading import Folder, read_result, read_trial
 from fedvg_jax.study.sweep_folder import Stored, SweepResult, count
@@ -65,47 +62,51 @@ class Compared(NamedTuple):
 
 
 def write(
-    dirs: Sequence[Path | str],
+    results: Any,
+    command: str,
     out: Path | str | None = None,
     baseline: str | None = None,
     target: float | None = None,
     partial: bool = False,
     choice: str = "final",
     metric: str | None = None,
-    command: str = "",
 ) -> Compared:
-    """Writes the tables, the figures and the page of run folders.
+    """Compares results or folders, and writes the tables, the figures and the page to `out`, if that is set.
 
     The same runs give the same bytes, except for the seconds in the tables of means and of runs.
 
     Args:
-        dirs: sweep folders, run folders, or folders of these.
-        out: folder of the report; None for `report` in the first of `dirs`.
-        baseline: method that the others are compared with, or "all" for every pair; None for fedavg.
-        target, partial, metric: see `collect`.
-        choice: the evaluation that stands for a run: final, at_best_val or max.
-        command: that writes this report, for the page; empty for the plain one.
+        command: that writes this report, for the page.
+        results, out, baseline, target, partial, choice, metric: see `compare`.
 
     Raises:
         UsageError: the runs cannot be compared, some are missing, an option is unknown, or a package is missing.
     """
-    check_options(choice)
-    study = collect(dirs, partial, metric, target)
-    again = shlex.join(["python", "-m", "fedvg_jax.report", *map(str, dirs)])
-    folder = files.user_path(out) if out else files.user_path(dirs[0]) / "report"
-    study = tables.comparing(study, baseline, cast("Choice", choice))
-    return _compared(study, folder, command or again)
+    check_packages()
+    is_one = isinstance(results, (str, History)) or not isinstance(results, Iterable)
+    several: list[Any] = [results] if is_one else [*results]
+    if several and all(isinstance(each, (str, os.PathLike)) for each in several):
+        study = collect(several, partial, metric, target)
+    else:
+        study = make_study(*_read_results(several), ["results"], partial, metric, target)
+    folder = files.user_path(out) if out else None
+    return make_report(tables.comparing(study, baseline, choice), folder, command)
 
 
-def check_options(choice: str = "final") -> None:
-    """Raises UsageError for an unknown choice, and without the packages that a report needs."""
-    require_name("choice", choice, CHOICES)
+def check_packages() -> None:
+    """Raises UsageError without the packages that a report needs."""
     if missing := [name for name in EXTRA if importlib.util.find_spec(name) is None]:
         raise UsageError(f"reports need {', '.join(missing)}; pip install 'fedvg_jax[report]'")
 
 
-def _compared(study: Study, folder: Path | None, command: str) -> Compared:
-    """Returns the tables and findings of a study, and writes its report to a folder, if there is one."""
+def make_report(study: Study, folder: Path | None, command: str) -> Compared:
+    """Returns the tables and findings of a study, and writes its report to a folder, if there is one.
+
+    Args:
+        study: what is reported.
+        folder: of the report; None to write nothing.
+        command: that writes this report, for the page.
+    """
     made, sentences = tables.all_tables(study), statistics.findings(study)
     frames = {table.name: table.numbers for table in made} | {"runs": tables.runs(study)}
     texts = {f"{name}.csv": csv_text(frame) for name, frame in frames.items()}
@@ -167,10 +168,8 @@ def page(
 def _picture(drawing: base.Drawing, png: Path) -> str:
     """Returns a figure as an element with its picture inside."""
     data = base64.b64encode(png.read_bytes()).decode()
-    width, alt = round(130 * drawing.figure.get_figwidth()), plain_html(drawing.title)
-    return (
-        f'<figure><img width="{width}" alt="{alt}" src="data:image/png;base64,{data}"></figure>\n'
-    )
+    alt = plain_html(drawing.title)
+    return f'<figure><img width="936" alt="{alt}" src="data:image/png;base64,{data}"></figure>\n'
 
 
 def provenance(study: Study) -> pandas.DataFrame:
@@ -213,29 +212,21 @@ def compare(
     Raises:
         UsageError: as `fedvg report`.
     """
-    check_options(choice)
-    is_one = isinstance(results, (str, os.PathLike, History, SweepResult))
-    several: list[Any] = [results] if is_one or not isinstance(results, Iterable) else [*results]
-    if several and all(isinstance(each, (str, os.PathLike)) for each in several):
-        study = collect([*map(Path, several)], partial, metric, target)
-    else:
-        study = make_study(*_read_results(several), ["results"], partial, metric, target)
-    folder = files.user_path(out) if out else None
-    return _compared(tables.comparing(study, baseline, choice), folder, "fedvg_jax.compare")
+    return write(results, "fedvg_jax.compare", out, baseline, target, partial, choice, metric)
 
 
 def _read_results(results: Sequence[Any]) -> tuple[list[Folder], list[Stored]]:
-    """Returns the runs of results, and the sweeps that they are from."""
-    read, sweeps = [], {}
-    read_sweep = functools.cache(sweep_folder.read)
+    """Returns the runs of results, and the sweeps that they are from.
+
+    Trials of these sweeps that other shards compute, and have not finished, are among the runs.
+    """
+    read, sweeps, outs = [], {}, {}
     for number, each in enumerate(results, 1):
         result = each
         if isinstance(each, History):
-            name, sweep = f"result {number}", None
-            if each.folder:
-                name, out = each.folder.name, each.folder.parent.parent
-                sweep = read_sweep(out) if (out / sweep_folder.DOCUMENT).exists() else None
-            result = SweepResult(_trial_of(each, name, sweep), each, sweep)
+            assert each.config is not None, "histories have settings"
+            custom, names = (each.summary.get(key, {}) for key in ("custom", "names"))
+            result = SweepResult(Trial(f"result {number}", {}, each.config, custom, names), each)
         if not isinstance(result, SweepResult):
             raise UsageError(
                 f"compare takes results of run_sweep, histories, or folders; got {results!r:.99}"
@@ -243,30 +234,11 @@ def _read_results(results: Sequence[Any]) -> tuple[list[Folder], list[Stored]]:
         read.append(read_result(result))
         if result.sweep:
             sweeps[id(result.sweep)] = result.sweep
-    read += _unfinished_others([each for each in results if isinstance(each, SweepResult)])
+            if isinstance(result.result, History) and result.result.folder:
+                outs[result.result.folder.parents[1]] = result.sweep
+    for out, sweep in outs.items():
+        for trial in sweep_folder.pending(out, [*sweep.trials.values()]):
+            other = read_trial(out, trial)
+            if other.kind == "missing":
+                read.append(other)
     return read, [*sweeps.values()]
-
-
-def _unfinished_others(results: Sequence[SweepResult]) -> list[Folder]:
-    """Returns the unfinished trials of the same sweeps that other shards compute, and that are not in the results."""
-    names = {(id(each.sweep), each.name) for each in results}
-    sweeps = {}
-    for each in results:
-        if each.sweep and isinstance(each.result, History) and each.result.folder:
-            sweeps[id(each.sweep)] = each.sweep, each.result.folder.parent.parent
-    others = [
-        read_trial(out, trial)
-        for key, (sweep, out) in sweeps.items()
-        for name, trial in sweep.trials.items()
-        if (key, name) not in names
-    ]
-    return [other for other in others if other.kind == "missing"]
-
-
-def _trial_of(history: History, name: str, sweep: Stored | None) -> Trial:
-    """Returns the trial of a history, as its sweep or its summary has it."""
-    if sweep and name in sweep.trials:
-        return sweep.trials[name]
-    assert history.config is not None, "histories have settings"
-    custom, names = (history.summary.get(key, {}) for key in ("custom", "names"))
-    return Trial(name, {}, history.config, custom, names)

@@ -61,5 +61,4 @@ class Run(NamedTuple):
         if count >= planned:
             return ""
         reason = one_line(str(self.history.summary.get("stopped_early") or ""))
-        text = f"stopped after {count} of {planned} rounds"
-        return f"{text}: {reason}" if reason else text
+        return f"stopped after {count} of {planned} rounds: {reason}".removesuffix(": ")

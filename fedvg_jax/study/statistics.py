@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -107,13 +106,12 @@ def compare_pairs(study: Study) -> Frame:
     lost = study.frame[study.frame[choice].isna() & (study.frame["kind"] != "missing")]
     untested = {*zip(lost["condition"], lost["method"], strict=True)}
     rows = []
-    for position, pair in itertools.product(range(len(study.conditions)), study.pairs):
-        results = [
-            study.group(method, study.conditions[position]).results(choice) for method in pair
-        ]
-        n, mean, limits, p = compare(*results)
-        is_tested = untested.isdisjoint((position, method) for method in pair)
-        rows.append((position, *pair, n, mean, *limits, p if is_tested else math.nan))
+    for position, condition in enumerate(study.conditions):
+        for pair in study.pairs:
+            results = [study.group(method, condition).results(choice) for method in pair]
+            n, mean, limits, p = compare(*results)
+            is_tested = untested.isdisjoint((position, method) for method in pair)
+            rows.append((position, *pair, n, mean, *limits, p if is_tested else math.nan))
     frame: Frame = pandas.DataFrame(rows, columns=COLUMNS)
     frame["t_p_holm"] = holm(frame["t_p"])
     is_significant = frame["t_p_holm"] < LEVEL
@@ -154,13 +152,13 @@ def findings(study: Study) -> list[str]:
     lag, is_open = -study.outcome.sign * compared["difference"], compared["outcome"] == "undecided"
     ordered = compared.assign(lag=lag, is_open=is_open).sort_values(["is_open", "lag"])
     lines = []
-    for position in range(len(study.conditions)):
+    for position, condition in enumerate(study.conditions):
         rows = ordered[(ordered["condition"] == position) & (ordered["n"] > 0)]
         sentences = _lost(study, position)
         sentences += [_comparison(study.outcome, row) for row in rows.itertuples()]
-        where = condition_text(study.conditions[position])
         if sentences:
-            lines.append(f"{where}: {' '.join(sentences)}".removeprefix(": "))
+            line = f"{condition_text(condition)}: {' '.join(sentences)}"
+            lines.append(line.removeprefix(": "))
     n = " to ".join(map(str, sorted({compared["n"].min(), compared["n"].max()})))
     what = f"Mean differences in {study.outcome.title}, {stands_for(study)}"
     return [*lines, f"{what}, paired by seed (n = {n}). {family(compared)}{_clock(study)}"]
@@ -182,8 +180,8 @@ def stands_for(study: Study) -> str:
     outcome = study.outcome
     if outcome.metric not in TO_TARGET or outcome.goal is None:
         return CHOICES[study.choice]
-    metric, target = outcome.goal
-    return f"target {metric} {target:g}{' %' if outcome.of_rounds.is_share else ''}"
+    goal, target = outcome.goal
+    return f"target {goal.metric} {target:g}{' %' if goal.is_share else ''}"
 
 
 def _clock(study: Study) -> str:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, checks
@@ -22,8 +22,6 @@ from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs.record import folder as run_folder, stored as records
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study.sweep_trials import Trial
-
-T = TypeVar("T", bound=tuple)
 
 DOCUMENT = "sweep.json"
 TRIALS = "trials"
@@ -122,25 +120,14 @@ def read(out: Path) -> Stored:
         trials = {}
         for entry in content["trials"]:
             config = configs.apply(Config(), entry.pop("config"), str(path))
-            trials[entry["name"]] = _typed(Trial(config=config, **entry), *TRIAL)
+            trials[entry["name"]] = Trial(config=config, **entry)
         content["trials"] = trials
-        return _typed(Stored(**content), *STORED)
+        return Stored(**content)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} is damaged, or of another version ({type(error).__name__} {error}); name another folder, or report"
             f" the runs in {out / TRIALS}"
         ) from None
-
-
-TRIAL, STORED = (str, dict, Config, dict, dict), (str, list, dict, dict, dict)
-"""Types of the fields of a `Trial` and of `Stored` in sweep.json."""
-
-
-def _typed(entry: T, *types: type) -> T:
-    """Returns an entry of sweep.json; TypeError if a field has another type."""
-    if not all(map(isinstance, entry, types)):
-        raise TypeError(f"a field of {type(entry).__name__}")
-    return entry
 
 
 def refuse_taken(out: Path) -> None:
@@ -201,14 +188,14 @@ def _refuse_other(out: Path, stored: Stored, new: Stored) -> None:
 
 def check_sources(trials: Sequence[Trial]) -> None:
     """Raises UsageError for data sets or pretrained weights that a trial would not find."""
-    settings = [trial.config for trial in trials]
-    sources = {(c.dataset, c.data_dir, c.image_size, c.splits): c.cache_dir for c in settings}
-    for (name, folder, size, splits), cache_dir in sources.items():
-        cached = cache_dir and cache_dir / "data"
-        datasets.check(name, folder, cached, size=datasets.parse_size(size), splits=splits)
-    for path in {path for c in settings for path in (c.init, c.validation.data_dir)}:
-        if path and not path.exists():
-            raise UsageError(f"{path}: no such file or folder")
+    for trial in trials:
+        config = trial.config
+        cached = config.cache_dir and config.cache_dir / "data"
+        size = datasets.parse_size(config.image_size)
+        datasets.check(config.dataset, config.data_dir, cached, size=size, splits=config.splits)
+        for path in (config.init, config.validation.data_dir):
+            if path and not path.exists():
+                raise UsageError(f"{path}: no such file or folder")
 
 
 def read_failure(folder: Path) -> Failure | None:
@@ -252,13 +239,11 @@ def refuse_unfinished(out: Path, trials: Sequence[Trial]) -> None:
         out: folder of the trials.
         trials: which were computed, unless they failed or the process that held them was lost.
     """
-    left = [trial.name for trial in pending(out, trials)]
+    left = pending(out, trials)
     if left:
-        failures = {
-            name: failure for name in left if (failure := read_failure(trial_folder(out, name)))
-        }
-        name = next(iter(failures), left[0])
-        reason = f": {failures[name].reason}" if failures else ""
+        name = left[0].name
+        failure = read_failure(trial_folder(out, name))
+        reason = f": {failure.reason}" if failure else ""
         raise UsageError(
             f"{count(len(left))} not finished, such as {name}{reason}; the same command tries again"
         )
@@ -275,6 +260,6 @@ def count(number: int, noun: str = "trial") -> str:
 
 def clear(folder: Path) -> None:
     """Removes the files of a trial that was interrupted before its first checkpoint."""
-    for name in (*run_folder.FILES, FAILURE):
+    for name in run_folder.FILES:
         (folder / name).unlink(missing_ok=True)
     records.remove_checkpoints(folder)

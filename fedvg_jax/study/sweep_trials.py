@@ -47,6 +47,10 @@ ONLY = "trial"
 """Name of the trial of a sweep in which nothing varies."""
 
 
+Settings = Mapping[str, Any]
+"""Dotted setting -> value; "method", "fidelity" and "hyper." with a name may be among them."""
+
+
 class Axis(NamedTuple):
     """One axis: a setting with its values, or several settings with values that go together."""
 
@@ -72,7 +76,7 @@ class Sweep(NamedTuple):
     layers: tuple[Layer, ...]
     """in rising precedence"""
     start: Config | None = None
-    """settings below all layers; by default the preset of the data set"""
+    """checked settings below all layers; by default the preset of the data set"""
     title: str = ""
     named: Mapping[str, Mapping[str, named_values.Meaning]] = {}
     given: Mapping[str, str] = {}
@@ -192,9 +196,7 @@ def zipped(table: Mapping[Any, Any], source: str) -> Axis:
         raise UsageError(
             f"{source}: settings of an axis must have equally many values, one or more; got {lengths}"
         )
-    # a value that is listed twice counts once
-    once = {repr(row): row for row in zip(*columns.values(), strict=True)}
-    return Axis(tuple(columns), tuple(once.values()))
+    return Axis(tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
 
 def _values(name: str, given: Any, source: str) -> list[Any]:
@@ -266,11 +268,9 @@ def make_trials(sweep: Sweep) -> list[Trial]:
             if name in fixed:
                 raise UsageError(f"{name} is given twice, as an axis or to tune; leave one out")
             fixed.append(name)
-    if sweep.start is not None:
-        sweep = sweep._replace(start=check(sweep.start))
-        for name in OF_SINGLE_RUNS:
-            if getattr(sweep.start, name) is not None:
-                check_name(name, "Config")
+    for name in OF_SINGLE_RUNS:
+        if sweep.start and getattr(sweep.start, name) is not None:
+            check_name(name, "Config")
     by_name = {}
     for rows in itertools.product(*(axis.values for axis in sweep.axes)):
         trial = _make_trial(sweep, dict(zip(names, itertools.chain(*rows), strict=True)))
@@ -280,7 +280,7 @@ def make_trials(sweep: Sweep) -> list[Trial]:
     return trials
 
 
-def _make_trial(sweep: Sweep, values: Mapping[str, Any]) -> Trial:
+def _make_trial(sweep: Sweep, values: Settings) -> Trial:
     """Returns the trial of a combination of the axes' values."""
     config, objects, names = _config_of(sweep, values), {}, {}
     for name, meaning in named_values.chosen(sweep.named, values):
@@ -306,7 +306,7 @@ def _make_trial(sweep: Sweep, values: Mapping[str, Any]) -> Trial:
     return Trial(name_of(used), used, config, custom, names)
 
 
-def _config_of(sweep: Sweep, values: Mapping[str, Any]) -> Config:
+def _config_of(sweep: Sweep, values: Settings) -> Config:
     """Returns the checked settings of a combination of the axes' values."""
     layers = []
     for layer in sweep.layers:
@@ -329,7 +329,7 @@ def _config_of(sweep: Sweep, values: Mapping[str, Any]) -> Config:
         raise UsageError(f"{prefix}{error}") from None
 
 
-def name_of(values: Mapping[str, Any]) -> str:
+def name_of(values: Settings) -> str:
     """Returns the name of a trial, which is safe as the name of a folder.
 
     Different values have different names. Letters, digits and `._+()-` stand for themselves.
@@ -352,7 +352,7 @@ def _text_of(value: Any) -> str:
     return urllib.parse.quote(text, safe="+()")
 
 
-def _refuse_contradiction(config: Config, settings: Mapping[str, Any]) -> None:
+def _refuse_contradiction(config: Config, settings: Settings) -> None:
     """Raises UsageError where a shorthand would replace a setting that the caller's config has chosen."""
     default, chosen = flatten(Config()), flatten(config)
     for name, value in presets.meaning(settings).items():

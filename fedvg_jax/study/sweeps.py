@@ -14,7 +14,7 @@ import itertools
 import logging
 import pickle
 import signal
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,6 @@ from fedvg_jax.config import SETTINGS, Config
 from fedvg_jax.config.checks import PASSED
 from fedvg_jax.core import checks
 from fedvg_jax.core.identity import identify
-from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError
 from fedvg_jax.resolve.custom import digests_of
 from fedvg_jax.resolve.experiment import hyper_of
@@ -53,9 +52,9 @@ class Work:
     """see `executors.of_shard`"""
     slots: Sequence[Slot] = ()
     """see `executors.opened`"""
-    show: Callable[[str], None] = lambda line: None
+    show: output.Log = lambda line: None
     """gets a line for every trial that ends, and for every choice of tuning"""
-    log: Callable[[str], None] = logging.getLogger(__name__).warning
+    log: output.Log = logging.getLogger(__name__).warning
     """gets what is unusual about trials, in lines that start with their names"""
 
     @functools.cached_property
@@ -77,8 +76,11 @@ def compute(trials: Sequence[Trial], out: Path | None, work: Work) -> Results:
     """
     results: Results = {}
     is_here = any(isinstance(slot.executor, executors.Here) for slot in work.slots)
-    left = [trial.name for trial in sweep_folder.pending(out, trials)]
+    left = sweep_folder.pending(out, trials)
     sent = trial_runs.pack(work.recipe) if left and not is_here else None
+    programs = collections.defaultdict(list)
+    for trial in left:
+        programs[trial_runs.program_key(work.recipe, trial)].append(trial)
 
     def submit(executor: Any, trial: Trial) -> Any:
         if sent is not None:
@@ -99,7 +101,7 @@ def compute(trials: Sequence[Trial], out: Path | None, work: Work) -> Results:
             _log_of(trial, work, line)
         if computed.is_held:
             return True
-        left.remove(trial.name)
+        left.remove(trial)
         if computed.result is not None:
             results[trial.name] = computed.result
             done = f"{len(trials) - len(left)}/{len(trials)}"
@@ -108,10 +110,6 @@ def compute(trials: Sequence[Trial], out: Path | None, work: Work) -> Results:
             raise Stopped(computed.signal)
         return False
 
-    programs = collections.defaultdict(list)
-    for trial in trials:
-        if trial.name in left:
-            programs[trial_runs.program_key(trial)].append(trial)
     catching = contextlib.nullcontext(()) if is_here else endings.catch_signals(log=work.log)
     with catching as received:
         executors.compute(programs, work.slots, submit, on_end, work.log, received)
@@ -180,9 +178,6 @@ def result_text(result: History | Failure) -> str:
 OF_TENSORS = ("train", "lora", "local", "fedvg.include", "init")
 """Settings that name tensors or sizes of a model, which only its building can check."""
 
-OF_MODEL = (*OF_TENSORS, "model", "norm_layers")
-"""Settings; all their combinations are built before the first trial."""
-
 
 def check(trials: Sequence[Trial], work: Work) -> None:
     """Checks the caller's objects, and the settings of tensors, before the first run.
@@ -196,18 +191,17 @@ def check(trials: Sequence[Trial], work: Work) -> None:
         make_method(trial.config, prepared.recipe.custom_of(trial))
     built = {}
     for trial in trials:
-        custom = recipe.custom_of(trial)
-        of_model = {name: SETTINGS[name].get(trial.config) for name in OF_MODEL}
-        names_tensors = any(of_model[name] for name in OF_TENSORS)
-        if not names_tensors and all(value is None for value in custom):
+        config, custom = trial.config, recipe.custom_of(trial)
+        of_tensors = [SETTINGS[name].get(config) for name in OF_TENSORS]
+        if not any(of_tensors) and all(value is None for value in custom):
             continue
-        data = trial_runs.data_key(trial.config)
-        key = (data, recipe.key_of_objects(trial), *of_model.values())
+        of_model = trial_runs.data_key(config), config.model, config.norm_layers
+        key = (*of_model, *of_tensors, recipe.key_of_objects(trial))
         try:
             if key not in built:
                 sim = trial_runs.simulation_of(prepared, trial)
                 built[key] = sim.algorithm, sim.weighting
-            hyper_of(trial.config, custom, *built[key])
+            hyper_of(config, custom, *built[key])
         except UsageError as error:
             prefix = f"trial {trial.name}: " if len(trials) > 1 else ""
             raise UsageError(f"{prefix}{error}") from None
@@ -251,8 +245,7 @@ def run_sweep(
     plan = tuning.make_plan(sweep, out, tuned)
     recipe = recipe._replace(custom=custom, named=methods)
     _refuse_replaced(arguments, recipe, start, (*plan.trials, *plan.tuning_trials))
-    machine = hardware.current()
-    count = executors.num_processes(jobs, plan.pending, machine if machine.is_cpu else None)
+    count = executors.num_processes(jobs, plan.pending)
     digests = digests_of(recipe.custom, recipe.metrics)
     for axis, meanings in methods.items():
         for name, (objects, _) in meanings.items():

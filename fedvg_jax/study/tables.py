@@ -7,12 +7,13 @@ import functools
 import math
 
 from fedvg_jax.config import method_title
+from fedvg_jax.config.checks import require_name
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.study import outcomes, statistics
 from fedvg_jax.study.collect import PLACE
 from fedvg_jax.study.groups import Frame, Study
 from fedvg_jax.study.markup import Table, number, p_value, spread
-from fedvg_jax.study.outcomes import CHOICES, TO_TARGET, Choice
+from fedvg_jax.study.outcomes import CHOICES, TO_TARGET
 from fedvg_jax.study.places import condition_text
 
 MARK = "†"
@@ -22,7 +23,7 @@ ALL = "all"
 """The baseline with which every pair of methods is compared."""
 
 
-def comparing(study: Study, baseline: str | None = None, choice: Choice = "final") -> Study:
+def comparing(study: Study, baseline: str | None = None, choice: str = "final") -> Study:
     """Returns a study with what its methods are compared with, and by which evaluation.
 
     Args:
@@ -32,17 +33,19 @@ def comparing(study: Study, baseline: str | None = None, choice: Choice = "final
         choice: of the evaluation that stands for a run.
 
     Raises:
-        UsageError: the study has no such method.
+        UsageError: the study has no such method, or the choice is unknown.
     """
+    require_name("choice", choice, CHOICES)
     if baseline is None:
         baseline = "fedavg" if "fedavg" in study.methods else study.methods[0]
     spellings: dict[str, str | None] = {ALL: None}
     spellings |= {method_title(method).casefold(): method for method in study.methods}
     spellings |= {method.casefold(): method for method in study.methods}
-    if baseline.casefold() not in spellings:
+    name = baseline.casefold()
+    if name not in spellings:
         listed = ", ".join(map(repr, study.methods))
         raise UsageError(f"no method {baseline[:100]!r} to compare with; the runs have {listed}")
-    return dataclasses.replace(study, baseline=spellings[baseline.casefold()], choice=choice)
+    return dataclasses.replace(study, baseline=spellings[name], choice=choice)
 
 
 def all_tables(study: Study) -> list[Table]:

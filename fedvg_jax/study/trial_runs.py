@@ -7,10 +7,11 @@ processes of an executor: it takes bytes of `cloudpickle`, which also holds func
 from __future__ import annotations
 
 import dataclasses
+import functools
 import pickle
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,7 +59,9 @@ class Recipe(NamedTuple):
 
     def key_of_objects(self, trial: Trial) -> tuple:
         """Returns a key that is equal for trials with the same objects: one name may mean another on another axis."""
-        return tuple((axis, trial.values.get(axis)) for axis in self.named if axis != named.PARTITION)
+        return tuple(
+            (axis, trial.values.get(axis)) for axis in self.named if axis != named.PARTITION
+        )
 
     def code(self, trial: Trial) -> dict[str, str]:
         """Returns the digests of a trial's objects by argument, and of the metrics."""
@@ -67,7 +70,7 @@ class Recipe(NamedTuple):
             axis, _, value = name.partition(" ")
             if axis == run_folder.METRIC or name in FUNCTIONS:
                 code[name] = digest
-            elif value and trial.values.get(axis) == value:
+            elif trial.values.get(axis) == value:
                 objects = self.named[axis][value].objects
                 code |= {argument: digest for argument in objects if argument in FUNCTIONS}
         return code
@@ -101,14 +104,12 @@ def prepare(recipe: Recipe) -> Prepared:
     """Returns a recipe for a process that has computed nothing of it."""
     anew = {}
     for axis, meanings in recipe.named.items():
-        anew[axis] = {name: _traced_anew(meaning) for name, meaning in meanings.items()}
+        anew[axis] = {}
+        for name, meaning in meanings.items():
+            new = traced_anew(Custom(**meaning.objects))
+            objects = {argument: getattr(new, argument) for argument in meaning.objects}
+            anew[axis][name] = meaning._replace(objects=objects)
     return Prepared(recipe._replace(custom=traced_anew(recipe.custom), named=anew), {}, {})
-
-
-def _traced_anew(meaning: named.Meaning) -> named.Meaning:
-    """Returns what a name stands for, with new functions."""
-    new = traced_anew(Custom(**meaning.objects))
-    return meaning._replace(objects={name: getattr(new, name) for name in meaning.objects})
 
 
 OF_DATA = (
@@ -131,10 +132,10 @@ def data_key(config: Config) -> tuple:
     return tuple(getattr(config, name) for name in OF_DATA)
 
 
-def program_key(trial: Trial) -> tuple:
+def program_key(recipe: Recipe, trial: Trial) -> tuple:
     """Returns a key that is equal for trials of one program, up to shapes of partitions."""
-    objects = tuple(trial.values.get(axis) for axis in (*named.OF_METHOD, "method"))
-    return experiments.static_settings(trial.config), data_key(trial.config), objects
+    config, objects = trial.config, recipe.key_of_objects(trial)
+    return experiments.static_settings(config), data_key(config), objects
 
 
 def simulation_of(
@@ -158,20 +159,17 @@ def simulation_of(
 
 def _config_in(folder: Path | None, config: Config) -> Config:
     """Returns the settings of a run in the trial's folder: resumed where it has a checkpoint."""
-    resume = None
-    if folder and stored.newest_round(folder):
-        (folder / sweep_folder.FAILURE).unlink(missing_ok=True)
-        resume = str(folder)
-    elif folder:
-        sweep_folder.clear(folder)
-    return dataclasses.replace(config, out=folder, resume=resume)
+    if folder is None:
+        return config
+    (folder / sweep_folder.FAILURE).unlink(missing_ok=True)
+    if stored.newest_round(folder):
+        return dataclasses.replace(config, out=folder, resume=str(folder))
+    sweep_folder.clear(folder)
+    return dataclasses.replace(config, out=folder)
 
 
 def compute(
-    prepared: Prepared,
-    trial: Trial,
-    out: Path | None,
-    log: Callable[[str], None] | None = None,
+    prepared: Prepared, trial: Trial, out: Path | None, log: output.Log | None = None
 ) -> Computed:
     """Computes a trial, unless it is finished or has diverged, or another process holds it.
 
@@ -191,9 +189,7 @@ def compute(
         return _run(prepared, trial, folder, log)
 
 
-def _run(
-    prepared: Prepared, trial: Trial, folder: Path | None, log: Callable[[str], None] | None
-) -> Computed:
+def _run(prepared: Prepared, trial: Trial, folder: Path | None, log: output.Log | None) -> Computed:
     """Runs a trial to its end, or until a signal stops it. Records an error as a `Failure`."""
     rounds, lines, signals = [0], [], []
     try:
@@ -210,8 +206,9 @@ def _run(
     if history.summary["interrupted"]:
         return Computed(None, lines, signals[0])
     # in memory, a history's model must not occupy the device
-    variables = history.variables if folder else checkpoint.to_host(history.variables)
-    return Computed(history._replace(variables=variables), lines, *signals[:1])
+    if folder is None:
+        history = history._replace(variables=checkpoint.to_host(history.variables))
+    return Computed(history, lines, *signals[:1])
 
 
 def failure_of(error: BaseException, num_done: int = 0) -> Failure:
@@ -258,8 +255,15 @@ def _dumps(name: str, value: Any) -> bytes:
         ) from None
 
 
-_prepared: dict[bytes, Prepared] = {}
-"""What `pack` returned -> the recipe of the trials that this process computed last, with its programs."""
+@functools.lru_cache(1)
+def _unpack(sent: bytes) -> Prepared:
+    """Returns the recipe of the trials that this process computes, and sets jax as in the process that sent it."""
+    recipe, jax_settings = pickle.loads(sent)
+    for name, value in jax_settings.items():
+        if getattr(jax.config, name) != value:
+            jax.config.update(name, value)
+    return prepare(recipe)
+
 
 _LOCK = threading.Lock()
 """A process computes one trial at a time, also where its executor has several threads."""
@@ -274,14 +278,7 @@ def compute_sent(sent: bytes, trial: Trial, out: Path | None) -> bytes:
         out: folder of the sweep; None to return the whole history.
     """
     with _LOCK:
-        if sent not in _prepared:
-            recipe, jax_settings = pickle.loads(sent)
-            for name, value in jax_settings.items():
-                if getattr(jax.config, name) != value:
-                    jax.config.update(name, value)
-            _prepared.clear()
-            _prepared[sent] = prepare(recipe)
-        computed = compute(_prepared[sent], trial, out)
+        computed = compute(_unpack(sent), trial, out)
     if out and isinstance(computed.result, History):  # the folder has the rest
         result = computed.result._replace(records=[], variables=None, best_variables=None)
         computed = computed._replace(result=result)

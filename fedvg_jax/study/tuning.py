@@ -7,7 +7,6 @@ for every condition on its tuning runs. Those runs have separate seeds, and thei
 from __future__ import annotations
 
 import collections
-import math
 import statistics
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from fedvg_jax.runs.record import history
 from fedvg_jax.study import sweep_folder, sweep_trials
 from fedvg_jax.study.places import value_text
 from fedvg_jax.study.sweep_folder import Stored
-from fedvg_jax.study.sweep_trials import HYPER, RANGED, Sweep, Trial
+from fedvg_jax.study.sweep_trials import HYPER, RANGED, Settings, Sweep, Trial
 
 FOLDER = "tuning"
 """Folder of the tuning runs in the folder of the sweep."""
@@ -66,7 +65,7 @@ class Plan(NamedTuple):
 
 
 def make_tuning(
-    settings: Mapping[str, Any],
+    settings: Settings,
     seeds: Any = None,
     metric: str | None = None,
     custom: Mapping[str, Metric] = {},
@@ -117,7 +116,7 @@ def _direction(metric: str, custom: Mapping[str, Metric]) -> str:
     return given.better
 
 
-def condition_of(values: Mapping[str, Any], tuned: Collection[str] = ()) -> str:
+def condition_of(values: Settings, tuned: Collection[str] = ()) -> str:
     """Returns the name of a trial's condition: of its values except seeds and tuned settings.
 
     >>> condition_of({"method": "fedvg", "alpha": 0.05, "seed": 3})
@@ -196,26 +195,25 @@ def choose(out: Path, trials: Sequence[Trial], tuning: Tuning) -> dict[str, Choi
     conditions = collections.defaultdict(lambda: collections.defaultdict(list))
     for trial in trials:
         condition = condition_of(trial.values, tuning.settings)
-        tuned = [trial.values.get(name) for name in tuning.settings]
-        conditions[condition][repr(tuned)].append(trial)
+        conditions[condition][condition_of(trial.values)].append(trial)
     choices = {}
     for condition, runs_of in conditions.items():
         scored = [choice for runs in runs_of.values() if (choice := _score(out, runs, tuning))]
         if not scored:
             raise UsageError(
-                f"every value of {condition} diverged in a tuning run; give other values to --tune"
+                f"every value of {condition} diverged in a tuning run, or has no finite"
+                f" {tuning.metric or 'accuracy or loss'}; give other values to --tune, or another --tune-metric"
             )
-        best = max(scored, key=lambda choice: _quality(choice, tuning))
-        if not math.isfinite(best.score):
-            raise UsageError(
-                f"tune_metric {best.metric}: no value of {condition} has a finite one; give another metric"
-            )
+        better = tuning.better or history.BETTER[scored[0].metric]
+        sign = 1 if better == "higher" else -1
+        # records have nine digits
+        best = max(scored, key=lambda choice: round(sign * choice.score, 8))
         choices[condition] = best._replace(num_runs=sum(map(len, runs_of.values())))
     return choices
 
 
 def _score(out: Path, runs: Sequence[Trial], tuning: Tuning) -> Choice | None:
-    """Returns a combination of tuned values with its score; None if one of its runs diverged."""
+    """Returns a combination of tuned values with its score; None if a run diverged, or has no finite metric."""
     folders = [sweep_folder.trial_folder(out, trial.name) for trial in runs]
     if any(map(sweep_folder.read_failure, folders)):
         return None
@@ -224,18 +222,12 @@ def _score(out: Path, runs: Sequence[Trial], tuning: Tuning) -> Choice | None:
     name = f"val_{metric}" if f"val_{metric}" in records[0] else metric
     if name not in records[0]:
         raise UsageError(f"tune_metric {metric}: {runs[0].name} has recorded none")
-    scores = [math.nan if record[name] is None else record[name] for record in records]
+    scores = [record[name] for record in records]
+    if None in scores:  # of a record, which holds finite numbers
+        return None
     flat = flatten(runs[0].config)  # which has the weighting that native stands for
     values = {name: flat[name] for name in tuning.settings if name in runs[0].values}
     return Choice(values, metric, statistics.fmean(scores), len(runs))
-
-
-def _quality(choice: Choice, tuning: Tuning) -> float:
-    """Returns a number that is the larger, the better a choice is."""
-    better = tuning.better or history.BETTER[choice.metric]
-    quality = choice.score if better == "higher" else -choice.score
-    # records have nine digits
-    return round(quality, 8) if math.isfinite(quality) else -math.inf
 
 
 def chosen_trials(trials: Sequence[Trial], choices: Mapping[str, Choice]) -> list[Trial]:
@@ -257,7 +249,7 @@ def as_json(tuning: Tuning, choices: Mapping[str, Choice]) -> dict[str, Any]:
 # --- in words
 
 
-def values_text(values: Mapping[str, Any], grid: Mapping[str, Sequence[Any]]) -> str:
+def values_text(values: Settings, grid: Mapping[str, Sequence[Any]]) -> str:
     """Returns chosen values in words, which say of a number that it is at an end of its grid.
 
     Args:
@@ -300,8 +292,7 @@ def different_grids(sweeps: Sequence[Stored]) -> list[str]:
     if not all(sweep.tuning for sweep in sweeps):
         return []
     grids = [{**sweep.tuning["settings"], "seed": sweep.tuning["seeds"]} for sweep in sweeps]
-    others = [grid for grid in grids if grid != grids[0]]
-    if not others:
+    if all(grid == grids[0] for grid in grids):
         return []
-    several = " and ".join(dict.fromkeys(map(str, [grids[0], *others])))
+    several = " and ".join(dict.fromkeys(map(str, grids)))
     return [f"sweeps were tuned over different values: {several}"]

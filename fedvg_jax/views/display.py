@@ -7,13 +7,12 @@ seconds = rounds x one round + evaluations x one evaluation
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 from rich.console import Console
@@ -77,6 +76,8 @@ def run(
 ) -> History:
     """Runs as the command line does, on standard output or in the cell of a notebook.
 
+    Shows rounds as they finish: in a terminal in a line that changes, elsewhere in a line per evaluation.
+
     Args:
         console: where to print.
         config: checked settings.
@@ -88,18 +89,26 @@ def run(
     """
     with processes.together():
         sim = prepare(console, config, custom, unused)._replace(**fields)
-    with round_progress(console, config.rounds) as show:
+    metric = ""
+    with console.status("compiling") as status:
 
         def on_progress(records: list[Record]) -> None:
+            nonlocal metric
             on_chunk_done()
-            show(records)
+            record = records[-1]
+            is_evaluated = "test_loss" in record
+            metric = metric_text(record) if is_evaluated else metric
+            virtual = record.get("virtual_seconds")
+            ended = "" if virtual is None else f", virtual time {output.duration(virtual)}"
+            left = (record["seconds"] or 0) * (config.rounds - record["round"])
+            count = f"{record['round']}/{config.rounds}"
+            line = f"round {count}  {metric}{ended}, about {left:.0f} s left"
+            status.update(line)
+            if is_evaluated and not console.is_terminal:
+                console.print(line, highlight=False)
 
-        finished = output.run_simulation(
-            sim,
-            **observers,
-            on_progress=on_progress,
-            log=functools.partial(output.say, console),
-        )
+        log = functools.partial(output.say, console)
+        finished = output.run_simulation(sim, **observers, on_progress=on_progress, log=log)
     if processes.is_first():
         print_results(console, finished)
     loop.export(sim, finished)
@@ -114,26 +123,31 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         unused: settings that the run does not use and their TOML file, for a separate line.
     """
     config, machine = sim.config, hardware.current()
-    sizes = [int(client_rows.sizes(rows).sum()) for rows in sim.partition]
-    statistics = sim.experiment.statistics
+    num_train, _, num_test = (client_rows.sizes(rows).sum() for rows in sim.partition)
+    statistics, given = sim.experiment.statistics, sim.experiment.custom
     num_val, partition = statistics["validation"]["samples"], statistics["partition"]
     if partition == config.partition:  # it may come from Python
         partition = output.partition_label(config)
     training = f"; {concurrency(config)} in training" if config.buffered.size else ""
     devices = f"{num_devices(config)} of {machine.num_devices} x {machine.kind}"
-    parts = f"{sizes[0]:,} to train, {num_val:,} to validate, {sizes[2]:,} to test"
+    parts = f"{num_train:,} to train, {num_val:,} to validate, {num_test:,} to test"
     local = f"{config.local_epochs} local epochs of batches of {config.batch_size}"
+    weightings = () if "weighting" in given else weighting_names(config.weighting)
+    method, vg = method_title(output.method_name(config, given)), config.fedvg
+    if NATIVE in weightings and "algorithm" not in given:
+        method += f", weights {algorithm_of(config).native_weighting}"
+    if "fedvg" in weightings:
+        method += f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)"
     lines = [
         f"fedvg_jax {fedvg_jax.__version__} on {machine.platform} ({devices}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {data_text(sim.arrays)}; {parts}",
         f"clients {config.clients}, partition {partition}{training}; {cohort_size(config)} a round, {local} at lr"
         f" {config.lr:g}",
         f"model   {_model_text(sim)}",
-        f"method  {method_text(config, sim.experiment.custom)}",
+        f"method  {method}",
     ]
     if unused:
         lines.append(f"unused  {unused}")
-    weightings = () if "weighting" in sim.experiment.custom else weighting_names(config.weighting)
     if "fedvg" in weightings and num_val < FEW_ROWS:
         lines.append(
             f"D_val   {num_val} rows: below {FEW_ROWS}, most of the variance of FedVG's weights is noise"
@@ -161,51 +175,6 @@ def data_text(arrays: Arrays) -> str:
     return f"{rows}, {num_classes - len(absent)} of {num_classes} classes"
 
 
-def method_text(config: Config, given: Mapping[str, str]) -> str:
-    """Returns the method as papers name it, with the options of FedVG where it is used.
-
-    Args:
-        config: of the run.
-        given: what the caller passed in place of the config's -> its name; "" for one without.
-    """
-    title, vg = method_title(output.method_name(config, given)), config.fedvg
-    names = () if "weighting" in given else weighting_names(config.weighting)
-    if NATIVE in names and "algorithm" not in given:
-        title += f", weights {algorithm_of(config).native_weighting}"
-    if "fedvg" in names:
-        title += f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)"
-    return title
-
-
-@contextlib.contextmanager
-def round_progress(console: Console, total: int) -> Iterator[Callable[[list[Record]], None]]:
-    """Shows rounds as they finish; yields a function that takes the new records.
-
-    In a terminal: a line that changes. Elsewhere: a line per evaluation.
-
-    Args:
-        console: where to print.
-        total: number of rounds.
-    """
-    metric = ""
-    with console.status("compiling") as status:
-
-        def show(records: list[Record]) -> None:
-            nonlocal metric
-            record = records[-1]
-            is_evaluated = "test_loss" in record
-            metric = metric_text(record) if is_evaluated else metric
-            virtual = record.get("virtual_seconds")
-            ended = "" if virtual is None else f", virtual time {output.duration(virtual)}"
-            left = (record["seconds"] or 0) * (total - record["round"])
-            line = f"round {record['round']}/{total}  {metric}{ended}, about {left:.0f} s left"
-            status.update(line)
-            if is_evaluated and not console.is_terminal:
-                console.print(line, highlight=False)
-
-        yield show
-
-
 def print_results(console: Console, history: History) -> None:
     """Prints the table of results, and the run folder on a separate line, which no narrow terminal cuts."""
     summary, rows = history.summary, {}
@@ -220,32 +189,20 @@ def print_results(console: Console, history: History) -> None:
         rows["stopped early"] = summary["stopped_early"]
     if summary.get("epsilon") is not None:
         rows["epsilon"] = f"{summary['epsilon']:.4g} at delta {summary['delta']:g}"
-    if "bytes_down" in summary:
-        down, up = (f"{summary[name] / 2**20:,.1f} MiB" for name in ("bytes_down", "bytes_up"))
-        rows["sent to clients, and back"] = f"{down}, {up}"
+    down, up = (f"{summary[name] / 2**20:,.1f} MiB" for name in ("bytes_down", "bytes_up"))
+    rows["sent to clients, and back"] = f"{down}, {up}"
     rows["compiling"] = f"{summary['compile_seconds']:.1f} s"
     print_table(console, rows, "interrupted" if summary["interrupted"] else None)
     if history.folder is not None:
         output.say(console, f"run folder {history.folder}")
 
 
-def print_table(console: Console, rows: Mapping[str, str], title: str | None) -> None:
+def print_table(console: Console, rows: output.Rows, title: str | None) -> None:
     """Prints a table of names and texts."""
     table = Table(show_header=False, title=title)
     for row in rows.items():
         table.add_row(*row)
     console.print(table)
-
-
-def plan_rows(plan: Prediction) -> dict[str, str]:
-    """Returns the rows of the table of a plan."""
-    hours = f" ({plan.seconds / 3600:.1f} h)" if plan.seconds > 3600 else ""
-    return {
-        "compiling": f"{plan.compile_seconds:.1f} s",
-        "one round": f"{plan.seconds_per_round:.3g} s",
-        f"{plan.rounds:,} rounds": f"{plan.seconds:,.0f} s{hours}",
-        "memory": f"{plan.memory_bytes / 2**30:.2f} GiB",
-    }
 
 
 def metric_text(record: Record) -> str:
@@ -257,21 +214,8 @@ def metric_text(record: Record) -> str:
     return f"test {name} {value:.1%}" if name == "accuracy" else f"test {name} {value:.3f}"
 
 
-class Prediction(NamedTuple):
-    """The plan of a run."""
-
-    rounds: int
-    compile_seconds: float
-    seconds_per_round: float
-    """Without an evaluation."""
-    seconds: float
-    """All these rounds, without compiling."""
-    memory_bytes: int
-    """arguments, results and temporaries of a chunk, as XLA plans them"""
-
-
-def predict(sim: simulation.Simulation) -> Prediction:
-    """Returns the plan of a run.
+def plan_rows(sim: simulation.Simulation) -> output.Rows:
+    """Returns the rows of the table of a plan.
 
     Args:
         sim: as `simulation.simulation` returns it; its state is not changed.
@@ -286,10 +230,13 @@ def predict(sim: simulation.Simulation) -> Prediction:
         # of the last chunk: the first round after compiling takes longer
         begin, end, one_round = end, time.perf_counter(), of_chunk[-1]["seconds"]
     evaluations = math.ceil(config.rounds / config.eval_every)
-    return Prediction(
-        rounds=config.rounds,
-        compile_seconds=compiled.seconds,
-        seconds_per_round=one_round,
-        seconds=config.rounds * one_round + evaluations * (end - begin - one_round),
-        memory_bytes=programs.program_bytes(compiled.chunk),
-    )
+    seconds = config.rounds * one_round + evaluations * (end - begin - one_round)
+    hours = f" ({seconds / 3600:.1f} h)" if seconds > 3600 else ""
+    # arguments, results and temporaries of a chunk, as XLA plans them
+    memory = programs.program_bytes(compiled.chunk)
+    return {
+        "compiling": f"{compiled.seconds:.1f} s",
+        "one round": f"{one_round:.3g} s",
+        f"{config.rounds:,} rounds": f"{seconds:,.0f} s{hours}",
+        "memory": f"{memory / 2**30:.2f} GiB",
+    }

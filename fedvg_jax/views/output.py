@@ -6,10 +6,10 @@ Short texts about a run, for the terminal and the titles of pictures.
 from __future__ import annotations
 
 import contextlib
-import itertools
+import datetime
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fedvg_jax.config import Config, method_title
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from fedvg_jax.data.arrays import Arrays
     from fedvg_jax.runs.assemble.simulation import Simulation
     from fedvg_jax.runs.record.history import History
+
+
+Log = Callable[[str], None]
+"""Takes a line for the user."""
+
+Rows = dict[str, str]
+"""Rows of a table for the terminal: name -> text."""
 
 
 def say(console: Console, line: str) -> None:
@@ -111,16 +118,14 @@ def run_simulation(sim: Simulation, **observers: Any) -> History:
 
 
 def duration(seconds: float) -> str:
-    """Returns seconds as a text of at most two units.
+    """Returns seconds as a text; from a minute on with hours, minutes and seconds.
 
     >>> duration(4.25), duration(75), duration(4320), duration(200_000)
-    ('4.25 s', '1 min 15 s', '1 h 12 min', '2 d 7 h')
+    ('4.25 s', '0:01:15', '1:12:00', '2 days, 7:33:20')
     """
-    units = ("d", 86400), ("h", 3600), ("min", 60), ("s", 1)
-    for (name, size), (smaller, part) in itertools.pairwise(units):
-        if seconds >= size:
-            return f"{seconds // size:.0f} {name} {seconds % size // part:.0f} {smaller}"
-    return f"{seconds:.3g} s"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    return str(datetime.timedelta(seconds=round(seconds)))
 
 
 def partition_label(config: Config) -> str:

@@ -16,7 +16,7 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,9 @@ from fedvg_jax.runs import loop
 from fedvg_jax.runs.assemble.simulation import Simulation
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.runs.record.history import History, Record
+
+Values = dict[str, float]
+"""Name of a metric -> value."""
 
 
 class TrackedRun(NamedTuple):
@@ -48,7 +51,7 @@ class Writer(NamedTuple):
 
     place: str
     """where the run is shown or stored, for the user"""
-    log: Callable[[int, dict[str, float]], None]
+    log: Callable[[int, Values], None]
     """(round, name of a metric -> value)"""
     close: Callable[[bool], None]
     """called at the end with whether all rounds were computed"""
@@ -78,30 +81,27 @@ def run_simulation(sim: Simulation, **listeners: Any) -> History:
     names = listed(sim.config.track) if processes.is_first() else ()
     writers = {}
 
-    def call(name: str, function: Callable, *arguments: Any) -> None:
-        """Calls a function of a tracker, which is left if it fails."""
-        try:
-            function(*arguments)
-        except Exception as error:  # of whatever kind a tracker raises: the run must not end
-            writers.pop(name, None)
-            observers.log(
-                f"tracker {name} failed, and the run continues without it: {files.reason(error)}"
-            )
+    def for_each(trackers: Iterable[str], action: Callable[[str], None]) -> None:
+        """Calls a function with every tracker, which is left if that fails."""
+        for name in [*trackers]:
+            try:
+                action(name)
+            except Exception as error:  # of whatever kind a tracker raises: the run must not end
+                writers.pop(name, None)
+                reason = files.reason(error)
+                observers.log(f"tracker {name} failed, and the run continues without it: {reason}")
 
-    def start(name: str, run: TrackedRun) -> None:
-        writers[name] = WRITERS[name](run)
+    def start(name: str) -> None:
+        writers[name] = WRITERS[name](_describe(sim))
         observers.log(f"tracked by {name}: {writers[name].place}")
 
-    def write(number: int, values: dict[str, float]) -> None:
-        for name, writer in list(writers.items()):
-            call(name, writer.log, number, values)
+    def write(number: int, values: Values) -> None:
+        for_each(writers, lambda name: writers[name].log(number, values))
 
     def report(records: list[Record]) -> None:
         observers.on_progress(records)
-        if names and records[0]["round"] == 1:
-            run = _describe(sim)
-            for name in names:
-                call(name, start, name, run)
+        if records[0]["round"] == 1:
+            for_each(names, start)
         for record in records:
             write(record["round"], scalars(record))
 
@@ -113,11 +113,10 @@ def run_simulation(sim: Simulation, **listeners: Any) -> History:
         write(len(history.records), results)
         return history
     finally:
-        for name, writer in list(writers.items()):
-            call(name, writer.close, is_complete)
+        for_each(writers, lambda name: writers[name].close(is_complete))
 
 
-def scalars(record: Record) -> dict[str, float]:
+def scalars(record: Record) -> Values:
     """Returns the finite numbers of a record by the names that trackers show, grouped by what precedes the slash.
 
     >>> scalars({"round": 3, "weights": [0.5, 0.5], "train_loss": 1.5, "test_accuracy": 0.9, "val_loss": None})
@@ -157,7 +156,7 @@ def tensorboard(run: TrackedRun) -> Writer:
         events.add_event(Event(wall_time=time.time(), **content))
         events.flush()
 
-    def log(number: int, values: dict[str, float]) -> None:
+    def log(number: int, values: Values) -> None:
         entries = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         write(step=number, summary=Summary(value=entries))
 
@@ -191,7 +190,7 @@ def wandb(run: TrackedRun) -> Writer:
         settings=wandb.Settings(console="off", silent=True),
     )
 
-    def log(number: int, values: dict[str, float]) -> None:
+    def log(number: int, values: Values) -> None:
         tracked.log(values, step=number)
 
     place = f"{tracked.dir} (offline; wandb sync sends it)" if tracked.offline else str(tracked.url)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
+
 import jax
-import numpy as np
 
 from fedvg_jax.core import tree
 from fedvg_jax.engine.virtual_time import Clock, Timeline
 from fedvg_jax.runs.assemble.simulation import Simulation
-from fedvg_jax.views.output import duration
+from fedvg_jax.views.output import Rows, duration
 
 ROUNDS = 20
 """Rounds of a synchronous server that are planned."""
@@ -17,7 +18,7 @@ ARRIVALS, IN_A_LINE = 100, 10
 """Arrivals that a picture shows."""
 
 
-def rows(sim: Simulation) -> dict[str, str]:
+def rows(sim: Simulation) -> Rows:
     """Returns rows of the plan by name; none without a clock."""
     clock = sim.experiment.cohorts.clock
     if sim.timeline:
@@ -25,28 +26,25 @@ def rows(sim: Simulation) -> dict[str, str]:
     return _synchronous_rows(sim, clock) if clock else {}
 
 
-def _synchronous_rows(sim: Simulation, clock: Clock) -> dict[str, str]:
+def _synchronous_rows(sim: Simulation, clock: Clock) -> Rows:
     rounds, seed = sim.config.rounds, sim.config.seed
-    planned = [sim.schedule(number) for number in range(min(ROUNDS, rounds))]
-    seconds = np.array([each.waited.seconds for each in planned])
-    trained = present = 0.0
     sent = sim.traffic.down, sim.traffic.up
-    for number, each in enumerate(planned):
-        of_clients = clock.seconds(each.clients, each.num_steps, *sent, number, seed)
-        trained += of_clients[each.participating].sum()
-        present += each.participating.sum() * seconds[number]
+    seconds, trained, present = [], 0.0, 0.0
+    for number in range(min(ROUNDS, rounds)):
+        planned = sim.schedule(number)
+        of_clients = clock.seconds(planned.clients, planned.num_steps, *sent, number, seed)
+        seconds.append(planned.waited.seconds)
+        trained += of_clients[planned.participating].sum()
+        present += planned.participating.sum() * planned.waited.seconds
     waiting = 1 - trained / present if present else 0.0
-    late = sum(len(each.waited.late) for each in planned)
-    asked = sum(each.waited.num_asked for each in planned)
     return {
-        "virtual time": f"about {duration(rounds * seconds.mean())}",
+        "virtual time": f"about {duration(rounds * statistics.fmean(seconds))}",
         "first rounds": ", ".join(map(duration, seconds[:5])),
         "clients wait": f"{waiting:.0%} of their time, for the slowest",
-        "late": f"{late / asked:.0%} of the clients asked",
     }
 
 
-def _buffered_rows(sim: Simulation, timeline: Timeline) -> dict[str, str]:
+def _buffered_rows(sim: Simulation, timeline: Timeline) -> Rows:
     """Returns rows of a buffered server; M clients are in training at any time."""
     cohorts = sim.experiment.cohorts
     ends, staleness, versions = timeline.virtual_seconds, timeline.staleness, sim.state.versions

@@ -62,5 +62,9 @@ def test_one_run_is_drawn(tmp_path, capsys):
     drawn = capsys.readouterr().out.splitlines()
     assert drawn == [str(run / name) for name in ("curves.png", "weights.png")]
     assert all(Path(path).read_bytes().startswith(b"\x89PNG") for path in drawn)
-    assert report.main(["--baseline", "fedavg", str(run)]) == 2
-    assert "--baseline" in capsys.readouterr().err
+
+
+def test_one_run_with_an_option_has_a_report(tmp_path):
+    run = write_run(tmp_path / "run", (0.5, 0.8), method="fedvg")
+    assert report.main(["--out", str(tmp_path / "r"), str(run)]) == 0
+    assert (tmp_path / "r" / "report.html").exists()

@@ -125,7 +125,7 @@ def test_pictures_of_a_run_name_its_own_weighting(tmp_path, monkeypatch):
     write_manifest(run, manifest | {"custom": {"weighting": "root"}})
     shown = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *file, **options: shown.append(figure))
-    draw_run(run, History.load(run))
+    draw_run(History.load(run))
     assert len(shown) == 2
     for figure in shown:
         assert any("root" in text for text in texts(figure))

@@ -296,7 +296,7 @@ def test_own_methods_beside_fedvg_with_tuned_rates_and_an_own_metric_are_alike_h
             np.mean(np.subtract(own[method], own["fedvg"]))
         )
 
-    written = report.write(folders, tmp_path / "report", baseline="fedvg", metric="min:size")
+    written = report.write(folders, "report", tmp_path / "out", baseline="fedvg", metric="min:size")
     again = fv.compare(results, "fedvg", "min:size").finding
     assert written.finding == found.finding == again
 

@@ -24,7 +24,7 @@ def test_the_page_holds_all_parts_asks_for_nothing_and_names_become_no_elements(
         write_manifest(run, manifest | {"runs": [part]})
     failed = sweep / "trials" / "method=fedvg,alpha=0.5,seed=1"
     write_json(failed / "failure.json", {"kind": "failed", "round": 0, "reason": HOSTILE})
-    written = report.write([sweep])
+    written = report.write([sweep], "python -m fedvg_jax.report", sweep / "report")
     text = written.paths[-1].read_text(encoding="utf-8")
     assert all(f'id="T_{name}"' in text for name in written.tables if name != "runs")
     assert text.count('src="data:image/png;base64,') == 4
@@ -42,7 +42,8 @@ def test_what_is_wider_than_the_page_scrolls_and_letters_of_pictures_have_9_pixe
 ):
     axes = {"method": ["fedavg", "fedvg"], "alpha": [0.05, 0.5], "seed": [0, 1]}
     sweep = write_sweep(tmp_path / "s", axes, lambda v: (0.3, 0.6 + 0.1 * v["seed"]))
-    text = report.write([sweep]).page.read_text(encoding="utf-8")
+    report_of = report.write([sweep], "python -m fedvg_jax.report", sweep / "report")
+    text = report_of.page.read_text(encoding="utf-8")
     boxes = "".join(re.findall("<div class=scroll>.*?</div>|<figure>.*?</figure>", text, re.S))
     for wide in ("<table", "<img"):
         assert boxes.count(wide) == text.count(wide) > 2

@@ -81,8 +81,10 @@ def test_the_second_trial_of_a_program_in_a_process_compiles_nothing():
 
 
 def test_objects_of_one_name_on_two_axes_have_other_programs():
-    trials = [Trial("", {axis: "x"}, Config()) for axis in ("weighting", "algorithm", "method")]
-    assert len({*map(trial_runs.program_key, trials)}) == 3
+    axes = ("weighting", "algorithm", "method")
+    recipe = trial_runs.Recipe(named={axis: {} for axis in axes})
+    trials = [Trial("", {axis: "x"}, Config()) for axis in axes]
+    assert len({trial_runs.program_key(recipe, trial) for trial in trials}) == 3
 
 
 # --- processes that die
@@ -256,9 +258,12 @@ def test_a_trial_whose_folder_cannot_be_made_fails_and_stops_nothing(tmp_path):
         ({"model": "lenet5"}, 30, MACHINE, 1),
     ],
 )
-def test_auto_starts_a_process_per_core_where_trials_use_one_device(changes, count, machine, jobs):
+def test_auto_starts_a_process_per_core_where_trials_use_one_device(
+    changes, count, machine, jobs, monkeypatch
+):
+    monkeypatch.setattr(hardware, "without_jax", lambda: machine)
     trials = [Trial("", {}, Config(**changes))] * count
-    assert executors.num_processes("auto", trials, machine) == jobs
+    assert executors.num_processes("auto", trials) == jobs
 
 
 def test_processes_have_the_cores_in_parts_and_as_many_devices_as_one_alone(monkeypatch):

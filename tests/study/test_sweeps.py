@@ -155,7 +155,7 @@ def test_killed_sweep_has_the_histories_and_the_report_of_an_undisturbed_one(
 
 def report_bytes(sweep):
     """File of a sweep's report -> its bytes; the tables of means and of runs, and the page, have seconds."""
-    written = report.write([sweep], command="report")
+    written = report.write([sweep], "report", sweep / "report")
     timed = ("means", "runs", "report")
     return {
         path.relative_to(sweep): path.read_bytes()
@@ -271,7 +271,7 @@ def test_the_folder_of_a_sweep_is_named_as_such(tmp_path):
 
 
 def test_a_trial_that_is_started_anew_keeps_files_of_the_user(tmp_path):
-    for name in ("config.json", "history.jsonl", "failure.json", ".claim", "notes.txt"):
+    for name in ("config.json", "history.jsonl", ".claim", "notes.txt"):
         (tmp_path / name).touch()
     (tmp_path / "checkpoints").mkdir()
     sweep_folder.clear(tmp_path)

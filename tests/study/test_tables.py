@@ -240,7 +240,7 @@ def test_choices_of_tuning_are_one_table(tmp_path):
     content = json.loads((sweep / "sweep.json").read_text())
     choice = {"values": {"lr": 0.3}, "metric": "accuracy", "score": 0.625, "num_runs": 4}
     chosen = {"method=fedavg": choice, "method=fedvg": choice}
-    content["tuning"] = {"settings": {"lr": [0.1, 0.3]}, "chosen": chosen}
+    content["tuning"] = {"settings": {"lr": [0.1, 0.3]}, "seeds": [7], "chosen": chosen}
     write_json(sweep / "sweep.json", content)
     study = collect([sweep])
     (table,) = (t for t in tables.all_tables(tables.comparing(study)) if t.name == "tuning")

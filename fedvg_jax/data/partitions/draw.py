@@ -84,7 +84,9 @@ def draw_partition(
     return Partition(*map(client_rows.pack, (train, [val], [test])))
 
 
-def _divide(partitioner: Partitioner, s: Settings, divided_by: np.ndarray, stream: Any) -> ClientRows:
+def _divide(
+    partitioner: Partitioner, s: Settings, divided_by: np.ndarray, stream: Any
+) -> ClientRows:
     """Returns the rows of every client, each with the minimum or more."""
     needed = s.num_clients * s.min_samples
     if needed > len(divided_by):

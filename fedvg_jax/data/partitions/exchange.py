@@ -7,9 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from fedvg_jax.core.types import UsageError
 from fedvg_jax.data.arrays import reading
 from fedvg_jax.data.partitions import client_rows, draw
 from fedvg_jax.data.partitions.client_rows import Partition

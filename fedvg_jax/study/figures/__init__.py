@@ -24,18 +24,17 @@ FIGURES = (
 )
 
 
-def draw_run(folder: Path, history: History) -> list[Path]:
+def draw_run(history: History) -> list[Path]:
     """Writes the pictures of one run, a study of one: `curves.png` and `weights.png`; returns their paths.
 
     Args:
-        folder: of the run.
-        history: its records, at least one, with its settings.
+        history: records, at least one, with the run folder and the settings.
 
     Raises:
         UsageError: the folder cannot be written.
     """
-    config = history.config
-    assert config is not None, "a run has settings"
+    config, folder = history.config, history.folder
+    assert config and folder, "a run in a folder has settings"
     manifest = files.read_object_if_any(folder / "manifest.json")
     method, title = method_and_run(config, manifest.get("custom", {}))
     metric = "accuracy" if any("test_accuracy" in record for record in history.records) else "loss"

@@ -29,8 +29,8 @@ DASHES = ("-", "-.", ":")
 
 GREY = "0.45"
 
-LABEL_WIDTH = 34
-"""Characters of a line of a label."""
+LABEL_WIDTH, TITLE_WIDTH = 34, 90
+"""Characters of a line of a label, and of a title of a figure."""
 
 WIDTH, PANEL_HEIGHT = 7.2, 2.9
 """Inches of a figure, and of a row of panels."""
@@ -73,41 +73,38 @@ def line_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
         cycle, index = divmod(bases.index(base_of(method)), len(COLOURS))
         dashes = "--" if method in has_pair else DASHES[cycle % len(DASHES)]
         look = {"color": COLOURS[index], "marker": MARKERS[index], "ls": dashes}
-        styles[method] = {**look, "label": plain(method_title(method))}
+        styles[method] = look | {"label": plain(method_title(method))}
     return styles
 
 
 def plain(text: str, width: int = LABEL_WIDTH) -> str:
-    """Returns a text in lines of about `width` characters, in which Matplotlib reads nothing as mathematics."""
+    """Returns a text in lines of about `width` characters."""
     shown = textwrap.fill(one_line(text), width, break_long_words=False, break_on_hyphens=False)
-    shown = shown.replace("\\$", "$").replace("$", "\\$")
     return f" {shown}" if shown[:1] == "_" else shown  # a label that begins with _ is in no legend
 
 
 def drawing() -> AbstractContextManager[None]:
-    """Returns a context in which Matplotlib draws with the sizes of reports; it changes no setting else."""
+    """Returns a context in which Matplotlib draws with the sizes of reports, and reads no text as mathematics."""
     import matplotlib
 
     sizes: Any = {name: FONT for name in ("font.size", "axes.labelsize", "axes.titlesize")}
     sizes |= {name: FONT - 1 for name in ("xtick.labelsize", "ytick.labelsize", "legend.fontsize")}
-    return matplotlib.rc_context({**sizes, "lines.linewidth": 1.6, "pdf.fonttype": 42})
+    sizes |= {"lines.linewidth": 1.6, "pdf.fonttype": 42, "text.parse_math": False}
+    return matplotlib.rc_context(sizes)
 
 
-def grid(
-    count: int, height: float = PANEL_HEIGHT, width: float = WIDTH, **options: Any
-) -> tuple[Figure, list[Axes]]:
+def grid(count: int, height: float = PANEL_HEIGHT, **options: Any) -> tuple[Figure, list[Axes]]:
     """Returns a figure with `count` panels, two in a row.
 
     Args:
         count: number of panels.
         height: inches of a panel.
-        width: inches of the figure.
         options: of `Figure.subplots`.
     """
     from matplotlib.figure import Figure
 
     rows = -(-count // 2)
-    figure = Figure(figsize=(width, height * rows), layout="constrained")
+    figure = Figure(figsize=(WIDTH, height * rows), layout="constrained")
     axes = figure.subplots(rows, min(count, 2), squeeze=False, **options).ravel()
     for unused in axes[count:]:
         unused.set_visible(False)
@@ -126,11 +123,9 @@ def heatmap(
     axes: Axes, values: np.ndarray, limits: tuple[float, float], colours: str, **options: Any
 ) -> AxesImage:
     """Draws a square for every value, on a logarithmic scale of colours; nan is left out."""
-    from matplotlib.colors import LogNorm
-
-    norm = LogNorm(*limits)
-    options |= {"cmap": colours, "norm": norm, "aspect": "auto", "interpolation": "nearest"}
-    return axes.imshow(values, **options)
+    low, high = limits
+    options |= {"cmap": colours, "norm": "log", "vmin": low, "vmax": high}
+    return axes.imshow(values, aspect="auto", interpolation="nearest", **options)
 
 
 def add_colour_bar(image: AxesImage, ticks: Mapping[Any, str], **options: Any) -> None:
@@ -164,7 +159,7 @@ def add_legend(figure: Figure) -> None:
 
 def save(drawn: Drawing, folder: Path, suffixes: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Writes a figure; the same figure gives the same bytes."""
-    title = plain(drawn.title, int(12.5 * drawn.figure.get_figwidth()))
+    title = plain(drawn.title, TITLE_WIDTH)
     drawn.figure.suptitle(title, x=0.01, ha="left", fontsize=FONT + 1)
     add_legend(drawn.figure)
     folder.mkdir(parents=True, exist_ok=True)

@@ -84,7 +84,7 @@ def _weights_of_runs(shares: Mapping[str, Frame]) -> Figure:
         panel.set(xlabel="round", ylabel="client, smallest first", facecolor="0.84")
         panel.set_title(base.plain(name, 40))
         step = -(-len(ids) // MAX_TICKS)
-        panel.set_yticks(range(0, len(ids), step), list(map(str, ids[::step])))
+        panel.set_yticks(range(0, len(ids), step), ids[::step])
         base.whole_numbers(panel.xaxis)
     ticks = {1 / limit: f"{1 / limit:.2g}", 1: "1", limit: f"{limit:g}"}
     base.add_colour_bar(
@@ -102,7 +102,7 @@ def _weights_of_runs(shares: Mapping[str, Frame]) -> Figure:
 
 def _colour_limit(shares: np.ndarray) -> int:
     """Returns the smallest whole number c >= 2 such that 1/c to c holds 98 % of the positive shares."""
-    positive = shares[np.isfinite(shares) & (shares > 0)]
+    positive = shares[shares > 0]
     if not positive.size:
         return 2
     ratios = np.exp(np.abs(np.log(positive)))
@@ -120,9 +120,10 @@ def partitions(study: Study) -> list[Drawing]:
     drawn = {}
     for condition in study.conditions:
         groups = [study.group(method, condition) for method in study.methods]
-        for run in [run for group in groups for run in group.runs.values()][:1]:
-            if known := run.partition.get("counts"):
-                drawn.setdefault(str(known), (condition_text(condition), run.partition))
+        runs = [run for group in groups for run in group.runs.values()]
+        partition = runs[0].partition if runs else {}
+        if "counts" in partition:
+            drawn.setdefault(str(partition["counts"]), (condition_text(condition), partition))
     if not drawn:
         return []
     most = max(2, *(np.max(partition["counts"]) for _, partition in drawn.values()))
@@ -132,8 +133,8 @@ def partitions(study: Study) -> list[Drawing]:
         rows = np.array(partition["counts"]).T
         image = base.heatmap(panel, np.where(rows > 0, rows, np.nan), (0.5, most), "Blues")
         names = partition.get("class_names", ())
-        if 0 < len(names) <= MAX_NAMES:
-            panel.set_yticks(range(len(names)), [base.plain(str(name), 26) for name in names])
+        if len(names) <= MAX_NAMES:
+            panel.set_yticks(range(len(names)), [base.plain(name, 26) for name in names])
         panel.set(xlabel="client", ylabel="class", title=base.plain(text, 40))
         base.whole_numbers(panel.xaxis)
         base.add_colour_bar(image, ticks, ax=panel, aspect=30, label="rows (white is none)")

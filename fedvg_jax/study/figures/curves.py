@@ -90,9 +90,6 @@ def draw_curves(axes: Axes, study: Study, points: Frame, axis: str) -> None:
 OUTCOMES = {"ahead": "#0072b2", "behind": "#d55e00", "undecided": "0.55"}
 """Outcome of a comparison -> its colour."""
 
-NARROW = 5.0
-"""Inches of a single panel, which a narrow screen shows whole."""
-
 
 class Bar(NamedTuple):
     """A mean difference with the limits of its interval, which may not be finite."""
@@ -113,9 +110,7 @@ def differences(study: Study) -> list[Drawing]:
     labels = [base.plain(method_title(method)) for method in shown["method"].unique()]
     height = 1.15 + sum(0.24 + 0.15 * label.count("\n") for label in labels)
     by_condition = shown.groupby("condition")
-    is_alone = len(by_condition) == 1
-    width = NARROW if is_alone else base.WIDTH
-    figure, axes = base.grid(len(by_condition), height, width, sharey=True, sharex=True)
+    figure, axes = base.grid(len(by_condition), height, sharey=True, sharex=True)
     baseline = method_title(study.baseline)
     label = f"{study.outcome.title}, more than {baseline}"
     for panel, (position, rows) in zip(axes, by_condition, strict=True):
@@ -125,7 +120,7 @@ def differences(study: Study) -> list[Drawing]:
         ]
         draw_bars(panel, bars)
         panel.tick_params(labelbottom=True)
-        panel.set_xlabel(base.plain(label, 45 if is_alone else 30))
+        panel.set_xlabel(base.plain(label, 30))
         panel.set_title(base.plain(condition_text(study.conditions[position]), 40))
     what = f"Methods minus {baseline}, {statistics.stands_for(study)}"
     return [Drawing("differences", f"{what}, means with 95 % intervals", figure)]

@@ -65,7 +65,7 @@ def run(
             to the training rows of all clients. By default missing values are imputed, numbers scaled, and categories
             one-hot encoded.
         partition: (train, val, test), each with one array of rows per client; or a list of the rows of every client,
-            which are then split as the config specifies.
+            which are then split as the config specifies; or a partitioner, such as `partitioners.shards(3)`.
         task: a model and its loss, e.g. of `linen_task`, in place of the config's.
         algorithm, weighting: replace what the config names; a weighting may also be a function task -> `Weighting`. An
             object that a setting names, such as `algorithms.scaffold()`, is recorded as that setting.
@@ -217,7 +217,7 @@ def run_sweep(
             settings -> tuples of their values. Seeds may be a range "0:5". As in `run`, a seed also draws the
             partition, unless the config or an axis has a `partition_seed`. "hyper.NAME" is a hyperparameter that
             `algorithm` or `weighting` declares. Values of "weighting", "algorithm", "task", "selection", "robust",
-            "send" and "attack" may be objects: {"root": root, "fedvg": "fedvg"}. Values of "method" may be bundles:
+            "send", "attack" and "partition" may be objects: {"root": root, "fedvg": "fedvg"}. Values of "method" may be bundles:
             {"mine": fv.Method(algorithm=a, weighting=w), "fedavg": "fedavg"}. Tables, figures and folders have these
             names.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished trials are not run again,

@@ -233,6 +233,12 @@ POPULATIONS = [
     ("min_samples of rows that are split", populated(min_samples=20), "min_samples"),
     ("rows of each client, held out first", populated(_ROWS, holdout="global"), "holdout global"),
     ("a name in place of rows", populated("iid"), "the partition given"),
+    ("a function in place of rows", populated(len), "Partitioner"),
+    (
+        "a custom partitioner with a setting",
+        lambda: fv.run(partition=fv.partitioners.dirichlet()._replace(text="")),
+        "alpha",
+    ),
     ("no test row", populated((*_SPLIT[:2], [[]])), "test"),
 ]
 

@@ -7,6 +7,7 @@ import json
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from support.files import one_line
 from support.run_folders import problems
@@ -41,6 +42,30 @@ def test_methods_of_one_axis_equal_runs_alone_and_are_methods_of_one_report(tmp_
     (tmp_path / "s" / "trials" / "method=mine,seed=0" / "config.json").unlink()
     study = collect([tmp_path / "s"], partial=True)
     assert problems(study.group("mine", ()), "missing")
+
+
+def nearly_sorted(labels, num_clients, stream):
+    return np.array_split(np.argsort(labels + 2 * stream.random(len(labels))), num_clients)
+
+
+def test_partitioners_on_an_axis_divide_rows_as_in_runs_alone(tmp_path):
+    custom = fv.partitioners.Partitioner(nearly_sorted)
+    partitions = {"mine": custom, "two": fv.partitioners.shards(2), "even": "iid"}
+    axes = {"partition": partitions, "seed": [0, 1]}
+    mine, again, two, _, even, _ = fv.run_sweep(CONFIG, axes, tmp_path)
+    alone = [
+        (mine, fv.run(CONFIG, partition=custom)),
+        (two, fv.run(dataclasses.replace(CONFIG, partition="shards:2"))),
+        (even, fv.run(dataclasses.replace(CONFIG, partition="iid"))),
+    ]
+    for trial, run in alone:
+        assert timeless(trial.result.records) == timeless(run.records)
+    assert again.result.records[0]["num_samples"] != mine.result.records[0]["num_samples"]
+    axes["partition"] = {**partitions, "mine": fv.partitioners.Partitioner(np.array_split)}
+    with one_line("mine"):
+        fv.run_sweep(CONFIG, axes, tmp_path)
+    with one_line("partition even must be a Partitioner"):
+        fv.run_sweep(CONFIG, {"partition": {"even": nearly_sorted}})
 
 
 def test_a_name_on_two_axes_means_two_objects():

@@ -70,7 +70,8 @@ def check(
     ([3, 3], [1, 1])
     """
     is_split = isinstance(partition, tuple)
-    with reading(source, "a partition", "give (train, val, test), or a list of each client's rows"):
+    remedy = "give (train, val, test), a list of each client's rows, or a Partitioner"
+    with reading(source, "a partition", remedy):
         parts = Partition(*partition) if is_split else [partition]
         parts = client_rows.checked(parts, num_samples, num_clients, source)
     if is_split:

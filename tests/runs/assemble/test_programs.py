@@ -86,6 +86,7 @@ OBJECTS = {
     "selection": ({"selection": "size"}, fedvg_jax.selection.by_size()),
     "algorithm": ({"algorithm": "scaffold"}, fedvg_jax.algorithms.scaffold()),
     "weighting": ({"weighting": "samples"}, fedvg_jax.weightings.samples()),
+    "partition": ({"partition": "shards:3"}, fedvg_jax.partitioners.shards(3)),
 }
 """Argument -> settings, and the object that they stand for."""
 
@@ -94,7 +95,8 @@ def wrapped(name, value):
     """The same object, of which the package cannot know that it is one of its own."""
     if not isinstance(value, tuple):
         return functools.partial(value)
-    field = {"algorithm": "init", "weighting": "weigh", "selection": "choose", "send": "init"}[name]
+    fields = {"weighting": "weigh", "selection": "choose", "partition": "divide"}
+    field = fields.get(name, "init")
     return value._replace(**{field: functools.partial(getattr(value, field))})
 
 

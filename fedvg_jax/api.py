@@ -160,8 +160,8 @@ def _checked_metrics(metrics: Metrics | None) -> dict[str, Metric]:
     if not isinstance(metrics or {}, Mapping):
         raise UsageError(f"metrics must be a dict, name -> function; got {metrics!r:.100}")
     checked = {}
-    for name, given in (metrics or {}).items():
-        metric = given if isinstance(given, Metric) else Metric(given)
+    for name, measure in (metrics or {}).items():
+        metric = measure if isinstance(measure, Metric) else Metric(measure)
         _check_arguments(metric.function, f"metric '{name}'", "model, data")
         if metric.rows not in ("val", "test") or metric.better not in (None, "higher", "lower"):
             raise UsageError(
@@ -217,9 +217,9 @@ def run_sweep(
             settings -> tuples of their values. Seeds may be a range "0:5". As in `run`, a seed also draws the
             partition, unless the config or an axis has a `partition_seed`. "hyper.NAME" is a hyperparameter that
             `algorithm` or `weighting` declares. Values of "weighting", "algorithm", "task", "selection", "robust",
-            "send", "attack" and "partition" may be objects: {"root": root, "fedvg": "fedvg"}. Values of "method" may be bundles:
-            {"mine": fv.Method(algorithm=a, weighting=w), "fedavg": "fedavg"}. Tables, figures and folders have these
-            names.
+            "send", "attack" and "partition" may be objects: {"root": root, "fedvg": "fedvg"}. Values of "method" may
+            be bundles: {"mine": fv.Method(algorithm=a, weighting=w), "fedavg": "fedavg"}. Tables, figures and folders
+            have these names.
         out: folder of the sweep. The same call continues a sweep that was stopped; finished trials are not run again,
             and refused if they were computed with another object or metric than this call has.
         metrics: as in `run`, for all runs; a report compares them by name.

@@ -84,12 +84,12 @@ def simulate(config: Config, unused: str = "", is_dry: bool = False) -> int:
         output.check_targets(config, has_folder=True)
     if is_dry:
         return _show_plan(config, console, unused)
-    given = config.out
+    named_folder = config.out
     config = run_folder.choose_folder(config, functools.partial(_choose_folder, log=log))
     try:
         return _train(config, console, log, unused)
     finally:
-        if config.out and not given:
+        if config.out and not named_folder:
             run_folder.remove_unused(config.out)
 
 

@@ -132,8 +132,8 @@ def is_loss(error: BaseException) -> bool:
 
 def refuse_different(values: Mapping[str, str], remedy: str) -> None:
     """Raises UsageError if values differ between the processes; the message names the first of them and the remedy."""
-    own = {name: [value[:100], zlib.crc32(value.encode())] for name, value in values.items()}
-    first, *others = map(json.loads, exchange(json.dumps(own)))
+    here = {name: [value[:100], zlib.crc32(value.encode())] for name, value in values.items()}
+    first, *others = map(json.loads, exchange(json.dumps(here)))
     for number, other in enumerate(others, 1):
         for name, expected in first.items():
             got = other.get(name, [""])

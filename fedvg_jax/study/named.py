@@ -80,7 +80,7 @@ class Meaning(NamedTuple):
 
 
 Named = Mapping[str, Mapping[str, Meaning]]
-"""Axis -> name of the caller's own on it -> what that stands for."""
+"""Axis -> custom name on it -> what that stands for."""
 
 
 def name_values(
@@ -113,11 +113,11 @@ def name_values(
             continue
         if not values or any(_is_wrong(axis, *item) for item in values.items()):
             raise UsageError(
-                f"axes: {axis} takes a dict, name of your own -> object; got the names {list(values)}"
+                f"axes: {axis} takes a dict, custom name -> object; got the names {list(values)}"
             )
         plain[axis] = list(values)
-        own = {name: value for name, value in values.items() if str(value) != name}
-        named[axis] = {name: _meaning(axis, name, value, config) for name, value in own.items()}
+        custom = {name: value for name, value in values.items() if str(value) != name}
+        named[axis] = {name: _meaning(axis, name, value, config) for name, value in custom.items()}
     for name, meaning in named.get("method", {}).items():
         if both := meaning.decided & AXES.keys() & {*axes, *tuned}:
             raise UsageError(
@@ -160,12 +160,12 @@ def _meaning(axis: str, name: str, value: Any, config: Config) -> Meaning:
         objects["hyper"] = method.hyper
     of_objects, objects = as_settings(config, objects)
     parts = Meaning(objects, texts | of_objects)
-    given = {**method.settings, **presets.meaning(method.settings)}
-    if twice := parts.decided & given.keys():
+    named = {**method.settings, **presets.meaning(method.settings)}
+    if twice := parts.decided & named.keys():
         raise UsageError(
-            f"method {name}: {min(twice)} is given twice, in settings, too; leave one out"
+            f"method {name}: {min(twice)} stands twice, in settings, too; leave one out"
         )
-    if shared := given.keys() & NO_PART:
+    if shared := named.keys() & NO_PART:
         raise UsageError(
             f"method {name}: all methods share {min(shared)}; give it to Config, or as an axis"
         )
@@ -173,7 +173,7 @@ def _meaning(axis: str, name: str, value: Any, config: Config) -> Meaning:
 
 
 def chosen(named: Named, values: Mapping[str, Any]) -> Iterator[tuple[str, Meaning]]:
-    """Yields the names of the caller's own among values of axes, with what they stand for."""
+    """Yields the custom names among values of axes, with what they stand for."""
     for axis, meanings in named.items():
         if values.get(axis) in meanings:
             yield values[axis], meanings[values[axis]]

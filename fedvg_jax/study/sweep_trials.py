@@ -79,7 +79,7 @@ class Sweep(NamedTuple):
     """checked settings below all layers; by default the preset of the data set"""
     title: str = ""
     named: Mapping[str, Mapping[str, named_values.Meaning]] = {}
-    given: Mapping[str, str] = {}
+    custom: Mapping[str, str] = {}
     """argument that takes an object of all trials -> its name; "" for one without"""
 
     @property
@@ -105,7 +105,7 @@ class Trial(NamedTuple):
     custom: Mapping[str, str] = {}
     """argument that takes an object from Python -> its name; "" for one without"""
     names: Mapping[str, Any] = {}
-    """setting -> value that `config` does not hold or a report leaves out: names of the caller's own, hyperparameters
+    """setting -> value that `config` does not hold or a report leaves out: custom names, hyperparameters
     of objects, the fidelity, and folders of data; "" for a setting that belongs to one of these names"""
 
 
@@ -190,7 +190,7 @@ def zipped(table: Mapping[Any, Any], source: str) -> Axis:
     >>> zipped({"dataset": ["digits", "cifar10"], "model": ["mlp", "lenet5"]}, "example").values
     (('digits', 'mlp'), ('cifar10', 'lenet5'))
     """
-    columns = {name: _values(name, given, source) for name, given in table.items()}
+    columns = {name: _values(name, listed, source) for name, listed in table.items()}
     lengths = {name: len(values) for name, values in columns.items()}
     if len({*lengths.values()}) != 1 or 0 in lengths.values():
         raise UsageError(
@@ -199,16 +199,16 @@ def zipped(table: Mapping[Any, Any], source: str) -> Axis:
     return Axis(tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
 
-def _values(name: str, given: Any, source: str) -> list[Any]:
+def _values(name: str, listed: Any, source: str) -> list[Any]:
     """Returns the values of a setting on an axis: of a hyperparameter numbers, ranges of seeds as their numbers."""
-    given = python_scalar(given)
-    is_single = isinstance(given, (str, Mapping)) or not isinstance(given, Iterable)
-    values: list[Any] = [given] if is_single else list(given)
+    listed = python_scalar(listed)
+    is_single = isinstance(listed, (str, Mapping)) or not isinstance(listed, Iterable)
+    values: list[Any] = [listed] if is_single else list(listed)
     if str(name).startswith(HYPER):
         try:
             return [float(value) for value in values]
         except (TypeError, ValueError):
-            raise UsageError(f"{source}: {name} must be numbers; got {given!r:.100}") from None
+            raise UsageError(f"{source}: {name} must be numbers; got {listed!r:.100}") from None
     check_name(name, source)
     scalars = [python_scalar(value) for value in values]
     if name in DATA_FOLDERS:
@@ -266,7 +266,7 @@ def make_trials(sweep: Sweep) -> list[Trial]:
         fixed += layer.settings
         for name in Sweep((layer,)).names:
             if name in fixed:
-                raise UsageError(f"{name} is given twice, as an axis or to tune; leave one out")
+                raise UsageError(f"{name} stands twice, as an axis or to tune; leave one out")
             fixed.append(name)
     for name in OF_SINGLE_RUNS:
         if sweep.start and getattr(sweep.start, name) is not None:
@@ -286,8 +286,8 @@ def _make_trial(sweep: Sweep, values: Settings) -> Trial:
     for name, meaning in named_values.chosen(sweep.named, values):
         objects |= {argument: name for argument in meaning.objects if argument != "hyper"}
         names |= dict.fromkeys(meaning.decided - {"algorithm", "weighting"}, "")
-    custom, flat = {**sweep.given, **objects}, flatten(config)
-    replaced = replaced_with(custom) - objects.keys() | {PASSED[name] for name in sweep.given}
+    custom, flat = {**sweep.custom, **objects}, flatten(config)
+    replaced = replaced_with(custom) - objects.keys() | {PASSED[name] for name in sweep.custom}
     if replaced & {"algorithm", "weighting"}:
         replaced.add("method")
     used = {}
@@ -374,11 +374,11 @@ def _refuse_never_used(sweep: Sweep, trials: Sequence[Trial]) -> None:
                 f"axes: {name} has no effect beside objects from Python; leave it out, or put these into each fv.Method"
             )
     for axis, meanings in sweep.named.items():
-        for own, meaning in meanings.items():
-            of_own = [trial for trial in trials if trial.values.get(axis) == own]
+        for custom, meaning in meanings.items():
+            of_name = [trial for trial in trials if trial.values.get(axis) == custom]
             for name in sorted(meaning.settings):
-                if of_own and not any(_reads(trial, name) for trial in of_own):
-                    raise UsageError(f"{axis} {own}: its {name} has no effect; leave it out")
+                if of_name and not any(_reads(trial, name) for trial in of_name):
+                    raise UsageError(f"{axis} {custom}: its {name} has no effect; leave it out")
 
 
 def _reads(trial: Trial, name: str) -> bool:

@@ -200,5 +200,5 @@ def tuned(study: Study) -> Table:
     shown = numbers.map(str).set_axis(
         ["condition", "chosen", "metric", "on D_val", "tuning runs"], axis="columns"
     )
-    title = f"{study.title}: values that were chosen on D_val by runs of their own"
+    title = f"{study.title}: values that were chosen on D_val by separate runs"
     return Table("tuning", title, numbers, shown)

@@ -105,15 +105,15 @@ def make_tuning(
 
 def _direction(metric: str, custom: Mapping[str, Metric]) -> str:
     """Returns which values of a metric are better; UsageError for one that cannot choose."""
-    given, name = custom.get(metric), str(metric).removeprefix("val_")
-    if given is None and name in ON_VALIDATION:
+    measured, name = custom.get(metric), str(metric).removeprefix("val_")
+    if measured is None and name in ON_VALIDATION:
         return history.BETTER[name]
-    if given is None or given.rows != "val" or given.better is None:
+    if measured is None or measured.rows != "val" or measured.better is None:
         raise UsageError(
             f"tune_metric {metric!s:.100}: values are chosen by {', '.join(ON_VALIDATION)}, or by a metric of the call"
             ' that says its rows and better values: fv.Metric(function, better="lower", rows="val")'
         )
-    return given.better
+    return measured.better
 
 
 def condition_of(values: Settings, tuned: Collection[str] = ()) -> str:

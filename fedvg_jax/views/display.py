@@ -124,7 +124,7 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
     """
     config, machine = sim.config, hardware.current()
     num_train, _, num_test = (client_rows.sizes(rows).sum() for rows in sim.partition)
-    statistics, given = sim.experiment.statistics, sim.experiment.custom
+    statistics, custom = sim.experiment.statistics, sim.experiment.custom
     num_val, partition = statistics["validation"]["samples"], statistics["partition"]
     if partition == config.partition:  # it may come from Python
         partition = output.partition_label(config)
@@ -132,9 +132,9 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
     devices = f"{num_devices(config)} of {machine.num_devices} x {machine.kind}"
     parts = f"{num_train:,} to train, {num_val:,} to validate, {num_test:,} to test"
     local = f"{config.local_epochs} local epochs of batches of {config.batch_size}"
-    weightings = () if "weighting" in given else weighting_names(config.weighting)
-    method, vg = method_title(output.method_name(config, given)), config.fedvg
-    if NATIVE in weightings and "algorithm" not in given:
+    weightings = () if "weighting" in custom else weighting_names(config.weighting)
+    method, vg = method_title(output.method_name(config, custom)), config.fedvg
+    if NATIVE in weightings and "algorithm" not in custom:
         method += f", weights {algorithm_of(config).native_weighting}"
     if "fedvg" in weightings:
         method += f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)"
@@ -159,7 +159,7 @@ def _model_text(sim: simulation.Simulation) -> str:
     """Returns the name of the model, its size, and the file that it starts from."""
     trained, config = sim.state.variables, sim.config
     num_trained, total = (tree.size(model.params) for model in (trained, sim.whole(trained)))
-    text = f"{sim.experiment.model.name or 'given'}, {total:,} parameters"
+    text = f"{sim.experiment.model.name or 'custom'}, {total:,} parameters"
     if num_trained < total:
         text += f", of which {100 * num_trained / total:.2g} % are trained"
     return f"{text}, from {config.init}" if config.init else text

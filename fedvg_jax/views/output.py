@@ -153,30 +153,30 @@ def unit(arrays: Arrays) -> str:
     return "characters" if is_sequences(arrays) else "rows"
 
 
-def method_name(config: Config, given: Mapping[str, str]) -> str:
+def method_name(config: Config, custom: Mapping[str, str]) -> str:
     """Returns the name of a run's method.
 
     Args:
         config: of the run.
-        given: what Python passed in place of settings -> its name; "" for one without.
+        custom: what Python passed in place of settings -> its name; "" for one without.
     """
     settings = {"algorithm": config.algorithm, "weighting": config.weighting}
-    return method_of(**with_passed(settings, given), local=config.local)
+    return method_of(**with_passed(settings, custom), local=config.local)
 
 
-def method_and_run(config: Config, given: Mapping[str, str] = {}) -> tuple[str, str]:
+def method_and_run(config: Config, custom: Mapping[str, str] = {}) -> tuple[str, str]:
     """Returns the name of a run's method, and a line of method, data set, partition and seed.
 
     Args:
         config: of the run.
-        given: as in `method_name`.
+        custom: as in `method_name`.
 
     >>> method_and_run(Config())
     ('fedvg', 'FedVG; digits, dirichlet, alpha 0.05; seed 0')
     >>> method_and_run(Config(), {"weighting": "root", "data": ""})
     ('root', 'root; custom data, dirichlet, alpha 0.05; seed 0')
     """
-    method = method_name(config, given)
+    method = method_name(config, custom)
     settings = {"dataset": config.dataset, "partition": partition_label(config)}
-    rows = ", ".join(with_passed(settings, given).values())
+    rows = ", ".join(with_passed(settings, custom).values())
     return method, f"{method_title(method)}; {rows}; seed {config.seed}"

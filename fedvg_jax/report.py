@@ -65,8 +65,8 @@ def make_parser() -> command_line.Parser:
         "--metric",
         metavar="NAME",
         help="outcome to compare: accuracy, loss, macro_f1, a custom metric, personal_accuracy_mean, worst_decile,"
-        " ...; min:NAME or max:NAME says that lower or higher values of a custom one are better; default: accuracy, of the"
-        " clients' own models if methods have such models and all runs record it",
+        " ...; min:NAME or max:NAME says that lower or higher values of a custom one are better; default: accuracy, of"
+        " the clients' own models if methods have such models and all runs record it",
     )
     add(
         "--target",

@@ -55,7 +55,9 @@ def main(argv: Sequence[str]) -> int:
 
 def _run_command(words: Sequence[str]) -> int:
     """Runs a command line in this process, or in each of several; returns the exit code."""
-    processes, others = launch.read(words)
+    processes, others = None, words
+    if any(word.startswith(("--distributed", "--process")) for word in words):
+        processes, others = launch.read(words)
     config, unused, is_dry = commands.read_command_line(others)
     if is_dry and processes:
         raise UsageError("dry_run plans the run of one process; leave out --distributed")

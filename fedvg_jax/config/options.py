@@ -75,10 +75,12 @@ def _of_model(holds: Callable[[Network], Any], by: str) -> Condition:
     return Condition("model", lambda config: holds(MODELS[config.model]), by)
 
 
+_USES = {kind: choice.made(1).uses for kind, choice in partitioners.BY_NAME.items()}
+
+
 def _by_partitioner(name: str) -> Condition:
     """Holds where the partitioner uses a setting."""
-    made = {kind: choice.made(1) for kind, choice in partitioners.BY_NAME.items()}
-    return is_one("partition", *(kind for kind in made if name in made[kind].uses))
+    return is_one("partition", *(kind for kind, uses in _USES.items() if name in uses))
 
 
 _RESNETS = _of_model(lambda network: network.stage_of, "ResNets")

@@ -23,7 +23,7 @@ from fedvg_jax.__main__ import run_and_exit
 from fedvg_jax.config import Config
 from fedvg_jax.host import hardware
 from fedvg_jax.host.errors import UsageError
-from fedvg_jax.runs import endings, launch
+from fedvg_jax.runs import endings
 from fedvg_jax.runs.record import folder as run_folder
 from fedvg_jax.views import output
 
@@ -48,6 +48,8 @@ def main(argv: Sequence[str]) -> int:
         or 143 after SIGHUP, SIGINT or SIGTERM.
     """
     if commands.print_help(argv, commands.RUN, PURPOSE, EXAMPLES):
+        from fedvg_jax.runs import launch
+
         print(f"\n{launch.HELP}")
         return 0
     return commands.guarded(lambda: _run_command(argv))
@@ -55,15 +57,17 @@ def main(argv: Sequence[str]) -> int:
 
 def _run_command(words: Sequence[str]) -> int:
     """Runs a command line in this process, or in each of several; returns the exit code."""
-    processes, others = None, words
-    if any(word.startswith(("--distributed", "--process")) for word in words):
-        processes, others = launch.read(words)
+    if not any(word.startswith(("--distributed", "--process")) for word in words):
+        config, unused, is_dry = commands.read_command_line(words)
+        commands.set_environment()
+        return simulate(config, unused, is_dry)
+    from fedvg_jax.runs import launch
+
+    processes, others = launch.read(words)
     config, unused, is_dry = commands.read_command_line(others)
-    if is_dry and processes:
+    if is_dry or processes is None:
         raise UsageError("dry_run plans the run of one process; leave out --distributed")
     commands.set_environment()
-    if processes is None:
-        return simulate(config, unused, is_dry)
     return launch.run(processes, lambda: simulate(config, unused))
 
 

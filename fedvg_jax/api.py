@@ -33,6 +33,7 @@ from fedvg_jax.resolve.custom import Objects, code_of, custom_of, names_objects,
 from fedvg_jax.resolve.texts import settle
 from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs.assemble.simulation import Simulation
+from fedvg_jax.runs.placement.client_states import round_up
 from fedvg_jax.runs.record import folder as run_folder, history
 from fedvg_jax.runs.record.history import History, Record
 from fedvg_jax.views import output
@@ -385,16 +386,12 @@ def evaluate(
             metrics |= {f"{part}_{name}": value for name, value in named.items()}
         return metrics
     kind = type(data).__name__
-    scaled_by = sim.scaled_by if sim else None
-    if scaled_by:
-        data = scaled_by.batch(data)
+    if sim and sim.scaled_by:
+        data = sim.scaled_by.batch(data)
     if isinstance(data, tuple) and not hasattr(data, "_fields") and len(data) == 2:
         data = Batch(*map(_as_array, data, "xy"))
     num_rows = checks.num_rows(data, "data")
-    num_minibatches = -(-num_rows // ROWS)
-    # at most a quarter more, so that tables share programs
-    step = 1 << max(0, num_minibatches.bit_length() - 3)
-    count = -(-num_minibatches // step) * step
+    count = round_up(-(-num_rows // ROWS))  # so that tables share programs
     rows = schedule.table(np.arange(num_rows, dtype=np.int32), ROWS, count)
     data = jax.tree.map(lambda leaf: _padded(leaf, rows.size), data)
     with checks.calling(

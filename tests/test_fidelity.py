@@ -46,7 +46,7 @@ def test_profile_changes_only_its_settings():
         config.flatten(commands.parse(["--fidelity", name])) for name in ("official", "corrected")
     )
     moved = {name: value for name, value in official.items() if corrected[name] != value}
-    assert corrected == config.flatten(commands.parse([])) and moved == presets.official_settings()
+    assert corrected == config.flatten(commands.parse([])) and moved == presets.FIDELITY["official"]
 
 
 # --- what the settings change
@@ -190,7 +190,7 @@ OF_A_ROUND = ("server-stats", "untrained")
 
 def test_every_difference_of_the_profile_has_an_effect_on_a_run():
     official = {name for name, row in presets.SWITCHES.items() if row.official}
-    assert {*EFFECTS, *OF_A_ROUND} == official | presets.official_settings().keys() - {"reference"}
+    assert {*EFFECTS, *OF_A_ROUND} == official | presets.FIDELITY["official"].keys() - {"reference"}
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from fedvg_jax import config
 from fedvg_jax.config import SETTINGS, Config, presets
 from fedvg_jax.config.declare import Setting, descriptions
 from fedvg_jax.config.presets import DIFFERENCES
+from fedvg_jax.core.types import Range
 
 KINDS = {str: "text", int: "integer", float: "number", Path: "path"}
 """A setting's type -> the word for it."""
@@ -48,11 +49,12 @@ def entry(name: str, setting: Setting, text: str) -> str:
     """Returns `--flag` TYPE and its range, DEFAULT: the description and the allowed names."""
     flag = "--" + name.replace("_", "-")
     kinds = [KINDS[kind] for kind in setting.types if kind in KINDS]
-    limits = f" {escape(setting.range.words)}" if setting.range and not setting.names else ""
+    allowed = setting.facts.allowed
+    limits = f" {escape(allowed.words)}" if isinstance(allowed, Range) else ""
     kind = f" *{' or '.join(kinds)}{limits}*" if kinds and not setting.names else ""
     default = "" if setting.default in (None, "") else f", {shown(setting.default)}"
-    allowed = ", ".join(f"`{value}`" for value in setting.names) if setting.names else ""
-    return f"- `{flag}`{kind}{default}: {escape(text)}" + f" Allowed: {allowed}." * bool(allowed)
+    names = ", ".join(f"`{value}`" for value in setting.names)
+    return f"- `{flag}`{kind}{default}: {escape(text)}" + f" Allowed: {names}." * bool(names)
 
 
 def shown(value: Any) -> str:

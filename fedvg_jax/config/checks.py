@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from fedvg_jax.config import options
-from fedvg_jax.config.declare import Condition, flatten, listed, nested, shown, suggestion
+from fedvg_jax.config.declare import Condition, Form, flatten, listed, nested, shown, suggestion
 from fedvg_jax.config.methods import WEIGHTINGS, parse_weighting, streams
 from fedvg_jax.config.options import (
     RECORDS,
@@ -24,7 +24,7 @@ from fedvg_jax.config.options import (
     effective,
 )
 from fedvg_jax.config.presets import DATASETS, OUTSIDE, dataset_preset, reference_behaviours
-from fedvg_jax.core.types import UsageError, compiled
+from fedvg_jax.core.types import Range, UsageError, compiled
 from fedvg_jax.engine import robust
 
 FLOAT32 = (2.0**-126, (2 - 2.0**-23) * 2.0**127)
@@ -71,10 +71,10 @@ def check_values(config: Config, names: Iterable[str] = tuple(SETTINGS)) -> None
             raise UsageError(f"{name} must be below 2**32; got a larger number")
         if setting.arguments:
             value = _check_choice(name, str(value))
-        elif setting.names and value not in setting.names:
+        elif setting.names:
             require_name(name, str(value), setting.names)
-        rule = setting.range or setting.form
-        if rule and value is not None and not rule.holds(value):
+        rule = setting.facts.allowed
+        if isinstance(rule, Range | Form) and value is not None and not rule.holds(value):
             raise UsageError(f"{name} must be {rule.words}; got {value!s:.100}")
         if type(value) is float and value and not FLOAT32[0] <= abs(value) <= FLOAT32[1]:
             raise UsageError(f"{name} must be a number that float32 can hold; got {value}")
@@ -145,9 +145,9 @@ for _name in ("step", "fixed", "upload", "download", "speeds"):
 def _pair_problems(config: Config) -> Iterator[str]:
     chosen = {name for name, s in SETTINGS.items() if s.get(config) != s.default}
     chosen |= {f"reference {name}" for name in reference_behaviours(config.reference)}
-    for (name, other), reason in APART.items():
-        if name in chosen and other in chosen:
-            yield f"{name} and {other} cannot be used together, because {reason}; leave one out"
+    for pair, reason in APART.items():
+        if chosen.issuperset(pair):
+            yield f"{' and '.join(pair)} cannot be used together, because {reason}; leave one out"
 
 
 def _training_problems(config: Config) -> Iterator[str]:
@@ -167,11 +167,10 @@ def _training_problems(config: Config) -> Iterator[str]:
         yield "batch_size must be >= 2 with reference single-rows; got 1"
     if config.fedvg.norm == "delta" and config.fedvg.signal == "fisher":
         yield "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
-    measures_statistics = as_reference(config, "elastic-sensitivity")
     if (
         config.algorithm == "elastic"
         and as_reference(config, "server-stats")
-        and not measures_statistics
+        and not as_reference(config, "elastic-sensitivity")
     ):
         yield "reference server-stats of elastic needs elastic-sensitivity, which measures running statistics"
     if 0 < config.client_chunk < size and not streams(config.weighting):
@@ -188,8 +187,7 @@ def _corruption_problems(config: Config) -> Iterator[str]:
     find, arguments = robust.BY_NAME[rule].problem, value if isinstance(value, tuple) else (value,)
     if find and (problem := find(options.cohort_size(config), *arguments)):
         yield f"robust {config.robust} {problem}"
-    is_corrupt = (config.corrupt.kind, config.attack) != ("none", "none")
-    if is_corrupt and options.num_corrupt(config) == 0:
+    if not unmet(config, "corrupt.clients") and options.num_corrupt(config) == 0:
         fraction, least = config.corrupt.clients, 0.5 / config.clients
         yield f"corrupt.clients {fraction} of {config.clients} clients is none; use > {least:g}"
 

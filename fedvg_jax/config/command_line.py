@@ -15,7 +15,7 @@ from fedvg_jax.config import presets
 from fedvg_jax.config.declare import descriptions, suggestion
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, PERSONAL, WEIGHTINGS
 from fedvg_jax.config.options import GROUPS, SETTINGS, Config
-from fedvg_jax.core.types import UsageError
+from fedvg_jax.core.types import Range, UsageError
 from fedvg_jax.host import files
 
 WORDS = {int: "INT", float: "FLOAT", str: "TEXT"}
@@ -100,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser, names: Collection[str]) -> None
             parser.add_argument(FLAGS[name], dest=name, **entry)
 
 
-def help_text(prog: str, purpose: str, examples: str = "", names: Collection[str] = ALL) -> str:
+def help_text(prog: str, purpose: str, examples: str, names: Collection[str]) -> str:
     """Returns the help of a command that takes the settings.
 
     Args:
@@ -170,8 +170,8 @@ def _help(name: str, text: str) -> str:
     option = SETTINGS.get(name)
     if choices := OPEN_CHOICES.get(name) or (option.names if option else ()):
         text += f" Choices: {', '.join(dict.fromkeys(choices))}."
-    if option and option.range:
-        text += f" Allowed: {option.range.words}."
+    if option and isinstance(option.facts.allowed, Range):
+        text += f" Allowed: {option.facts.allowed.words}."
     if option and option.default not in (None, ""):
         text += f" Default: {option.default}."
     return text.replace("%", "%%")

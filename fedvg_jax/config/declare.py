@@ -138,10 +138,6 @@ class Setting(NamedTuple):
     get: Callable[[Any], Any]
     """Config -> its value."""
 
-    range: Range | None = None
-    """The allowed range; None for other settings."""
-    form: Form | None = None
-    """The form of its text; None for other settings."""
     names: tuple[str, ...] = ()
     """The allowed names; empty for other settings."""
     arguments: Mapping[str, Argument] = {}
@@ -173,15 +169,15 @@ class Setting(NamedTuple):
         Raises:
             ValueError: the value has another type, or is out of range.
         """
-        name, colon, given = text.partition(":")
+        name, colon, argument_text = text.partition(":")
         argument = self.arguments.get(name)
         if argument is None:
             return text, None
         if not argument.range:
-            return name, given
+            return name, argument_text
         is_tuple = isinstance(argument.default, tuple)
         defaults = argument.default if is_tuple else (argument.default,)
-        words = given.split(",") if colon else []
+        words = argument_text.split(",") if colon else []
         try:
             pairs = zip(defaults, [*words, *defaults[len(words) :]], strict=True)
             numbers = tuple(type(default)(word) for default, word in pairs)
@@ -244,26 +240,21 @@ def table(config: type, prefix: str = "", topic: str = "") -> dict[str, Setting]
         if isinstance(field.default_factory, type):
             in_groups |= table(hint, f"{name}.", topic)
             continue
-        allowed, names, arguments = facts.allowed, (), {}
-        if isinstance(allowed, Mapping):
-            choices = {
-                name: choice for name, choice in allowed.items() if isinstance(choice, Choice)
-            }
-            arguments = {
-                name: choice.argument for name, choice in choices.items() if choice.argument
-            }
-        if isinstance(allowed, Collection) and not isinstance(allowed, Range | Form):
-            names = tuple(allowed)
+        names, arguments = (), {}
+        if not isinstance(facts.allowed, Range | Form | None):
+            names = tuple(facts.allowed)
+        if isinstance(facts.allowed, Mapping):
+            for choice_name, choice in facts.allowed.items():
+                if isinstance(choice, Choice) and choice.argument:
+                    arguments[choice_name] = choice.argument
         settings[name] = Setting(
             name,
             typing.get_args(hint) or (hint,),
             field.default,
             facts._replace(topic=topic),
             operator.attrgetter(name),
-            range=allowed if isinstance(allowed, Range) else None,
-            form=allowed if isinstance(allowed, Form) else None,
-            names=names,
-            arguments=arguments,
+            names,
+            arguments,
         )
     return settings | in_groups
 

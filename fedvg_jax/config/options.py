@@ -18,7 +18,25 @@ from typing import TYPE_CHECKING, Any
 
 from fedvg_jax import compression
 from fedvg_jax.config import declare, methods, presets
-from fedvg_jax.config.declare import Condition, Form, above_0, groups, is_one, setting, table
+from fedvg_jax.config.declare import (
+    ABOVE_0,
+    BELOW_1,
+    BETWEEN_0_AND_1,
+    COUNT,
+    COUNT_OR_AUTO,
+    FRACTION,
+    FROM_0,
+    SEED,
+    UNIT,
+    Condition,
+    Form,
+    above_0,
+    flatten,
+    groups,
+    is_one,
+    setting,
+    table,
+)
 from fedvg_jax.config.methods import ALGORITHMS, Methods, method_of, weighting_names
 from fedvg_jax.config.presets import reference_behaviours
 from fedvg_jax.core.types import Algorithm, Argument, Choice, Option, Range, UsageError
@@ -33,15 +51,15 @@ CORRUPTIONS = {
     "none": None,
     **dict.fromkeys(
         ("label_flip", "label_noise", "feature_noise"),
-        Choice(argument=Argument(1.0, declare.FRACTION)),
+        Choice(argument=Argument(1.0, FRACTION)),
     ),
 }
 
 SPEEDS = {
     "equal": None,
-    "lognormal": Choice(argument=Argument(1.0, declare.FROM_0)),
+    "lognormal": Choice(argument=Argument(1.0, FROM_0)),
     "halfnormal": None,
-    "uniform": Choice(argument=Argument((0.5, 2.0), declare.ABOVE_0)),
+    "uniform": Choice(argument=Argument((0.5, 2.0), ABOVE_0)),
 }
 """Distributions of the clients' factors on durations."""
 
@@ -66,8 +84,7 @@ TRACKERS = ("tensorboard", "wandb")
 def has_clock(config: Config) -> bool:
     """Returns whether the settings say how long clients take."""
     clock = config.clock
-    numbers = clock.step, clock.fixed, clock.upload, clock.download
-    return any(numbers) or clock.file is not None
+    return any((clock.step, clock.fixed, clock.upload, clock.download, clock.file))
 
 
 def _of_model(holds: Callable[[Network], Any], by: str) -> Condition:
@@ -100,7 +117,6 @@ _NAMES_COLUMNS = Condition(
     lambda config: config.dataset == "csv" or _HUB_SET.holds(config),
     "csv or hf:FOLDER",
 )
-_FOLDER = is_one("dataset", "folder")
 _GROUPED = Condition(
     "partition",
     lambda config: "group" in (config.partition, config.holdout),
@@ -112,8 +128,6 @@ _SPLIT = Condition(
     "dermamnist or hf:FOLDER",
 )
 _EXTERNAL = is_one("validation.source", "cifar100", "stl10", "npz")
-_SERVER_STEPS = above_0("tuning.steps", "1 step or more")
-_IMBALANCED = above_0("validation.rho", "a rho above 0")
 _CORRUPT = Condition(
     "corrupt.kind",
     lambda config: (config.corrupt.kind, config.attack) != ("none", "none"),
@@ -138,7 +152,6 @@ _COHORT = Condition(
     lambda config: not (config.buffered.size and config.buffered.concurrency),
     "its default",
 )
-_CHECKPOINTS = above_0("keep", "1 or more")
 
 
 # --- settings
@@ -148,12 +161,12 @@ _CHECKPOINTS = above_0("keep", "1 or more")
 class Privacy:
     """Client-level differential privacy: clipped updates, and Gaussian noise on their aggregate."""
 
-    clip: float = setting(0.0, declare.FROM_0, is_traced=True)
+    clip: float = setting(0.0, FROM_0, is_traced=True)
     """L2 norm C to which the server clips a client's update, after compression and attacks. 0: no privacy."""
-    noise_multiplier: float = setting(1.0, declare.ABOVE_0, is_traced=True, used=(_PRIVATE,))
+    noise_multiplier: float = setting(1.0, ABOVE_0, is_traced=True, used=(_PRIVATE,))
     """Noise multiplier z: every coordinate's standard deviation, over the most that one client can change the
     aggregate."""
-    delta: float = setting(1e-5, declare.BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
+    delta: float = setting(1e-5, BETWEEN_0_AND_1, "data", used=(_PRIVATE,))
     """Delta at which epsilon is recorded; below 1 / clients."""
 
 
@@ -163,7 +176,9 @@ class Tuning:
 
     steps: int = setting(0, Range(0, 2**31, excludes_high=True))
     """Minibatch steps per round; 0 for none. Validation accuracy is then training accuracy."""
-    lr: float = setting(0.01, declare.ABOVE_0, is_traced=True, used=(_SERVER_STEPS,))
+    lr: float = setting(
+        0.01, ABOVE_0, is_traced=True, used=(above_0("tuning.steps", "1 step or more"),)
+    )
     """Learning rate of the plain SGD."""
 
 
@@ -174,7 +189,7 @@ class Validation:
     source: str = setting(
         "clients",
         {
-            "clients": Choice(argument=Argument(1.0, declare.FRACTION)),
+            "clients": Choice(argument=Argument(1.0, FRACTION)),
             "cifar100": None,
             "stl10": None,
             "npz": None,
@@ -185,11 +200,11 @@ class Validation:
     external set, mapped to CIFAR-10's classes; npz: arrays in a file, by the names of their classes."""
     data_dir: Path | None = setting(None, None, "data", used=(_EXTERNAL,), word="DIR")
     """Folder or file of the external set. Default: what prepare --download has brought to the cache."""
-    size: int = setting(0, declare.FROM_0, "data")
+    size: int = setting(0, FROM_0, "data")
     """Number of images kept, selected at random; 0 keeps all."""
-    rho: float = setting(0.0, declare.UNIT, "data")
+    rho: float = setting(0.0, UNIT, "data")
     """Class imbalance; 0 for none. Class i keeps floor(p_i V/2) of V images, or all that it has, with p_i ~ rho^i."""
-    label_noise: float = setting(0.0, declare.UNIT, "data")
+    label_noise: float = setting(0.0, UNIT, "data")
     """Fraction of the labels that are replaced by another class, at random."""
 
 
@@ -197,18 +212,18 @@ class Validation:
 class VirtualClock:
     """Durations of clients, in virtual seconds; a setting above its default turns the clock on."""
 
-    step: float = setting(0.0, declare.FROM_0, "data")
+    step: float = setting(0.0, FROM_0, "data")
     """Median seconds of a local step."""
-    fixed: float = setting(0.0, declare.FROM_0, "data")
+    fixed: float = setting(0.0, FROM_0, "data")
     """Median seconds of a training, whatever its steps."""
-    upload: float = setting(0.0, declare.FROM_0, "data")
+    upload: float = setting(0.0, FROM_0, "data")
     """Median bytes a second that a client sends; 0: unlimited."""
-    download: float = setting(0.0, declare.FROM_0, "data")
+    download: float = setting(0.0, FROM_0, "data")
     """Median bytes a second that a client receives; 0: unlimited."""
     speeds: str = setting("equal", SPEEDS, "data", used=(_CLOCK,))
     """Factor of each client on these times, drawn from the seed. equal: 1; lognormal:SIGMA, of median 1 and sigma 1 by
     default; halfnormal, as in FedBuff's paper, of median 1; uniform:LOW,HIGH, between 0.5 and 2 by default."""
-    jitter: float = setting(0.0, declare.FROM_0, "data", used=(_CLOCK,))
+    jitter: float = setting(0.0, FROM_0, "data", used=(_CLOCK,))
     """Standard deviation of the logarithm of a factor on every training of a client."""
     file: Path | None = setting(None, None, "data", word="FILE.csv")
     """Table with a row for each client and the columns client, step_seconds, upload, download and, if wanted,
@@ -219,14 +234,14 @@ class VirtualClock:
 class Buffered:
     """A server that updates whenever some clients have arrived, without waiting for the others."""
 
-    size: int = setting(0, declare.FROM_0)
+    size: int = setting(0, FROM_0)
     """Clients B that arrive before the server updates its model, which is a round; 0 for synchronous rounds. 1
     updates after every client, as FedAsync does."""
-    concurrency: int | None = setting(None, declare.COUNT, "data", used=(_BUFFERED,))
+    concurrency: int | None = setting(None, COUNT, "data", used=(_BUFFERED,))
     """Clients M in training at any time. Default: the cohort of join_ratio."""
-    discount: float = setting(0.5, declare.FROM_0, is_traced=True, used=(_BUFFERED,))
+    discount: float = setting(0.5, FROM_0, is_traced=True, used=(_BUFFERED,))
     """Exponent a of the factor (1 + staleness)^(-a) of an update."""
-    max_staleness: int | None = setting(None, declare.FROM_0, "data", used=(_BUFFERED,))
+    max_staleness: int | None = setting(None, FROM_0, "data", used=(_BUFFERED,))
     """Most updates of the server during a training; clients that took longer are dropped. Default: no limit."""
     score: str = setting("trained", ("trained", "applied"), used=(_BUFFERED,))
     """Model of a client that weightings measure. trained: as the client sends it; applied: the present model with the
@@ -241,7 +256,7 @@ class Corrupt:
     """Corruption of training rows, NAME or NAME:STRENGTH, in (0, 1], 1 by default. label_flip changes class c to
     C-1-c for a fraction STRENGTH of the labels; label_noise changes it to another class; feature_noise adds Gaussian
     noise with deviations up to STRENGTH, which differ between clients."""
-    clients: float = setting(0.2, declare.FRACTION, "data", used=(_CORRUPT,))
+    clients: float = setting(0.2, FRACTION, "data", used=(_CORRUPT,))
     """Fraction of the clients that have corrupt rows, updates or both, selected by the seed."""
 
 
@@ -300,7 +315,7 @@ class Config(Shorthands):
     splits: str = setting("all", kind="data", used=(_SPLIT,), word="NAME,...")
     """Official splits that are pooled. all; official: DermaMNIST without its validation split (the published code);
     NAME,...: only these splits of a set hf:FOLDER, such as train,validation."""
-    max_rows: int = setting(0, declare.FROM_0, "data")
+    max_rows: int = setting(0, FROM_0, "data")
     """Largest number of rows of the data set that are used, at equal distances in its order. 0: all."""
     input: str = setting("", kind="data", used=(_HUB_SET,), word="NAME")
     """Column of images or texts of a set hf:FOLDER. Default: the only such column, or the one called image or text."""
@@ -310,7 +325,9 @@ class Config(Shorthands):
     group: str = setting("", kind="data", used=(_NAMES_COLUMNS, _GROUPED), word="NAME")
     """Column of a csv or a set hf:FOLDER that names the group of every row, such as its writer or hospital. It chooses
     --partition group on the command line, unless that or --holdout group is named."""
-    group_pattern: str = setting("", kind="data", used=(_FOLDER, _GROUPED), word="REGEX")
+    group_pattern: str = setting(
+        "", kind="data", used=(is_one("dataset", "folder"), _GROUPED), word="REGEX"
+    )
     """Group of every image of a folder: what matches at the beginning of its file name, or the first group of the
     expression, such as ([^_]+) for patient7 of patient7_3.png."""
     normalise: str = setting("none", ("none", "imagenet", "half"))
@@ -328,18 +345,18 @@ class Config(Shorthands):
     norm_layers: str = setting("batch", ("batch", "frozen", "group"), used=(_NORMS,))
     """Normalisation layers of a ResNet or an EfficientNet. batch is published; frozen: BatchNorm that keeps the running
     statistics of init; group: GroupNorm."""
-    clients: int = setting(20, declare.COUNT, topic="Clients and partition")
+    clients: int = setting(20, COUNT, topic="Clients and partition")
     """Number of clients N."""
-    join_ratio: float = setting(0.5, declare.FRACTION, used=(_COHORT,))
+    join_ratio: float = setting(0.5, FRACTION, used=(_COHORT,))
     """Fraction of the clients sampled each round."""
     selection: str = setting("uniform", selections.BY_NAME, "data")
     """Selection of the cohort. uniform; size: with probability proportional to n_k; power_of_choice:D draws D clients
     in this way, twice the cohort by default, and takes the clients with the largest loss."""
-    dropout: float = setting(0.0, declare.BELOW_1, "data")
+    dropout: float = setting(0.0, BELOW_1, "data")
     """Probability that a client of the cohort drops out of the round."""
     overselect: float = setting(1.0, Range(1, 100), "data", used=(_CLOCK,))
     """Clients that are asked in a round, over the cohort; the server averages the first that arrive."""
-    deadline: float | None = setting(None, declare.ABOVE_0, "data", used=(_CLOCK,))
+    deadline: float | None = setting(None, ABOVE_0, "data", used=(_CLOCK,))
     """Virtual seconds after which a round ends; clients that arrive later are left out. Default: the server waits for
     all."""
     nonfinite: str = setting("raise", ("raise", "skip"), "data")
@@ -357,9 +374,9 @@ class Config(Shorthands):
     )
     """Dirichlet concentration of the clients' labels; small is skewed. With quantity it is the concentration of client
     sizes."""
-    partition_seed: int | None = setting(None, declare.SEED, "data")
+    partition_seed: int | None = setting(None, SEED, "data")
     """Seed of the partition. Default: the seed of the run."""
-    min_samples: int = setting(10, declare.COUNT, "data")
+    min_samples: int = setting(10, COUNT, "data")
     """Smallest number of rows of a client, before its validation and test rows are held out."""
     min_samples_rule: str = setting(
         "redraw", ("redraw", "top_up"), "data", used=(_by_partitioner("min_samples_rule"),)
@@ -370,15 +387,15 @@ class Config(Shorthands):
     """Where validation and test rows are held out. client: from every client (published); global: from the whole set
     before it is partitioned (the text of the paper); stratified: as global, in proportion to the classes; group: as
     global, by whole groups, such as patients."""
-    test_ratio: float = setting(0.25, declare.BETWEEN_0_AND_1, "data")
+    test_ratio: float = setting(0.25, BETWEEN_0_AND_1, "data")
     """Fraction of every client's rows that joins the test set."""
     val_ratio: float = setting(
         0.1,
-        declare.BELOW_1,
+        BELOW_1,
         "data",
     )
     """Fraction of every client's rows that joins the shared validation set D_val; 0 with an external one."""
-    rounds: int = setting(100, declare.COUNT, is_traced=True, topic="Training")
+    rounds: int = setting(100, COUNT, is_traced=True, topic="Training")
     """Number of federated rounds."""
     local_epochs: int | str = setting(
         5,
@@ -405,24 +422,22 @@ class Config(Shorthands):
     """Compression of the updates that clients send; the server scores and averages what arrives. topk:F sends the
     largest entries, a fraction F of all, 0.01 by default, with error feedback; qsgd:S rounds at random to S levels of
     each tensor's norm, 4 by default."""
-    batch_size: int = setting(32, declare.COUNT)
+    batch_size: int = setting(32, COUNT)
     """Rows per minibatch, for training and for scoring. 1 needs a model without BatchNorm."""
-    lr: float = setting(0.1, declare.ABOVE_0, is_traced=True)
+    lr: float = setting(0.1, ABOVE_0, is_traced=True)
     """Learning rate of the clients."""
     optimiser: str = setting("sgd", ("sgd", "adam", "adamw"))
     """Optimiser of the clients. adamw decouples the weight decay from the gradient."""
-    momentum: float = setting(
-        0.0, declare.BELOW_1, is_traced=True, used=(is_one("optimiser", "sgd"),)
-    )
+    momentum: float = setting(0.0, BELOW_1, is_traced=True, used=(is_one("optimiser", "sgd"),))
     """Momentum of the clients' optimiser sgd."""
-    weight_decay: float = setting(0.0, declare.FROM_0, is_traced=True)
+    weight_decay: float = setting(0.0, FROM_0, is_traced=True)
     """Weight decay of the clients' optimiser."""
     lr_schedule: str = setting("constant", local_training.LR_SCHEDULES)
     """Schedule of the clients' learning rate over rounds. exponential:F multiplies by F each round, 0.99 by default;
     cosine ends at 0."""
-    seed: int = setting(0, declare.SEED, "data")
+    seed: int = setting(0, SEED, "data")
     """Seed of the model, the partition, the cohorts and the minibatches."""
-    eval_every: int = setting(5, declare.COUNT, "data")
+    eval_every: int = setting(5, COUNT, "data")
     """Rounds between two evaluations. The last round is always evaluated."""
     record: str = setting("", word="NAME,...")
     """Further entries of the history, NAME,... For every client in every round: client_accuracy, its model's accuracy
@@ -430,12 +445,12 @@ class Config(Shorthands):
     the trace of its empirical Fisher information on D_val, by tensor. At evaluations: confusion, the confusion matrix
     of the test set; accuracy_by_client, the global model's accuracy on each client's own test rows; personal_accuracy,
     the accuracy of the client's own model, if a method has such models."""
-    devices: str = setting("auto", declare.COUNT_OR_AUTO, topic="Hardware", word="INT|auto")
+    devices: str = setting("auto", COUNT_OR_AUTO, topic="Hardware", word="INT|auto")
     """Devices that share a cohort, auto or a number, at most one for each client. The cores of a CPU can serve as
     devices."""
-    lanes: str = setting("auto", declare.COUNT_OR_AUTO, word="INT|auto")
+    lanes: str = setting("auto", COUNT_OR_AUTO, word="INT|auto")
     """Clients that train side by side on a device, auto or a number."""
-    client_chunk: int = setting(0, declare.FROM_0)
+    client_chunk: int = setting(0, FROM_0)
     """Most clients with models in memory at a time, which limits the memory of a round. 0 holds the whole cohort."""
     placement: str = setting("auto", ("auto", "device", "host"), "data")
     """Where the rows of the data set and the client states are. device: every device has all rows, and its part of
@@ -454,9 +469,9 @@ class Config(Shorthands):
     """Run folder. Default: runs/<time>-<method>."""
     resume: str | None = setting(None, kind="host", word="RUN|auto")
     """Run folder to resume, or auto. auto resumes the last run with the same settings, or starts a new one."""
-    checkpoint_every: int = setting(0, declare.FROM_0, "host", used=(_CHECKPOINTS,))
+    checkpoint_every: int = setting(0, FROM_0, "host", used=(above_0("keep", "1 or more"),))
     """Rounds between two checkpoints; 0: about one a minute. The last round and every stop are saved in any case."""
-    keep: int = setting(2, declare.FROM_0, "host")
+    keep: int = setting(2, FROM_0, "host")
     """Number of newest checkpoints that are kept; 0 writes none."""
     cache_dir: Path | None = setting(None, kind="host", word="DIR")
     """Folder for decoded data and compiled programs. Default: $FEDVG_CACHE_DIR or ~/.cache/fedvg_jax."""
@@ -503,9 +518,9 @@ def layered(layers: Sequence[tuple[Mapping[str, Any], str]], start: Config | Non
         start: below all layers; by default the preset of their data set, with partition group where they name groups
             and neither a partition nor a holdout.
     """
-    given = {name: value for settings, _ in layers for name, value in settings.items()}
-    preset = presets.dataset_preset(str(given.get("dataset", Config.dataset)))
-    if {"group", "group_pattern"} & given.keys() and given.get("holdout") != "group":
+    named = {name: value for settings, _ in layers for name, value in settings.items()}
+    preset = presets.dataset_preset(str(named.get("dataset", Config.dataset)))
+    if {"group", "group_pattern"} & named.keys() and named.get("holdout") != "group":
         preset = {**preset, "partition": "group"}
     config = start or Config(**preset)
     for settings, source in layers:
@@ -544,7 +559,7 @@ def partition_seed(config: Config) -> int:
 
 def effective(config: Config) -> dict[str, Any]:
     """Returns the settings by dotted name, with the seed that the partition is drawn with."""
-    return declare.flatten(config) | {"partition_seed": partition_seed(config)}
+    return flatten(config) | {"partition_seed": partition_seed(config)}
 
 
 def choice(config: Config, name: str) -> tuple[str, Any]:
@@ -624,7 +639,7 @@ REFERENCES: dict[str, tuple[Condition, ...]] = {
     "cohorts": (),
     "external-copies": (_EXTERNAL,),
     "truck": (is_one("validation.source", "cifar100"),),
-    "imbalance": (_IMBALANCED,),
+    "imbalance": (above_0("validation.rho", "a rho above 0"),),
 } | dict(methods.published_behaviours())
 """Name of `reference` -> conditions that must all hold for a run to have it."""
 
@@ -667,14 +682,10 @@ def num_joining(config: Config) -> int:
     >>> num_joining(Config(clients=100, join_ratio=0.29)), num_joining(Config(clients=7, join_ratio=0.5))
     (29, 3)
     """
-    is_published = as_reference(config, "cohorts")
-    return max(
-        1,
-        int(
-            config.clients
-            * (config.join_ratio if is_published else Fraction(str(config.join_ratio)))
-        ),
-    )
+    ratio = config.join_ratio
+    if not as_reference(config, "cohorts"):
+        ratio = Fraction(str(ratio))
+    return max(1, int(config.clients * ratio))
 
 
 def client_chunk_size(config: Config) -> int:

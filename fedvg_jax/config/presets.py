@@ -127,11 +127,8 @@ SWITCHES = {row.id: row for row in DIFFERENCES if row.is_switch}
 """Name of `--reference` -> its row."""
 
 
-def official_settings() -> dict[str, Any]:
-    """Returns the settings that `--fidelity official` applies, by dotted name."""
-    return {"reference": "official"} | {
-        name: value for row in DIFFERENCES if row.official for name, value in row.settings.items()
-    }
+OFFICIAL = [row for row in DIFFERENCES if row.official]
+"""Rows that `--fidelity official` applies."""
 
 
 @functools.cache
@@ -142,13 +139,10 @@ def reference_behaviours(text: str) -> frozenset[str]:
     ['block', 'external-copies']
     """
     chosen = {name for name, row in SWITCHES.items() if row.by_default}
+    official = {row.id for row in OFFICIAL} & SWITCHES.keys()
     for word in listed(text):
         name = word.removeprefix("no-")
-        named = (
-            {name for name, row in SWITCHES.items() if row.official}
-            if word == "official"
-            else {name}
-        )
+        named = official if word == "official" else {name}
         chosen = chosen - named if word != name else chosen | named
     return frozenset(chosen)
 
@@ -161,8 +155,10 @@ PAPERS = ("fedavg", "fedavgm", "fedprox", "scaffold", "feddyn", "elastic")
 METHODS = (*PAPERS, "fedvg", *(f"{algorithm}+fedvg" for algorithm in PAPERS))
 """Methods of FedVG's paper."""
 
-FIDELITY = {"corrected": {}, "official": official_settings()}
+FIDELITY: dict[str, dict[str, Any]] = {"corrected": {}, "official": {"reference": "official"}}
 """Value of `--fidelity` -> settings. official is the published code where it departs from the papers."""
+for _row in OFFICIAL:
+    FIDELITY["official"] |= _row.settings
 
 SHORTHANDS = {
     "method": "Algorithm A, weighting W, or both."
@@ -237,10 +233,10 @@ def with_meaning(settings: Mapping[str, Any]) -> dict[str, Any]:
 
     Weighting native beside a method alone is the method's weighting.
     """
-    meant, given = meaning(settings), {n: v for n, v in settings.items() if n not in SHORTHANDS}
-    if "method" in settings and given.get("weighting") == NATIVE and "algorithm" not in given:
-        del given["weighting"]
-    return meant | given
+    beside = {name: value for name, value in settings.items() if name not in SHORTHANDS}
+    if "method" in settings and beside.get("weighting") == NATIVE and "algorithm" not in beside:
+        del beside["weighting"]
+    return meaning(settings) | beside
 
 
 def fields(config: type, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -255,23 +251,23 @@ def fields(config: type, settings: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: a name is unknown, or a value has another type.
     """
-    groups, given = declare.groups(config), {}
+    groups, dotted = declare.groups(config), {}
     for name, value in settings.items():
         if name not in groups:
-            given[name] = value
+            dotted[name] = value
             continue
         if not isinstance(value, groups[name] | Mapping):
             raise UsageError(f"Config: {name} must be a dict; got {declare.shown(value)}")
         inner = value if isinstance(value, Mapping) else vars(value)
         for key, of_group in inner.items():
-            given[f"{name}.{key}"] = of_group
-    shorthands = {n: v for n in SHORTHANDS if (v := given.pop(n, None)) is not None}
+            dotted[f"{name}.{key}"] = of_group
+    shorthands = {n: v for n in SHORTHANDS if (v := dotted.pop(n, None)) is not None}
     if settings.keys() >= {field.name for field in dataclasses.fields(config)}:
-        given |= meaning(shorthands)
+        dotted |= meaning(shorthands)
     else:
-        given = with_meaning(given | shorthands)
+        dotted = with_meaning(dotted | shorthands)
     defaults = {name: declared.default for name, declared in declare.table(config).items()}
-    values = declare.nested(defaults | _typed(config, given, "Config"))
+    values = declare.nested(defaults | _typed(config, dotted, "Config"))
     return values | {name: of_group(**values[name]) for name, of_group in groups.items()}
 
 
@@ -297,13 +293,11 @@ def apply(config: T, settings: Mapping[str, Any], source: str) -> T:
 def _typed(config: type, settings: Mapping[str, Any], source: str) -> dict[str, Any]:
     """Returns settings by dotted name in their types."""
     table, values = declare.table(config), {}
-    for name, given in settings.items():
+    for name, value in settings.items():
         declared = table.get(name)
         if declared is None:
-            hint = f"; it is a table, [{name}]"
-            if name not in declare.groups(config):
-                hint = suggestion(name, [*table, *SHORTHANDS])
+            hint = suggestion(name, [*table, *SHORTHANDS])
             raise UsageError(f"{source}: unknown setting '{str(name)[:100]}'{hint}")
-        is_default = given is declared.default  # which needs no conversion
-        values[name] = given if is_default else declared.typed(given, f"{source}: {name}")
+        is_default = value is declared.default  # which needs no conversion
+        values[name] = value if is_default else declared.typed(value, f"{source}: {name}")
     return values

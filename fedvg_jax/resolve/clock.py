@@ -51,26 +51,20 @@ def read(path: Path, num_clients: int) -> Clock:
     Raises:
         UsageError: it cannot be read, has other columns, a client is missing, or a value is no number.
     """
+    columns = {}
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.DictReader(file)
-            rows, header = list(reader), reader.fieldnames or ()
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise UsageError(f"clock.file {path}: {files.reason(error)}; give a CSV file") from None
-    if not {"client"} < {*header} <= {"client", *COLUMNS}:
-        allowed = f"client and some of {', '.join(COLUMNS)}"
-        raise UsageError(f"clock.file {path} has columns {', '.join(header)}; expected {allowed}")
-    try:
-        rows.sort(key=lambda row: int(row["client"]))
+            rows = sorted(csv.DictReader(file), key=lambda row: int(row["client"]))
         if [int(row["client"]) for row in rows] != [*range(num_clients)]:
             raise ValueError("other clients")
-        columns = {}
+        if not {"client"} < {*rows[0]} <= {"client", *COLUMNS}:
+            raise ValueError(f"it has the columns {', '.join(map(str, rows[0]))}")
         for name in COLUMNS:
             default = Clock._field_defaults[name]
             columns[name] = np.array([float(row.get(name) or default) for row in rows])
-    except (KeyError, TypeError, ValueError):
+    except (OSError, csv.Error, KeyError, TypeError, ValueError) as error:
         raise UsageError(
-            f"clock.file {path} must have the clients 0..{num_clients - 1}, each once, and numbers"
-            f" {', '.join(COLUMNS)}; correct it"
+            f"clock.file {path}: {files.reason(error)}; give a CSV file with the clients 0..{num_clients - 1} in rows,"
+            f" and columns of numbers: client and some of {', '.join(COLUMNS)}"
         ) from None
     return virtual_time.checked(Clock(**columns), num_clients)

@@ -151,6 +151,7 @@ KINDS = {
     "task": Task,
     "algorithm": Algorithm,
     "weighting": Weighting | Callable,
+    "selection": Selection,
     "aggregate": Callable,
     "send": Send,
     "attack": Callable,
@@ -167,8 +168,8 @@ def new_functions(bundle: T) -> T:
     `jax.jit` before is taken from there.
 
     >>> double = lambda x: 2 * x
-    >>> (own,) = new_functions((double,))
-    >>> own is double, own(3)
+    >>> (anew,) = new_functions((double,))
+    >>> anew is double, anew(3)
     (False, 6)
     """
     if isinstance(bundle, tuple):

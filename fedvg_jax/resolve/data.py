@@ -41,9 +41,7 @@ OF_SPLIT = ("min_samples", "test_ratio", "val_ratio")
 
 
 def make_population(
-    config: Config,
-    data: Any = None,
-    partition: Partitioner | tuple | Sequence | None = None,
+    config: Config, data: Any, partition: Partitioner | tuple | Sequence | None
 ) -> Population:
     """Reads the data set, draws the partition and builds D_val, unless the caller passes data or a partition.
 
@@ -90,12 +88,12 @@ def _check_groups(arrays: Arrays, config: Config) -> None:
 
 
 def _check_test_rows(config: Config, parts: Partition) -> None:
-    """Raises UsageError where accuracies by client are recorded, and clients have no test rows of their own."""
+    """Raises UsageError where accuracies by client are recorded, and the test rows are one set."""
     by_client = [name for name in CLIENT_ACCURACIES if name in listed(config.record)]
     if by_client and len(parts.test) != len(parts.train):
-        instead = "give each client's" if config.holdout == "client" else "use --holdout client"
         raise UsageError(
-            f"record {by_client[0]} needs test rows of every client, and they are one set; {instead}"
+            f"record {by_client[0]} needs test rows of every client, and they are one set; use --holdout client and"
+            " a partition with test rows of each client"
         )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 from fedvg_jax import algorithms
 from fedvg_jax.config import SETTINGS, Config, apply, client_chunk_size, cohort_size, epochs_range
 from fedvg_jax.config.checks import unmet
-from fedvg_jax.config.declare import FRACTION, flatten, listed
+from fedvg_jax.config.declare import FRACTION, Setting, listed
 from fedvg_jax.config.options import as_reference, choice, concurrency, has_clock, num_asked
 from fedvg_jax.core.types import Algorithm, Hyper, NamedWeighting, UsageError, Weighting
 from fedvg_jax.engine import task_checks
@@ -95,14 +95,13 @@ def resolve(
     model = make_model(config, inputs, custom.task, custom.initial)
     weightings = named_weightings(config, custom, method.algorithm)
     check_accuracies(config, weightings, custom.task, population)
-    static = tuple(flatten(static_settings(config)).items())
     # what a named network is built for
     model_key = custom.task or (inputs.x.shape[1:], len(inputs.class_names))
     return Experiment(
         settings=config,
         custom=custom.names,
         # the ids of corrupt clients are constants of a program with an attack
-        key=(static, model_key, method.corrupt_clients if custom.attack else ()),
+        key=(static_settings(config), model_key, method.corrupt_clients if custom.attack else ()),
         population=population,
         statistics=populations.describe(config, population, custom.partition is not None),
         model=model,
@@ -123,29 +122,30 @@ def static_settings(config: Config) -> Config:
     """
     values = {name: SETTINGS[name].default for name in VALUES}
     values |= {name: float(SETTINGS[name].get(config) > 0) / 2 for name in USED_ABOVE_0}
-    values |= {name: _without_traced(config, name) for name, s in SETTINGS.items() if s.arguments}
+    for name, setting in SETTINGS.items():
+        if setting.arguments and setting.facts.kind == "compiled":
+            values[name] = _without_traced(setting, setting.get(config))
     if config.attack != "none":  # the corrupt clients' ids are constants of the program
         values |= {"seed": config.seed, "corrupt.clients": config.corrupt.clients}
     return apply(config, values, "static settings")
 
 
-def _without_traced(config: Config, name: str) -> str:
-    """Returns a setting NAME:VALUE without a value that is a traced scalar."""
-    setting = SETTINGS[name]
-    if setting.facts.kind != "compiled":
-        return setting.default
-    text = setting.get(config)
-    argument = setting.arguments.get(text.partition(":")[0])
-    return text.partition(":")[0] if argument and argument.traced else text
+def _without_traced(setting: Setting, text: str) -> str:
+    """Returns a text NAME:VALUE without a value that is a traced scalar."""
+    name, _, _ = text.partition(":")
+    argument = setting.arguments.get(name)
+    return name if argument and argument.traced else text
 
 
 def hyper_of(
     config: Config, custom: Custom, algorithm: Algorithm, weighting: Weighting
 ) -> tuple[Hyper, dict[str, float]]:
     """Returns what `make_hyper` does; a caller may pass the parameters of its objects."""
-    of_caller = (() if custom.algorithm is None else algorithm.hyperparameters) + (
-        () if custom.weighting is None else weighting.hyperparameters
-    )
+    of_caller = ()
+    if custom.algorithm is not None:
+        of_caller += algorithm.hyperparameters
+    if custom.weighting is not None:
+        of_caller += weighting.hyperparameters
     settable = [parameter.name for parameter in of_caller]
     return make_hyper(config, algorithm, weighting, custom.hyper, settable)
 

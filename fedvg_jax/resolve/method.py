@@ -12,7 +12,7 @@ import optax
 
 from fedvg_jax.algorithms.base import sends_messages
 from fedvg_jax.config import SETTINGS, WEIGHTINGS, Config, client_chunk_size, cohort_size, methods
-from fedvg_jax.config.checks import FLOAT32, unmet
+from fedvg_jax.config.checks import FLOAT32, unmet, with_passed
 from fedvg_jax.config.declare import listed, suggestion
 from fedvg_jax.config.methods import (
     HYPERPARAMETERS,
@@ -97,8 +97,7 @@ def make_algorithm(config: Config, custom: Custom) -> Algorithm:
     if send is None:
         return algorithm
     if algorithm.send is not None:
-        source = "send=" if custom.send else f"send {config.send}"
-        raise UsageError(f"{source} and algorithm.send both compress updates; leave one out")
+        raise UsageError("send and algorithm.send both compress updates; leave one out")
     return algorithm._replace(send=send)
 
 
@@ -106,18 +105,13 @@ def make_selection(config: Config, custom: Selection | None) -> Selection | None
     """Returns the selection of cohorts; None for uniform cohorts.
 
     Raises:
-        UsageError: it is no `Selection`, or the settings draw cohorts in another way.
+        UsageError: the settings draw cohorts in another way.
     """
     name, num_candidates = choice(config, "selection")
     num_candidates = num_candidates or min(config.clients, 2 * cohort_size(config))
     named = selection.BY_NAME[name]
     chosen = custom or (named and named.made(num_candidates))
-    if chosen is None:
-        return None
-    if not isinstance(chosen, Selection) or not callable(chosen.choose):
-        got = type(chosen).__name__
-        raise UsageError(f"selection must be a fedvg_jax.Selection of a function; got {got}")
-    if as_reference(config, "cohorts") or config.buffered.size:
+    if chosen and (as_reference(config, "cohorts") or config.buffered.size):
         raise UsageError(
             "a selection cannot be used with reference cohorts or buffered.size, which draw the clients themselves;"
             " leave one out"
@@ -129,19 +123,19 @@ def _refuse_contradictions(
     config: Config, custom: Custom, algorithm: Algorithm, rule: robust.Rule
 ) -> None:
     """Raises UsageError where algorithm, local tensors, robust rule and cohorts do not fit together."""
-    name = "the algorithm" if custom.algorithm else f"algorithm {config.algorithm}"
-    robust_name = "aggregate=" if custom.aggregate else f"robust {config.robust}"
-    weights = "weighting=" if custom.weighting else f"the weights of {config.weighting}"
+    settings = {name: getattr(config, name) for name in ("robust", "algorithm", "weighting")}
+    rule_name, name, weighting = with_passed(settings, custom.names).values()
     local_name = f"local {config.local}" if config.local else name
     is_robust, is_personal = rule is not robust.weighted_mean, algorithm.personal is not None
     is_local = bool(config.local) or is_personal
     is_chunked = client_chunk_size(config) < cohort_size(config)
     has_weights = custom.weighting or config.weighting not in ("uniform", "samples", "native")
     ignores = robust.facts(rule).ignores_weights
+    robust_name = f"robust {rule_name}"
     problems = (
         (is_robust and sends_messages(algorithm), robust_name, f"messages that {name} averages"),
         (is_robust and is_chunked, robust_name, "client_chunk: it needs all models of a cohort"),
-        (has_weights and ignores, robust_name, f"{weights}, which it ignores"),
+        (has_weights and ignores, robust_name, f"weighting {weighting}, which it ignores"),
         (config.local and is_personal, local_name, f"personal models of {name}"),
         (is_local and as_reference(config, "server-stats"), local_name, "reference server-stats"),
         (is_local and is_robust, local_name, f"{robust_name}, which has one model"),
@@ -270,19 +264,19 @@ def make_hyper(
     config: Config,
     algorithm: Algorithm,
     weighting: Weighting,
-    given: Mapping[str, Any] | None = None,
+    passed: Mapping[str, Any] | None = None,
     settable: Collection[str] = (),
 ) -> tuple[Hyper, dict[str, float]]:
     """Returns all hyperparameters of a run as float32 scalars, and the declared values that no setting determines.
 
-    The value of a declared hyperparameter is the first that exists of: `given[name]`; its setting, if a built-in
+    The value of a declared hyperparameter is the first that exists of: `passed[name]`; its setting, if a built-in
     algorithm or weighting declares it so and the settings name that; the declared default.
 
     Args:
         config: its fields set the hyperparameters of local training and of built-in algorithms and weightings.
         algorithm, weighting: of the run.
-        given: name -> value.
-        settable: names that may be given, because a caller's object declares them.
+        passed: name -> value, of the caller.
+        settable: names that may be passed, because a caller's object declares them.
 
     Raises:
         UsageError: an unknown name, a value out of range, or a name with two meanings.
@@ -295,19 +289,20 @@ def make_hyper(
     >>> make_hyper(Config(), fedboost, weightings.uniform(), {"bost": 3}, ["boost"])
     Traceback (most recent call last):
         ...
-    fedvg_jax.UsageError: unknown hyperparameter 'bost' of the objects given; did you mean 'boost'?
+    fedvg_jax.UsageError: unknown hyperparameter 'bost' of the objects; did you mean 'boost'?
     """
-    given, values, custom = given or {}, scalars(config), {}
-    if unknown := [name for name in given if name not in settable]:
-        hint = suggestion(unknown[0], sorted(settable))
-        raise UsageError(f"unknown hyperparameter '{unknown[0]}' of the objects given{hint}")
+    passed, values, custom = passed or {}, scalars(config), {}
+    for name in passed:
+        if name not in settable:
+            hint = suggestion(name, sorted(settable))
+            raise UsageError(f"unknown hyperparameter '{name}' of the objects{hint}")
     of_rounds = values.keys() - methods.SETTINGS.keys()
     for name, parameter in _declared(algorithm, weighting, of_rounds).items():
         of_setting = values.get(name)
         is_set = parameter in HYPERPARAMETERS and unmet(config, name) is None
-        if is_set and name not in given:
+        if is_set and name not in passed:
             continue
-        values[name] = np.float32(checked(parameter, given.get(name, parameter.value)))
+        values[name] = np.float32(checked(parameter, passed.get(name, parameter.value)))
         if of_setting != values[name]:
             custom[name] = float(values[name])
     return jax.device_put(values), custom  # jnp.float32 would run a program for each

@@ -233,16 +233,10 @@ def check_accuracies(
     Raises:
         UsageError: the data have no class labels, or the task's outputs are not scores of the classes.
     """
-    records, arrays = listed(config.record), population.arrays
-    consumers = {
-        f"record {name}": "use client_val_loss"
-        for name in ("client_accuracy", *CLIENT_ACCURACIES)
-        if name in records
-    }
-    if "val_accuracy" in weightings:
-        consumers["weighting val_accuracy"] = "use val_loss"
-    for consumer, instead in consumers.items():
+    arrays = population.arrays
+    instead, num_classes = "use client_val_loss or val_loss", len(arrays.class_names)
+    readers = {"client_accuracy", "val_accuracy", *CLIENT_ACCURACIES}
+    for consumer in sorted(readers.intersection([*listed(config.record), *weightings])):
         class_labels(arrays, consumer, instead, of_rows=False)
         if task:
-            num_classes = len(arrays.class_names)
             task_checks.check_scores(task, population.pool, consumer, instead, num_classes)

@@ -58,7 +58,8 @@ def run_chunks(
     compiled: Programs,
     state: SimState,
     is_ended: Callable[[list[Record], SimState], bool] | None = None,
-    is_single: bool = False,
+    *,
+    is_single: bool,
     virtual_seconds: float = 0.0,
 ) -> Iterator[tuple[SimState, list[Record]]]:
     """Yields the state and the new records after every chunk, up to the last round.
@@ -77,10 +78,14 @@ def run_chunks(
     num_done, placement = int(state.round), sim.state_placement
     store, state = placement.open(state)
     state, drawn = tree.copies(state), []  # the program takes over the memory of its argument
+    selection = sim.experiment.method.selection
+    # a selection that measures losses needs the model of every round
+    is_informed = bool(selection and selection.num_candidates)
     round_seconds = CHUNK_SECONDS  # an estimate: the first chunk is one round
 
     def next_chunk() -> Chunk | None:
-        num_rounds = _rounds_of_chunk(sim, num_done, is_single, round_seconds)
+        num_rounds = 1 if is_single or is_informed else max(1, int(CHUNK_SECONDS / round_seconds))
+        num_rounds = min(num_rounds, placement.max_rounds, until_pause(sim, num_done))
         return plan_chunk(sim, drawn, num_done, num_rounds, state)
 
     ahead, traffic = next_chunk(), None
@@ -109,17 +114,12 @@ def run_chunks(
         is_evaluated = until_evaluation(sim, num_done - 1) == 1
         if is_evaluated:
             records[-1] |= evaluate(sim, compiled, after, store)
-        if is_single:
-            after = _with_own_model(after)
+        if is_single:  # copies of all arrays except the client states
+            copied = tree.copies(with_client_states(after, ()))
+            after = with_client_states(copied, after.clients, after.client_ids)
         if is_ended and is_ended(records, after) and not is_evaluated:
             records[-1] |= evaluate(sim, compiled, after, store)
         yield after, records
-
-
-def _with_own_model(state: SimState) -> SimState:
-    """Returns the state with copies of all arrays except the client states."""
-    copied = tree.copies(with_client_states(state, ()))
-    return with_client_states(copied, state.clients, state.client_ids)
 
 
 class Chunk(NamedTuple):
@@ -132,16 +132,6 @@ class Chunk(NamedTuple):
     data: Data
     clients: np.ndarray
     """int32 [n], the clients with states that are copied to the devices; none unless client states stay on the host"""
-
-
-def _rounds_of_chunk(
-    sim: simulation.Simulation, num_done: int, is_single: bool, round_seconds: float
-) -> int:
-    """Returns the number of rounds after which the next chunk ends at the latest."""
-    selection = sim.experiment.method.selection
-    is_informed = bool(selection and selection.num_candidates)  # it needs the model of every round
-    num_rounds = 1 if is_single or is_informed else max(1, int(CHUNK_SECONDS / round_seconds))
-    return min(num_rounds, sim.state_placement.max_rounds, until_pause(sim, num_done))
 
 
 def plan_chunk(

@@ -24,6 +24,7 @@ from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.engine import evaluate
 from fedvg_jax.host import processes
 from fedvg_jax.runs.assemble import programs, simulation
+from fedvg_jax.runs.placement.client_states import copied_rows
 from fedvg_jax.runs.record.history import CLIENT_ACCURACIES, Record, number
 
 BY_CLIENT, PERSONAL = CLIENT_ACCURACIES
@@ -40,28 +41,29 @@ def entries(sim: simulation.Simulation, state: SimState, store: Tree) -> Record:
         state: after a round.
         store: of the client states, see `Placement`.
     """
-    has_own = bool(sim.local.is_local or sim.algorithm.personal)
+    keeps_models = bool(sim.local.is_local or sim.algorithm.personal)
     labels_per_row = np.prod(sim.arrays.y.shape[1:], dtype=int)
     record: Record = {}
     for name in CLIENT_ACCURACIES:
         if name in sim.experiment.recorded:
-            correct = _count_correct(sim, state, store, is_own=has_own and name == PERSONAL)
+            is_personal = keeps_models and name == PERSONAL
+            correct = _count_correct(sim, state, store, is_personal)
             sizes = client_rows.sizes(sim.partition.test)
             record |= by_client(name, correct / labels_per_row, sizes)
     return record
 
 
 def _count_correct(
-    sim: simulation.Simulation, state: SimState, store: Tree, is_own: bool
+    sim: simulation.Simulation, state: SimState, store: Tree, is_personal: bool
 ) -> np.ndarray:
-    """Returns each client's correct labels, int [N], of its own model or of the global one."""
-    make = functools.partial(_make, sim.bind, sim.executor, sim.local, is_own)
-    count = sim.cached(("client models", is_own), make)
+    """Returns each client's correct labels, int [N], of its personal model or of the global one."""
+    make = functools.partial(_make, sim.bind, sim.executor, sim.local, is_personal)
+    count = sim.cached(("client models", is_personal), make)
     correct = np.zeros(len(sim.partition.test), np.int64)
     for clients, inputs in _pieces(sim):
-        own = sim.state_placement.read(store, state, clients) if is_own else ()
+        tensors = sim.state_placement.read(store, state, clients) if is_personal else ()
         placed = processes.place(inputs, sim.executor.placement)
-        counts = processes.wait(count(state.variables, own, *placed, sim.base))
+        counts = processes.wait(count(state.variables, tensors, *placed, sim.base))
         correct[clients] = jax.device_get(counts)
     return correct
 
@@ -120,34 +122,27 @@ def _pieces(
     for begin in range(0, len(sizes), size):
         piece = np.arange(size, dtype=np.int32) + min(begin, len(sizes) - size)
         tested = np.concatenate([parts.test[k] for k in piece.tolist()])
-        rows = np.zeros(size * largest, np.int64)
-        rows[: len(tested)] = tested
+        # clients train on these rows, of which some may be corrupt
+        pool = copied_rows(sim.experiment.population.pool, tested, size * largest)
         table = np.full(table_shape, -1, np.int32)
         table[np.arange(table_shape[1]) < sizes[piece][:, None]] = np.arange(len(tested))
-        yield piece, (_take(sim.data.pool, rows), table.reshape(size, -1, evaluate.ROWS))
-
-
-def _take(pool: Batch, rows: np.ndarray) -> Batch:
-    """Returns rows of a run's pool, as its clients train on them: some may be corrupt. NumPy arrays."""
-    # each device has all
-    copies = [leaf.addressable_data(0) if isinstance(leaf, jax.Array) else leaf for leaf in pool]
-    return Batch(*(np.asarray(copy[rows]) for copy in copies))
+        yield piece, (pool, table.reshape(size, -1, evaluate.ROWS))
 
 
 def _make(
-    bind: Callable[[Tree], programs.Bound], executor: Executor, local: LocalPart, is_own: bool
+    bind: Callable[[Tree], programs.Bound], executor: Executor, local: LocalPart, is_personal: bool
 ) -> Callable[..., Array]:
-    """Returns a jitted function that counts each client's correct labels, int32 [P], under its own or one model."""
+    """Returns a jitted function that counts each client's correct labels, int32 [P], under its model or one model."""
 
-    def count(theta: Variables, own: Tree, pool: Batch, tables: Array, base: Tree) -> Array:
+    def count(theta: Variables, tensors: Tree, pool: Batch, tables: Array, base: Tree) -> Array:
         count_correct = evaluate.make_count_correct(bind(base).task)
-        if not is_own:
-            return executor.map(
-                lambda both, rows: count_correct(both[0], both[1], rows), (theta, pool), tables
-            )
-        models = jax.vmap(whole, (None, 0))(theta, own) if local.is_local else own
-        return executor.map(
-            lambda pool, client: count_correct(client[0], pool, client[1]), pool, (models, tables)
-        )
+
+        def count_one(shared: tuple[Variables, Batch], client: tuple[Tree, Array]) -> Array:
+            (model, pool), (kept, rows) = shared, client
+            if is_personal:
+                model = whole(model, kept) if local.is_local else kept
+            return count_correct(model, pool, rows)
+
+        return executor.map(count_one, (theta, pool), (tensors, tables))
 
     return jax.jit(count, out_shardings=executor.placement)

@@ -40,17 +40,17 @@ def divergence(record: Record, limit: float = math.inf) -> str:
     return "" if is_finite else "the loss of the global model is not finite"
 
 
-def until_first(records: Sequence[Record], limit: float = math.inf) -> list[Record]:
-    """Returns the records up to the first round that diverged, and that one.
+def until_first(records: Sequence[Record], limit: float = math.inf) -> tuple[list[Record], str]:
+    """Returns the records up to the first round that diverged, and that one; and how it diverged, "" if none did.
 
     Args:
         records: of consecutive rounds.
         limit: as in `divergence`.
     """
     for number, record in enumerate(records, 1):
-        if divergence(record, limit):
-            return list(records[:number])
-    return list(records)
+        if problem := divergence(record, limit):
+            return list(records[:number]), problem
+    return list(records), ""
 
 
 def refuse_wrong_weights(records: Sequence[Mapping[str, Any]]) -> None:

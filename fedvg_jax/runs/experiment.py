@@ -5,7 +5,6 @@ Programs, states, schedules and records follow from it; nothing behind it reads 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -63,15 +62,15 @@ class Model(NamedTuple):
     """frozen tensors, arrays or shapes -> the task of the trained part; None -> the task of the whole model"""
     initial: Callable[[Callable[[Array], Variables]], Variables]
     """(key -> a drawn model) -> the first model: drawn, of a file, of another run, or the caller's"""
-    scored: Callable[[Variables | None], Task] | None = None
+    scored: Callable[[Variables | None], Task] | None
     """as `bound`, for scoring passes and evaluations; None for the same"""
-    trained: str = ""
+    trained: str
     """regular expression of the tensors that are trained; "" for all"""
-    local: LocalPart = LocalPart()
+    local: LocalPart
     """the part that stays with each client"""
-    local_name: str = "local"
+    local_name: str
     """of the part in messages"""
-    has_initial: bool = False
+    has_initial: bool
     """whether the caller gave the first variables"""
 
     @property
@@ -87,26 +86,26 @@ class Method(NamedTuple):
     weighting: Callable[[Task], Weighting]
     """task of scoring -> the weighting"""
     optimiser: local_training.Optimiser
-    aggregate: robust.Rule = robust.weighted_mean
-    disturb: attacks.Disturb | None = None
-    corrupt_clients: tuple[int, ...] = ()
+    aggregate: robust.Rule
+    disturb: attacks.Disturb | None
+    corrupt_clients: tuple[int, ...]
     """ids of the clients with corrupt rows or updates"""
-    selection: Selection | None = None
+    selection: Selection | None
     """None for uniform cohorts"""
-    augment: Augment | None = None
-    num_tuning_steps: int = 0
+    augment: Augment | None
+    num_tuning_steps: int
     """steps of the server on D_val after a round"""
-    server_stats: bool = False
+    server_stats: bool
     """whether the server treats running statistics like parameters"""
-    weighs_untrained: bool = False
+    weighs_untrained: bool
     """whether a client without a local step is weighed like the others"""
-    has_custom_weights: bool = False
+    has_custom_weights: bool
     """whether weights come from functions that may break their contract"""
-    measures: tuple[str, ...] = ()
+    measures: tuple[str, ...]
     """names in `weightings.recorded.MEASURES` that records have"""
-    sensitivity: privacy.Sensitivity | None = None
+    sensitivity: privacy.Sensitivity | None
     """how much one client can change the aggregate; None without differential privacy"""
-    scores_applied: bool = False
+    scores_applied: bool
     """whether a buffered server measures signals on its present model with one client's update"""
 
 
@@ -121,21 +120,21 @@ class Cohorts(NamedTuple):
     """clients that are asked in a round; the first K of them to arrive are the cohort"""
     local_epochs: tuple[int, int]
     """smallest and largest number"""
-    skips_single_rows: bool = False
+    skips_single_rows: bool
     """whether clients skip minibatches of one row, as the published code does"""
-    probe_ratio: float = 0.0
-    probe_apart: bool = False
+    probe_ratio: float
+    probe_apart: bool
     """whether the probe's rows are not trained on, as in the published code"""
-    is_published: bool = False
+    is_published: bool
     """whether cohorts follow the published code's random stream"""
-    deadline: float = math.inf
+    deadline: float
     """virtual seconds after which a round ends"""
-    clock: Clock | None = None
+    clock: Clock | None
     """how long clients take; None without virtual time"""
-    concurrency: int = 0
+    concurrency: int
     """M, clients in training at any time, of a buffered server, which updates whenever K have arrived; 0 for a
     synchronous one"""
-    max_staleness: float = math.inf
+    max_staleness: float
     """updates after which a client of a buffered server is not averaged any more"""
 
 
@@ -160,7 +159,7 @@ class Experiment(NamedTuple):
     cohorts: Cohorts
     skips_lone_row: bool
     """whether a last group of one row of D_val is skipped where BatchNorm needs two"""
-    recorded: frozenset[str] = frozenset()
+    recorded: frozenset[str]
     """what is recorded on demand"""
-    weights_read_clients: bool = True
+    weights_read_clients: bool
     """with differential privacy, whether weights may read rows of clients that are not sampled"""

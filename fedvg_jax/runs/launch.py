@@ -101,9 +101,6 @@ def join(launch: Launch) -> None:
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}".strip()
     import jax
 
-    if "JAX_CPU_COLLECTIVES_IMPLEMENTATION" not in os.environ:
-        jax.config.update("jax_cpu_collectives_implementation", "gloo")
-
     # it would replace the handler of SIGTERM
     jax.config.update("jax_enable_preemption_service", False)
     is_auto = launch.coordinator == "auto"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import logging
@@ -57,14 +56,13 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
     observers = Observers(**listeners)
     with recording.open_run_folder(sim, observers.log) as recorder:
         start = recorder.start
+        run = Run(sim, recorder, observers, list(start.records), [])
         if start.records:
             observers.on_progress(start.records)
-        if start.is_finished:
             if observers.on_records:
-                with contextlib.suppress(history.StopRun):  # the run is over
-                    observers.on_records(copy.deepcopy(start.records))
-            return _finished_history(sim)
-        return _run_rounds(sim, recorder, observers)
+                report = functools.partial(observers.on_records, copy.deepcopy(start.records))
+                is_ended_by([report], run)
+        return _finished_history(sim) if start.is_finished else _run_rounds(run)
 
 
 def export(sim: simulation.Simulation, finished: History) -> None:
@@ -102,11 +100,9 @@ class Run(NamedTuple):
     """why a callback ended the run, once one has"""
 
 
-def _run_rounds(
-    sim: simulation.Simulation, recorder: recording.Recorder, observers: Observers
-) -> History:
+def _run_rounds(run: Run) -> History:
     """Computes the rounds that are left, and returns the history of all."""
-    start = recorder.start
+    sim, recorder, observers = run.sim, run.recorder, run.observers
     if sim.experiment.cohorts.size == 1 < sim.config.clients:
         observers.log(
             "one client a round: every weighting gives it the weight 1; use a larger join_ratio or buffered.size"
@@ -115,14 +111,10 @@ def _run_rounds(
         from fedvg_jax.runs.assemble import privacy
 
         observers.log(privacy.COVERS if sim.account else privacy.UNKNOWN)
-    run = Run(sim, recorder, observers, list(start.records), [])
-    is_over = len(run.records) >= sim.config.rounds
-    if run.records and observers.on_records:
-        calls = [functools.partial(observers.on_records, copy.deepcopy(run.records))]
-        is_over |= is_ended_by(calls, run.endings)
+    is_over = run.endings or len(run.records) >= sim.config.rounds
     compiled = None if is_over else chunks.compile_programs(sim)
     recorder.start_clock(compiled.seconds if compiled else 0.0)
-    state, stop, rounds = start.state, None, ()
+    state, stop, rounds = recorder.start.state, None, ()
     with (
         endings.catch_signals(observers.on_stop, observers.log) as received,
         hardware.single_lapack_thread(),
@@ -130,7 +122,9 @@ def _run_rounds(
         if compiled:
             is_ended, is_single = functools.partial(call_observers, run), bool(observers.callbacks)
             virtual_seconds = (run.records or [{}])[-1].get("virtual_seconds", 0.0)
-            rounds = chunks.run_chunks(sim, compiled, state, is_ended, is_single, virtual_seconds)
+            rounds = chunks.run_chunks(
+                sim, compiled, state, is_ended, is_single=is_single, virtual_seconds=virtual_seconds
+            )
         for state, new in rounds:
             with processes.together():
                 add_chunk(run, state, new)
@@ -157,26 +151,27 @@ def call_observers(run: Run, records: list[Record], state: SimState) -> bool:
         for callback in run.observers.callbacks
     ]
     if on_records:
-        recorded = _until_divergence(run, records)
+        recorded, _ = _until_divergence(run, records)
         calls.append(functools.partial(on_records, copy.deepcopy(recorded)))
-    return is_ended_by(calls, run.endings)
+    return is_ended_by(calls, run)
 
 
-def is_ended_by(calls: Sequence[Callable[[], None]], reasons: list[str]) -> bool:
+def is_ended_by(calls: Sequence[Callable[[], None]], run: Run) -> bool:
     """Makes calls of the caller's functions; returns whether one, in whichever process, has ended the run.
 
     Args:
         calls: of one chunk.
-        reasons: of those that raise `StopRun`; grows.
+        run: its `endings` get the reasons of calls that raise `StopRun`.
     """
     with processes.together():
         for call in calls:
             try:
                 call()
             except history.StopRun as stop:
-                reasons.append(f"callback: {stop}" if str(stop) else "callback")
-    is_ended = bool(processes.largest([bool(reasons)])[0])
-    reasons[:] = reasons or ["callback"] * is_ended
+                run.endings.append(f"callback: {stop}" if str(stop) else "callback")
+    is_ended = bool(processes.largest([bool(run.endings)])[0])
+    if is_ended and not run.endings:
+        run.endings.append("callback")
     return is_ended
 
 
@@ -189,10 +184,8 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
     Raises:
         DivergedError: a client or the loss diverged, and `nonfinite` is "raise".
     """
-    sim = run.sim
     endings.refuse_wrong_weights(new)
-    recorded, skips = _until_divergence(run, new), sim.config.nonfinite == "skip"
-    problem = "" if skips else endings.divergence(recorded[-1], _loss_limit(run))
+    recorded, problem = _until_divergence(run, new)
     warning = endings.no_client_warning(recorded)
     is_first_warning = warning and not endings.no_client_warning(run.records)
     run.records.extend(recorded)
@@ -208,16 +201,13 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
         run.observers.log(warning)
 
 
-def _until_divergence(run: Run, new: list[Record]) -> list[Record]:
-    """Returns the records of a chunk that the history gets: all, or up to the first round that ends the run."""
+def _until_divergence(run: Run, new: list[Record]) -> tuple[list[Record], str]:
+    """Returns the records of a chunk that the history gets, to the first round that ends the run; and why it does."""
     if run.sim.config.nonfinite == "skip":
-        return new
-    return endings.until_first(new, _loss_limit(run))
-
-
-def _loss_limit(run: Run) -> float:
-    """Returns the largest training loss that has not exploded; the loss of a custom task may have any unit."""
-    return math.inf if run.sim.experiment.model.is_custom else endings.EXPLOSION
+        return new, ""
+    # the loss of a custom task may have any unit
+    limit = math.inf if run.sim.experiment.model.is_custom else endings.EXPLOSION
+    return endings.until_first(new, limit)
 
 
 def save_checkpoint(run: Run, state: SimState, *, is_last: bool = False) -> None:
@@ -283,7 +273,7 @@ def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
         "interrupted": stopped_by not in (None, "diverged"),
         "stopped_by": stopped_by,
         "stopped_early": run.endings[0] if run.endings else None,
-        "resumed_from": start.resumed_from,
+        "resumed_from": len(start.records) if run.sim.config.resume else None,
         **history.summarise(records),
         **history.bytes_sent(records),
         "corrupt_clients": list(experiment.method.corrupt_clients),

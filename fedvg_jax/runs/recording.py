@@ -51,7 +51,6 @@ class Start(NamedTuple):
     """the model that was best on D_val, on the host"""
     seconds: tuple[float, float] = (0.0, 0.0)
     """of compiling and of running, in earlier segments"""
-    resumed_from: int | None = None
     is_finished: bool = False
     """whether the run has no rounds left to compute"""
     history: Digest = [0, 0]  # noqa: RUF012
@@ -95,8 +94,8 @@ class Recorder:
         return self._compiling, self.start.seconds[1] + time.perf_counter() - self._running_since
 
     def submit(self, write: Callable[..., None], *arguments: Any) -> None:
-        """Writes in the background."""
-        assert self._pool is not None, "this process writes the folder"
+        """Writes in the background, in the process that writes the folder."""
+        assert self._pool
         self._pending = self._pool.submit(write, *arguments)
 
     def add(self, records: Sequence[Record], state: SimState) -> None:
@@ -163,7 +162,7 @@ class Recorder:
 
 def _writing_on(folder: Path) -> contextlib.AbstractContextManager:
     """Makes errors of writing a UsageError, which says how the run continues."""
-    return files.writing(f"the run folder {folder}", f"--resume {folder}", "then")
+    return files.writing(f"the run folder {folder}", f"--resume {folder}, or another --out", "then")
 
 
 def _save(folder: Path, number: int, content: Any, digest: Digest, keep: int) -> None:
@@ -187,7 +186,7 @@ def open_run_folder(sim: Simulation, log: Log) -> Iterator[Recorder]:
             has other data or objects; or the processes have different ones.
     """
     is_first, folder = processes.is_first(), sim.config.out
-    sources = functools.cache(functools.partial(sources_of, sim))
+    sources = functools.cache(functools.partial(provenance.sources, sim))
     if processes.count() > 1:
         places = {"rows": sim.host_rows, "client states": sim.state_placement.is_on_host}
         values = {name: "host" if on_host else "device" for name, on_host in places.items()}
@@ -198,7 +197,7 @@ def open_run_folder(sim: Simulation, log: Log) -> Iterator[Recorder]:
     with contextlib.ExitStack() as stack:
         with processes.together():
             if is_first:
-                with files.writing(f"the run folder {folder}", "--out"):
+                with _writing_on(folder):
                     folder.mkdir(parents=True, exist_ok=True)
                     stack.enter_context(files.held(folder))
             start = find_start(sim, folder, sources, log if is_first else lambda line: None)
@@ -212,18 +211,9 @@ def open_run_folder(sim: Simulation, log: Log) -> Iterator[Recorder]:
                 # in the background, because digests of data take long
                 recorder.submit(_write_manifest, sim, folder, sources, len(start.records), log)
         processes.refuse_different(
-            {"checkpoint": str(start.resumed_from)}, f"let all see the same files of {folder}"
+            {"checkpoint": str(len(start.records))}, f"let all see the same files of {folder}"
         )
         yield recorder
-
-
-def sources_of(sim: Simulation) -> dict[str, str]:
-    """Returns the `provenance.sources` of a simulation."""
-    is_given = sim.config.init or sim.experiment.model.has_initial
-    # clients that were not sampled yet may start from the given model
-    fresh = checkpoint.to_host(sim.state_placement.fresh) if is_given else ()
-    base, hyper = checkpoint.to_host(sim.base), sim.custom_hyper
-    return provenance.sources(sim.arrays, sim.partition, sim.data.pool, hyper, fresh, base)
 
 
 def find_start(sim: Simulation, folder: Path, sources: Sources, log: Log) -> Start:
@@ -243,8 +233,7 @@ def find_start(sim: Simulation, folder: Path, sources: Sources, log: Log) -> Sta
             f"{folder} has lost its manifest.json; restore the file, or start a new run"
         )
     if run_folder.is_finished(folder, sim.config):
-        records = history.read(folder)
-        return Start(sim.state, records, resumed_from=len(records), is_finished=True)
+        return Start(sim.state, history.read(folder), is_finished=True)
     return after_checkpoint(folder, sim.state, sim.state_placement, log)
 
 
@@ -258,7 +247,7 @@ def after_checkpoint(folder: Path, state: SimState, placement: Placement, log: L
 
     restored = checkpoint.restore(folder, template, log)
     if restored is None:
-        return Start(state, [], resumed_from=0)
+        return Start(state, [])
     content, (size, crc) = restored
     path = folder / stored.HISTORY
     lines = path.read_bytes()[:size] if path.exists() else b""
@@ -272,7 +261,6 @@ def after_checkpoint(folder: Path, state: SimState, placement: Placement, log: L
         records,
         content["best"],
         tuple(content["seconds"].tolist()),
-        len(records),
         history=[size, crc],
     )
 
@@ -280,7 +268,7 @@ def after_checkpoint(folder: Path, state: SimState, placement: Placement, log: L
 # --- what is written before the first round ---------------------------------------------------------------------------
 def _prepare_folder(sim: Simulation, folder: Path, start: Start, log: Log) -> None:
     """Writes the settings to a new folder, or brings a resumed run's folder back to the round that it starts from."""
-    with files.writing(f"the run folder {folder}", "--out"):
+    with _writing_on(folder):
         if sim.config.resume is None:
             run_folder.refuse_taken(folder)
         else:
@@ -306,7 +294,7 @@ def _rewind(folder: Path, start: Start, log: Log) -> None:
 def _write_manifest(
     sim: Simulation, folder: Path, sources: Sources, num_done: int, log: Log
 ) -> None:
-    with files.writing(f"the run folder {folder}", "--out"):
+    with _writing_on(folder):
         objects = sim.experiment.custom, sim.code
         if provenance.write_manifest(folder, sources(), *objects, num_done, sim.config.devices):
             log("later rounds may differ by rounding: versions or devices differ (manifest.json)")

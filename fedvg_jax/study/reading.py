@@ -86,7 +86,7 @@ def _read_run(folder: Path, trial: Trial | None = None) -> Folder:
     settings = settings_of(trial._replace(config=history.config))
     failure = sweep_folder.read_failure(folder)
     if failure is None and history.summary.get("stopped_by") == "diverged":
-        failure = Failure("diverged", len(endings.until_first(history.records)), "not finite")
+        failure = Failure("diverged", len(endings.until_first(history.records)[0]), "not finite")
     if failure is None and not run_folder.is_finished(folder, history.config):
         problem = f"{len(history.records)} of {history.config.rounds} rounds"
         return _lost(folder.name, settings, "missing", problem)

@@ -295,7 +295,7 @@ def test_a_stored_model_encodes_new_rows_as_it_was_trained_on(tmp_path):
 def test_data_digest_is_of_the_table_and_of_its_transformer():
     def digest(frame=FRAME, **others):
         sim = simulated(frame, **others)
-        return provenance.sources(sim.arrays, sim.partition, sim.data.pool, {}, ())["data"]
+        return provenance.sources(sim)["data"]
 
     renamed = FRAME.replace({"city": {"Rom": "Roma"}})  # the same order of categories
     scaler = compose.ColumnTransformer([("age", preprocessing.MinMaxScaler(), ["flag"])])

@@ -46,6 +46,6 @@ def test_data_digest_is_of_what_was_read_and_equal_for_every_partition():
     for seed in (0, 1):
         made = dataclasses.replace(config, partition_seed=seed)
         sim = resolve.experiment.simulation(made, data=(x, np.arange(60) % 3))
-        digests.append(provenance.sources(sim.arrays, sim.partition, sim.data.pool, {}, ()))
+        digests.append(provenance.sources(sim))
     first, second = digests
     assert first["data"] == second["data"] and first["partition"] != second["partition"]

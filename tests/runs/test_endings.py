@@ -32,7 +32,7 @@ def test_a_round_that_diverged_is_found(record, message):
     found = endings.divergence(record, endings.EXPLOSION)
     assert found.startswith(message) if message else not found
     records = [{"train_loss": 2.0}, record, {"train_loss": 2.0}]
-    assert len(endings.until_first(records, endings.EXPLOSION)) == (2 if message else 3)
+    assert len(endings.until_first(records, endings.EXPLOSION)[0]) == (2 if message else 3)
 
 
 def test_a_run_whose_loss_explodes_is_marked_as_diverged(tmp_path):

@@ -39,6 +39,7 @@ def experiment(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> 
         executor=resolve.machine.make_executor(settings),
         cohorts=_cohorts(settings, algorithm, None),
         skips_lone_row=_skips_lone_row(settings, weightings),
+        recorded=frozenset(),
         weights_read_clients=_weights_read_clients(settings, custom, weightings),
     )
 

@@ -6,6 +6,7 @@ have arrived, see `engine.buffered`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -45,6 +46,12 @@ def seconds_of(
     return seconds
 
 
+def trainings_differ(experiment: Experiment, clock: Clock) -> bool:
+    """Returns whether trainings of one client take different times."""
+    fewest, most = experiment.cohorts.local_epochs
+    return fewest < most or bool(np.any(clock.jitter))
+
+
 def synchronous(
     experiment: Experiment, clock: Clock, training: Mapping[str, Any], sent: tuple[int, int]
 ) -> Arrive:
@@ -57,16 +64,13 @@ def synchronous(
         UsageError: no client meets the deadline.
     """
     config, cohorts = experiment.settings, experiment.cohorts
-    sizes = client_rows.sizes(experiment.population.partition.train)
-    if not np.any(clock.jitter):  # which may be of any length
-        # a bound for any rule on single rows
-        fewest_steps = np.maximum(sizes // training["batch_size"], 1) * cohorts.local_epochs[0]
-        least = clock.seconds(np.arange(len(sizes)), fewest_steps, *sent, 0, 0).min()
+    seconds = seconds_of(experiment, clock, training, sent)
+    if math.isfinite(cohorts.deadline) and not trainings_differ(experiment, clock):
+        least = seconds(np.arange(config.clients), 0).min()
         if least > cohorts.deadline:
             raise UsageError(
                 f"deadline {cohorts.deadline:g}: the fastest client takes {least:.3g} s; use a longer one"
             )
-    seconds = seconds_of(experiment, clock, training, sent)
 
     def arrive(number: int, clients: np.ndarray | None) -> tuple[np.ndarray, None, dict[str, Any]]:
         sampled, responds, _ = schedule.cohort(
@@ -91,8 +95,7 @@ def buffered(
     """
     config, cohorts = experiment.settings, experiment.cohorts
     seconds = seconds_of(experiment, clock, training, sent)
-    fewest, most = cohorts.local_epochs
-    if np.any(clock.jitter) or fewest < most:  # trainings of one client differ
+    if trainings_differ(experiment, clock):
         durations = lambda client, number: float(seconds(np.array([client]), number)[0])  # noqa: E731
     else:
         durations = seconds(np.arange(config.clients), 0)

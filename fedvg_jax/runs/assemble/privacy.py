@@ -28,6 +28,8 @@ UNKNOWN = (
     " init FILE counts as public"
 )
 
+load_accounting = functools.partial(extras.load, "dp_accounting", "dp", "dp.clip")
+
 
 def check(experiment: Experiment, program: Program, state: SimState, hyper: Hyper) -> None:
     """Raises UsageError where the server reads more of the clients than the aggregate with noise.
@@ -91,7 +93,7 @@ class Account(NamedTuple):
         Raises:
             UsageError: dp-accounting is not installed.
         """
-        accounting = extras.load("dp_accounting", "dp", "dp.clip")
+        accounting = load_accounting()
         orders, divergences = _divergences(self.noise, self.num_clients, self.cohort_size)
         return float(accounting.rdp.compute_epsilon(orders, rounds * divergences, self.delta)[0])
 
@@ -109,7 +111,7 @@ def make_account(experiment: Experiment, hyper: Hyper) -> Account:
     Raises:
         UsageError: dp-accounting is not installed.
     """
-    extras.load("dp_accounting", "dp", "dp.clip")  # before anything is computed
+    load_accounting()  # before anything is computed
     config = experiment.settings
     size = config.clients if experiment.weights_read_clients else experiment.cohorts.size
     return Account(config.dp.delta, float(hyper["dp.noise_multiplier"]), config.clients, size)
@@ -118,7 +120,7 @@ def make_account(experiment: Experiment, hyper: Hyper) -> Account:
 @functools.cache
 def _divergences(noise: float, clients: int, cohort: int) -> tuple[Any, np.ndarray]:
     """Returns Renyi's orders and the divergences of one round: composing every round anew would take 0.7 s each."""
-    accounting = extras.load("dp_accounting", "dp", "dp.clip")
+    accounting = load_accounting()
     event = accounting.GaussianDpEvent(noise)
     # also a bound for sampled cohorts, and where there is little noise the smaller one
     events = [event]

@@ -155,21 +155,20 @@ def make_program(experiment: Experiment, cached: Cache) -> Program:
     """
     model, method = experiment.model, experiment.method
     key = experiment.key, trace_settings(), hw.current()
-    is_named = experiment.custom.keys() <= {"data", "partition", "selection"}
-    cached = _of_settings if is_named else cached
+    if experiment.custom.keys() <= {"data", "partition", "selection"}:
+        cached = _of_settings
     num_clients = experiment.settings.clients
     return cached(key, lambda: _make(model, method, experiment.executor, num_clients))
 
 
 def _make(model: Model, method: Method, executor: Executor, num_clients: int) -> Program:
     whole, scored = _tasks(model)
-    local = model.local
     base = _shapes_of_base(model, whole)
 
     def bound(task: Task, scored: Task) -> Bound:
         weighting = method.weighting(scored)
-        measures = {name: recorded.MEASURES[name](task) for name in method.measures}
-        if measures:
+        if method.measures:
+            measures = {name: recorded.MEASURES[name](task) for name in method.measures}
             weighting = recorded.with_records(weighting, measures)
         steps = method.num_tuning_steps
         step = federated_round.make_round(
@@ -186,7 +185,7 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
             stats_too=method.server_stats,
             weigh_untrained=method.weighs_untrained,
             check_weights=method.has_custom_weights,
-            local=local,
+            local=model.local,
             private=method.sensitivity,
             scores_applied=method.scores_applied,
         )
@@ -220,7 +219,7 @@ def _make(model: Model, method: Method, executor: Executor, num_clients: int) ->
         whole,
         bind,
         new_cache(),
-        local,
+        model.local,
     )
 
 

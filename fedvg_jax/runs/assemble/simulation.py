@@ -88,14 +88,14 @@ class Simulation(NamedTuple):
     """the rows that the devices hold, if the run keeps its rows on the host (`--placement`)"""
     state_placement: Placement
     """where the client states are (`--placement`)"""
-    custom_hyper: Mapping[str, float] = {}
+    custom_hyper: Mapping[str, float]
     """hyperparameters that a caller's objects declare and no setting determines"""
+    timeline: Timeline | None
+    """of a buffered server; None of a synchronous one"""
+    account: Account | None
+    """what the rounds cost in privacy; None without it, and if the cost of the first model is not known"""
     metrics: Mapping[str, Metric] = {}
     """the user's metrics, by name"""
-    timeline: Timeline | None = None
-    """of a buffered server; None of a synchronous one"""
-    account: Account | None = None
-    """what the rounds cost in privacy; None without it, and if the cost of the first model is not known"""
     code: Mapping[str, str] = {}
     """digests of the caller's functions, by argument, and of metrics"""
     names: Mapping[str, str] = {}
@@ -318,10 +318,8 @@ def _check_features(experiment: Experiment, program: programs.Program, rows: Dat
     if experiment.model.is_custom:
         task_checks.check_forward(task, rows.pool)
     if algorithm.reads_features:
-        is_custom = "algorithm" in experiment.custom
-        name = "the algorithm" if is_custom else f"algorithm {experiment.settings.algorithm}"
         key = "features", *programs.key_of_shapes(rows.pool)
-        program.cached(key, lambda: task_checks.check_features(task, rows.pool, name))
+        program.cached(key, lambda: task_checks.check_features(task, rows.pool, "the algorithm"))
 
 
 def _account(
@@ -358,35 +356,27 @@ def _make_state(
             "buffered.size: the method keeps a state of every client, and one update may have two trainings of a"
             " client; use an algorithm, a compression (qsgd) and a weighting without one"
         )
-    config = experiment.settings
-    federation = Federation(config.clients, experiment.cohorts.size, config.rounds)
     one = processes.place(one, program.executor.placement)
-    placement = _placement(
-        config.placement, federation, one.clients, tables.MAX_ROUNDS, program.executor.clients
-    )
+    placement = _make_placement(experiment, one.clients, program.executor.clients)
     return placement.first(one), placement
 
 
-def _placement(
-    placement: str,
-    federation: Federation,
-    fresh: Tree,
-    max_rounds: int,
-    sharding: NamedSharding | None,
+def _make_placement(
+    experiment: Experiment, fresh: Tree, sharding: NamedSharding | None
 ) -> Placement:
     """Returns the operations of the place where a run stores its client states.
 
     Args:
-        placement: "auto", "device" or "host".
-        federation: of the run.
+        experiment: of the run.
         fresh: the state of a client that was not sampled yet, leaves [1, ...] on the devices.
-        max_rounds: R, the most rounds of a chunk.
         sharding: of the rows over devices; None if each device stores all.
     """
-    client_bytes, num_devices = tree.num_bytes(fresh), sharding.mesh.size if sharding else 1
-    if stays_on_host(placement, federation, client_bytes, num_devices):
-        from fedvg_jax.runs.placement import on_host
+    config = experiment.settings
+    federation = Federation(config.clients, experiment.cohorts.size, config.rounds)
+    sizes = tree.num_bytes(fresh), sharding.mesh.size if sharding else 1
+    if not stays_on_host(config.placement, federation, *sizes):
+        return on_devices.make(config.clients, tables.MAX_ROUNDS, fresh, sharding)
+    from fedvg_jax.runs.placement import on_host
 
-        num_rows, fitting = fit_chunk(federation, client_bytes, max_rounds, num_devices)
-        return on_host.make(federation, fitting, fresh, num_rows, sharding)
-    return on_devices.make(federation.num_clients, max_rounds, fresh, sharding)
+    num_rows, max_rounds = fit_chunk(federation, tables.MAX_ROUNDS, *sizes)
+    return on_host.make(federation, max_rounds, fresh, num_rows, sharding)

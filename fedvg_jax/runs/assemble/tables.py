@@ -51,9 +51,11 @@ def make_data(experiment: Experiment, task: Task, is_on_host: bool = False) -> D
     shared, batch_size = population.shared, config.batch_size
     pool = population.pool
     max_test = int(len(population.arrays.y) * config.test_ratio)
-    keeps_lone_row = not experiment.skips_lone_row or len(shared.rows) % batch_size != 1
-    if not keeps_lone_row:  # a model is traced only where it matters
-        keeps_lone_row = not layers.lone_row_is_undefined(task.init)
+    skips_lone_row = (
+        experiment.skips_lone_row
+        and len(shared.rows) % batch_size == 1
+        and layers.lone_row_is_undefined(task.init)  # a model is traced only where it matters
+    )
 
     def table(rows, max_rows, group_size=evaluate.ROWS, keep_single=True):
         num_rows = max(len(rows), max_rows)
@@ -63,7 +65,7 @@ def make_data(experiment: Experiment, task: Task, is_on_host: bool = False) -> D
 
     return Data(
         pool if is_on_host else tree.copies(pool),  # whatever becomes of the caller's arrays
-        table(shared.rows, shared.most, batch_size, keep_single=keeps_lone_row),
+        table(shared.rows, shared.most, batch_size, keep_single=not skips_lone_row),
         table(shared.rows, shared.most),
         table(client_rows.joined(population.partition.test), max_test),
     )

@@ -225,17 +225,17 @@ def stays_on_host(
 
 
 def fit_chunk(
-    federation: Federation, client_bytes: int, max_rounds: int, num_devices: int
+    federation: Federation, max_rounds: int, client_bytes: int, num_devices: int
 ) -> tuple[int, int]:
     """Returns the rows on the devices where the host stores all client states, and the rounds whose clients fit them.
 
     Args:
         federation: of the run.
-        client_bytes: of one client's state.
         max_rounds: R, the most rounds of a chunk.
+        client_bytes: of one client's state.
         num_devices: that divide the rows.
 
-    >>> fit_chunk(Federation(num_clients=10**6, cohort_size=1000, rounds=50), 2**18, 64, num_devices=1)
+    >>> fit_chunk(Federation(num_clients=10**6, cohort_size=1000, rounds=50), 64, 2**18, num_devices=1)
     (1024, 1)
     """
     count, size = federation.num_clients, federation.cohort_size

@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
@@ -71,7 +70,7 @@ def first_state(num_rows: int, sharding: NamedSharding | None, one: SimState) ->
 
 
 def _repeated(one: Tree, num_rows: int) -> Tree:
-    return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf, (num_rows, *leaf.shape[1:])), one)
+    return tree.repeat(tree.take(one, 0), num_rows)
 
 
 def save(num_clients: int, state: SimState) -> SimState:

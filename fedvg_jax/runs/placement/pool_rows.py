@@ -7,7 +7,7 @@ round, so nothing is compiled between chunks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import jax
@@ -113,18 +113,18 @@ def renumber(table: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.where(table < 0, -1, np.searchsorted(rows, table)).astype(np.int32)
 
 
-def resident_data(data: Data, *, reads_test: bool) -> Data:
+def resident_data(data: Data, recorded: Collection[str]) -> Data:
     """Returns the rows that every round may read and the tables of their numbers, NumPy arrays.
 
     Its shapes do not depend on the partition.
 
     Args:
         data: the whole pool and its tables, on the host.
-        reads_test: whether test rows are among them, because a record of each round needs them.
+        recorded: what is recorded on demand; the accuracies of a round's clients need the test rows.
     """
     tables = {"scoring": data.scoring, "val": data.val}
     num_rows = data.scoring.size
-    if reads_test:
+    if "client_accuracy" in recorded:
         tables["test"] = data.test
         num_rows += data.test.size
     rows = np.unique(np.concatenate([tree.real_rows(table) for table in tables.values()]))
@@ -146,7 +146,7 @@ def make(experiment: Experiment, data: Data, executor: Executor) -> HostRows:
     row_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(data.pool)) / len(data.pool.y)
     fitting = round_up(max(needed, int(CHUNK_BYTES / row_bytes), 1))
     piece = max(1, min(int(PIECE_BYTES / row_bytes), max(data.val.size, data.test.size)))
-    resident = resident_data(data, reads_test="client_accuracy" in experiment.recorded)
+    resident = resident_data(data, experiment.recorded)
     return HostRows(
         data.pool,
         processes.place(resident, executor.placement),

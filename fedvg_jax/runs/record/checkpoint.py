@@ -24,6 +24,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import traverse_util
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import Tree, UsageError, Variables
@@ -190,14 +191,14 @@ def client_variables(run: Path | str, client: int) -> Variables:
 
 def _of_client(client: int, leaves: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Returns a client's local tensors among all leaves, and the global model's tensors in place of others."""
-    own = _with_prefix("state.clients.local.", leaves)
-    if not own:
+    tensors = _with_prefix("state.clients.local.", leaves)
+    if not tensors:
         raise ValueError("clients keep no model")
-    owners = leaves.get("state.client_ids", np.arange(len(next(iter(own.values())))))
+    owners = leaves.get("state.client_ids", np.arange(len(next(iter(tensors.values())))))
     rows_of_client = np.flatnonzero(owners == client)
     if not len(rows_of_client):
         raise ValueError(f"there is no client {client}, or it has not taken part")
-    of_client = {key: rows[rows_of_client[0]] for key, rows in own.items()}
+    of_client = {key: rows[rows_of_client[0]] for key, rows in tensors.items()}
     return _with_prefix("state.variables.", leaves) | of_client
 
 
@@ -240,11 +241,8 @@ def _read_model(
 
 def _nested(leaves: Mapping[str, np.ndarray]) -> Variables:
     """Returns nested variables: {"params.fc1.kernel": x} -> Variables({"fc1": {"kernel": x}}, {})."""
-    fields: dict[str, Any] = {"params": {}, "stats": {}}
-    for key, leaf in leaves.items():
-        *parents, last = key.split(".")
-        functools.reduce(lambda node, part: node.setdefault(part, {}), parents, fields)[last] = leaf
-    return Variables(**fields)
+    fields = traverse_util.unflatten_dict(leaves, sep=".")
+    return Variables(fields.get("params", {}), fields.get("stats", {}))
 
 
 def _in_structure(template: Tree, leaves: Mapping[str, np.ndarray]) -> Any:

@@ -271,23 +271,21 @@ def _newest_match(config: Config) -> Path | None:
     )
     for path in newest_first:
         with contextlib.suppress(UsageError):
-            _refuse_changed(path.parent, config)
-            if read_config(path.parent).data_dir == config.data_dir:
-                return path.parent
+            _refuse_changed(path.parent, config, RESUMABLE_CHANGES - {"data_dir"})
+            return path.parent
     return None
 
 
-def _refuse_changed(folder: Path, config: Config) -> None:
+def _refuse_changed(folder: Path, config: Config, allowed: Set[str] = RESUMABLE_CHANGES) -> None:
     """Raises UsageError if the run has other settings, or has already done the rounds that `config` asks for."""
     written = read_config(folder)
-    changed = differences(written, config)
-    if changed:
+    if changed := differences(written, config, allowed):
         raise UsageError(
             f"{folder} ran with other settings: {', '.join(changed)}; repeat them, or start a new run"
         )
     num_done = 0
     with contextlib.suppress(OSError):
-        num_done = (folder / "history.jsonl").read_bytes().count(b"\n")
+        num_done = (folder / stored.HISTORY).read_bytes().count(b"\n")
     # the last round is evaluated, and one before it may not be
     least = min(num_done + 1, written.rounds)
     if config.rounds < least:
@@ -301,7 +299,7 @@ def refuse_other_sources(
     folder: Path,
     manifest: Mapping[str, Any],
     digests: Mapping[str, str],
-    given: Mapping[str, str],
+    objects: Mapping[str, str],
     code: Mapping[str, str],
 ) -> None:
     """Raises UsageError unless a run has the data, the partition and the objects from Python that it started with.
@@ -310,7 +308,7 @@ def refuse_other_sources(
         folder: of the run.
         manifest: content of manifest.json.
         digests: of data and partition, and hyperparameters, as in the manifest.
-        given: argument that takes an object from Python -> the object's name.
+        objects: argument that takes an object from Python -> the object's name.
         code: digests of these objects and of metrics.
     """
     ran = _described(
@@ -318,7 +316,7 @@ def refuse_other_sources(
         manifest.get("code", {}),
         {name: manifest.get(name, "") for name in digests},
     )
-    passed = _described(given, code, digests)
+    passed = _described(objects, code, digests)
     for name in ran | passed:
         old, new = ran.get(name, ""), passed.get(name, "")
         if old != new:
@@ -329,8 +327,8 @@ def refuse_other_sources(
 
 
 def _described(
-    given: Mapping[str, str], code: Mapping[str, str], digests: Mapping[str, str]
+    objects: Mapping[str, str], code: Mapping[str, str], digests: Mapping[str, str]
 ) -> dict[str, str]:
     """Returns what a run depends on besides its settings; data and a partition from Python have digests."""
-    names = ", ".join(sorted({*given} - {"data", "partition"}))
+    names = ", ".join(sorted({*objects} - {"data", "partition"}))
     return {"objects from Python": names, **code, **digests}

@@ -115,9 +115,9 @@ class History(_Results):
         return cls(
             records,
             summary,
-            functools.cache(functools.partial(_read_model, folder, "final_variables")),
+            _reader_of_model(folder, "final_variables"),
             folder,
-            functools.cache(functools.partial(_read_model, folder, "best_variables")),
+            _reader_of_model(folder, "best_variables"),
             config,
         )
 
@@ -134,16 +134,8 @@ class History(_Results):
         return stored() if callable(stored) else stored
 
     def __repr__(self) -> str:
-        """Returns three lines: rounds, results, folder."""
-        stopped_by = self.summary.get("stopped_by")
-        results = [
-            f"{name} {value:.4g}"
-            for name, value in self.summary.items()
-            if name.startswith(("test_", "best_val_")) and isinstance(value, (int, float))
-        ]
-        ending = f", stopped by {stopped_by}" if stopped_by else ""
-        listed = ", ".join(results) or "not evaluated"
-        return f"History of {len(self.records)} rounds{ending}\n  {listed}\n  folder {self.folder}"
+        """Returns the number of rounds, the folder and the summary, without records and models."""
+        return f"History of {len(self.records)} rounds, folder {self.folder}: {self.summary}"
 
     def client_variables(self, client: int) -> Variables:
         """Returns a client's model from the newest intact checkpoint, on the host.
@@ -185,11 +177,16 @@ class History(_Results):
         return table.set_index("round", drop=False).rename_axis(index=None)
 
 
-def _read_model(folder: Path, function: str) -> Variables:
-    """Returns what a function of `checkpoint` reads."""
-    from fedvg_jax.runs.record import checkpoint  # which imports jax
+def _reader_of_model(folder: Path, function: str) -> Callable[[], Variables]:
+    """Returns a function that reads a model once, by a function of `checkpoint`."""
 
-    return getattr(checkpoint, function)(folder)
+    @functools.cache
+    def read_model() -> Variables:
+        from fedvg_jax.runs.record import checkpoint  # which imports jax
+
+        return getattr(checkpoint, function)(folder)
+
+    return read_model
 
 
 class StopRun(Exception):
@@ -342,22 +339,18 @@ def read(folder: Path) -> list[Record]:
     """
     try:
         return parse((folder / "history.jsonl").read_bytes())
-    except OSError as error:
-        raise UsageError(f"{folder} has no readable history.jsonl: {files.reason(error)}") from None
-    except ValueError as error:
-        raise UsageError(f"{folder / 'history.jsonl'} is damaged: {files.reason(error)}") from None
+    except (OSError, ValueError) as error:
+        path = folder / "history.jsonl"
+        raise UsageError(f"{path} is missing or damaged: {files.reason(error)}") from None
 
 
 def parse(text: bytes) -> list[Record]:
-    """Returns the records of all whole lines.
-
-    Raises:
-        ValueError: they are not the records of rounds 1, 2, 3 ...
-    """
+    """Returns the records of all whole lines; raises ValueError unless they are those of rounds 1, 2, 3 ..."""
     lines = text[: text.rfind(b"\n") + 1].splitlines()
-    records = [files.parse_json(line, f"line {i + 1}") for i, line in enumerate(lines)]
-    if any(not isinstance(r, dict) or r.get("round") != i + 1 for i, r in enumerate(records)):
-        raise ValueError("its lines are not rounds 1, 2, 3 ...")
+    records = [files.parse_json(line, f"line {number}") for number, line in enumerate(lines, 1)]
+    for number, record in enumerate(records, 1):
+        if not isinstance(record, dict) or record.get("round") != number:
+            raise ValueError(f"line {number} is not the record of round {number}")
     return records
 
 

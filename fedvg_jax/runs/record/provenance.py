@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import itertools
 import os
 import platform
 import subprocess
@@ -15,72 +16,56 @@ import jax
 import numpy as np
 
 import fedvg_jax
-from fedvg_jax.core.types import Batch, Tree
 from fedvg_jax.data import cache
-from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.host import files
-from fedvg_jax.runs.record import folder as run_folder
+from fedvg_jax.runs.assemble.simulation import Simulation
+from fedvg_jax.runs.record import checkpoint, folder as run_folder
 
 PACKAGES = ("jax", "flax", "optax", "numpy")
 
 
-def sources(
-    arrays: Arrays,
-    partition: Partition,
-    pool: Batch,
-    hyper: Mapping[str, float],
-    client_state: Tree,
-    base: Tree = None,
-) -> dict[str, str]:
+def sources(sim: Simulation) -> dict[str, str]:
     """Returns what a run depends on besides its settings.
 
     These are digests of the data, of the partition, of external validation rows, of the frozen tensors, and of the
     state of a client that is not sampled yet; and a line of text with the hyperparameters that no setting names.
-
-    Args:
-        arrays: the data set.
-        partition: every client's rows of each part are part of the digest.
-        pool: the run's pool; its rows behind the rows of `arrays` are an external validation set.
-        hyper: name -> value, of functions that the user passed.
-        client_state: NumPy arrays, of a client not sampled yet, if it has values of the caller's model. A model made
-            from the seed may differ in its last bits between machines.
-        base: NumPy arrays, the frozen tensors of the model; None where it is trained as a whole.
     """
-    encoding = ()
+    arrays, pool, encoding = sim.arrays, sim.data.pool, ()
     if arrays.table is not None:
         from fedvg_jax.core.identity import identify
 
         encoding = (identify(arrays.table._asdict()),)
-    validation = ""
+    validation, initial, base = "", (), jax.tree.leaves(checkpoint.to_host(sim.base))
     if len(pool.y) > len(arrays.y):
-        external = [np.asarray(rows[len(arrays.y) :]) for rows in (pool.x, pool.y)]
-        validation = cache.digest(*external)
-    leaves = jax.tree.leaves(client_state)
+        validation = cache.digest(*(np.asarray(rows[len(arrays.y) :]) for rows in pool))
+    # clients may start from the caller's model; one made from the seed differs in its last bits between machines
+    if sim.config.init or sim.experiment.model.has_initial:
+        initial = jax.tree.leaves(checkpoint.to_host(sim.state_placement.fresh))
+    hyper = sorted(sim.custom_hyper.items())
     return {
         "data": cache.digest(arrays.x, arrays.y, *encoding),
-        "partition": cache.digest(*(rows for part in partition for rows in part)),
+        "partition": cache.digest(*itertools.chain(*sim.partition)),
         "validation": validation,
-        "frozen_base": "" if base is None else cache.digest(*jax.tree.leaves(base)),
-        "initial_model": cache.digest(*leaves) if leaves else "",
-        "hyperparameters": ", ".join(f"{name}={value!r}" for name, value in sorted(hyper.items())),
+        "frozen_base": "" if sim.base is None else cache.digest(*base),
+        "initial_model": cache.digest(*initial) if initial else "",
+        "hyperparameters": ", ".join(f"{name}={value!r}" for name, value in hyper),
     }
 
 
 def write_manifest(
     folder: Path,
     digests: Mapping[str, str],
-    given: Mapping[str, str],
-    code: Mapping[str, str] = {},
-    num_done: int = 0,
-    shared_by: str = "auto",
+    objects: Mapping[str, str],
+    code: Mapping[str, str],
+    num_done: int,
+    shared_by: str,
 ) -> bool:
     """Writes manifest.json with an entry for a new segment of the run; returns if versions or devices have changed.
 
     Args:
         folder: of the run.
         digests: see `sources`.
-        given: argument that takes an object from Python -> the object's name; "" for one without.
+        objects: argument that takes an object from Python -> the object's name; "" for one without.
         code: digests of functions from Python by argument, and of metrics.
         num_done: rounds before this segment.
         shared_by: the setting `devices`.
@@ -96,18 +81,19 @@ def write_manifest(
         "cores": os.cpu_count(),
         **that_matter,
     }
-    objects = {"custom": dict(sorted(given.items())), "code": dict(sorted(code.items()))}
-    run_folder.write_json(path, {**digests, **objects, "runs": [*segments, segment]})
+    manifest = {**digests, "custom": dict(sorted(objects.items()))}
+    manifest |= {"code": dict(sorted(code.items())), "runs": [*segments, segment]}
+    run_folder.write_json(path, manifest)
     return any(segments and segments[-1].get(name) != value for name, value in that_matter.items())
 
 
 def devices() -> dict[str, Any]:
     """Returns JAX's back end, and kind and number of its devices."""
-    found = jax.devices()
+    first, *others = jax.devices()
     return {
-        "backend": found[0].platform,
-        "device": found[0].device_kind,
-        "devices": len(found),
+        "backend": first.platform,
+        "device": first.device_kind,
+        "devices": 1 + len(others),
     }
 
 

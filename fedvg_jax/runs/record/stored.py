@@ -46,19 +46,15 @@ def is_run(path: Path) -> bool:
 def run_of(path: Path) -> Path:
     """Returns the run folder of a path that `is_run`: itself, or the run of a checkpoint.
 
-    >>> run_of(Path("/runs/a/checkpoints/000040")), run_of(Path("a"))
-    (PosixPath('/runs/a'), PosixPath('a'))
+    >>> run_of(Path("a"))
+    PosixPath('a')
     """
     return path.resolve().parents[1] if is_checkpoint(path) else path
 
 
 def is_checkpoint(path: Path) -> bool:
     """Returns whether a path is a checkpoint of a run."""
-    return (
-        path.resolve().parent.name == CHECKPOINTS
-        and not path.is_file()
-        and not (path / HISTORY).exists()
-    )
+    return path.resolve().parent.name == CHECKPOINTS and (path / ABOUT).is_dir()
 
 
 def checkpoint_path(run: Path, number: int) -> Path:
@@ -95,12 +91,7 @@ def _is_checkpoint(path: Path) -> bool:
 def remove_checkpoints(run: Path, kept: Container[Path] = ()) -> None:
     """Removes a run's checkpoints except `kept`, half-written ones, and their folder if nothing else is in it."""
     folder = run / CHECKPOINTS
-    unfinished = [
-        path
-        for path in folder.glob(f"*{UNFINISHED}*")
-        if path.name.partition(UNFINISHED)[0].isdecimal()
-    ]
-    for path in (*checkpoints(run), *unfinished):
+    for path in (*checkpoints(run), *folder.glob(f"[0-9]*{UNFINISHED}*")):
         if path not in kept:
             shutil.rmtree(path)
     with contextlib.suppress(OSError):  # it is missing, or not empty

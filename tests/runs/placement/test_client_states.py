@@ -161,9 +161,9 @@ def test_devices_have_a_row_for_every_client_unless_memories_are_large_and_few_a
 
 def test_the_clients_of_a_chunk_fit_its_rows_which_devices_divide():
     """Rounds of 1000 clients in at most 64 MiB, rounded up to four significant bits."""
-    assert client_states.fit_chunk(MILLION, 2**16, 64, 1) == (1024, 1)
-    assert client_states.fit_chunk(MILLION, 2**14, 64, 1) == (4096, 4)
-    assert client_states.fit_chunk(MILLION, 2**14, 3, 1) == (3072, 3)
-    assert client_states.fit_chunk(MILLION, 2**16, 64, 3) == (1026, 1)
+    assert client_states.fit_chunk(MILLION, 64, 2**16, 1) == (1024, 1)
+    assert client_states.fit_chunk(MILLION, 64, 2**14, 1) == (4096, 4)
+    assert client_states.fit_chunk(MILLION, 3, 2**14, 1) == (3072, 3)
+    assert client_states.fit_chunk(MILLION, 64, 2**16, 3) == (1026, 1)
     few = Federation(num_clients=20, cohort_size=4, rounds=3)
-    assert client_states.fit_chunk(few, 2**10, 64, 3) == (21, 64), "all clients have rows"
+    assert client_states.fit_chunk(few, 64, 2**10, 3) == (21, 64), "all clients have rows"

@@ -198,7 +198,7 @@ def make_round(
         )
     if weighting.num_clients not in (None, num_clients):
         wanted = f"{weighting.num_clients} clients; the run has {num_clients}"
-        raise UsageError(f"weightings.given has the weights of {wanted}")
+        raise UsageError(f"weightings.fixed has the weights of {wanted}")
     task, algorithm = contracts.checked(task, "task"), contracts.checked(algorithm, "algorithm")
     weighting = contracts.checked(weighting, "weighting")
     if aggregate is not robust.weighted_mean:

@@ -34,7 +34,6 @@ from fedvg_jax.weightings.basic import (
     broadcast_weights,
     by_scalar,
     reciprocal,
-    refuse_negative,
     shares,
 )
 from fedvg_jax.weightings.fedvg import EPS
@@ -80,7 +79,6 @@ def val_loss(task: Task) -> Weighting:
 
     def weigh(hyper: Hyper, loss: Array, view: ServerView) -> Variables:
         shifted = loss + hyper[EPS.name]
-        refuse_negative(jnp.where(view.participating, shifted, 0), "weighting val_loss")
         raw = reciprocal(shifted)
         return broadcast_shares(jnp.where(shifted < 0, -raw, raw), view)
 
@@ -118,11 +116,11 @@ def fltrust(task: Task) -> Weighting:
 
     def weigh(hyper: Hyper, lengths: Array, view: ServerView) -> Variables:
         trained = server_model(task, hyper, view.variables, view.data)
-        own = jax.tree.map(tree.wide, tree.sub(view.variables.params, trained.params))
+        server_delta = jax.tree.map(tree.wide, tree.sub(view.variables.params, trained.params))
         deltas = jax.tree.map(
             lambda p, c: tree.wide(p[None] - c), view.variables.params, _models(view).params
         )
-        agreement = jax.vmap(lambda delta: optax.tree.vdot(delta, own))(deltas)
+        agreement = jax.vmap(lambda delta: optax.tree.vdot(delta, server_delta))(deltas)
         # cosine / length; ||delta_0|| is a common factor
         squared = lengths**2
         trust = jnp.where(

@@ -113,11 +113,10 @@ def generalised_weights(
         raise UsageError(
             f"num_samples has shape {counts.shape}; expected ({num_clients},), one number per client"
         )
-    declared = (p._replace(name=p.name.partition(".")[2]) for p in (EXPONENT, TEMPERATURE, MIX))
-    for parameter, value in zip(
-        (FROM_0, *declared), (eps, exponent, temperature, mix), strict=True
-    ):
-        checks.in_range(parameter, value)
+    checks.in_range(FROM_0, eps)
+    checks.in_range(EXPONENT, exponent)
+    checks.in_range(TEMPERATURE, temperature)
+    checks.in_range(MIX, mix)
     weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, counts)
     measured = Variables(_multiplied(tree.arrays(norms), multipliers), ())
     return weights_of_norms(weights_of_mean, measured, granularity, block_of).params
@@ -203,8 +202,10 @@ def _largest(exponents: Array) -> Array:
 def _multiplied(norms: Tree, multipliers: Tree | None) -> Tree:
     if multipliers is None:
         return norms
-    given, like = (jax.tree.map(lambda _: 0.0, pytree) for pytree in (multipliers, norms))
-    checks.expect(given, like, "multipliers")
+    for_norms, for_multipliers = (
+        jax.tree.map(lambda _: 0.0, pytree) for pytree in (norms, multipliers)
+    )
+    checks.expect(for_multipliers, for_norms, "multipliers")
     return jax.tree.map(
         lambda norm, factor: norm * jnp.asarray(factor, norm.dtype), norms, multipliers
     )

@@ -44,8 +44,8 @@ def feddisco() -> Weighting:
     def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Array, Array]:
         dtype = tree.wide_dtype(client.variables.params)
         counts = client.described.astype(dtype)
-        own = counts / jnp.maximum(counts.sum(), 1)  # zeros without a row
-        distance = jnp.sqrt(((own - 1 / len(own)) ** 2).sum())
+        frequencies = counts / jnp.maximum(counts.sum(), 1)  # zeros without a row
+        distance = jnp.sqrt(((frequencies - 1 / len(counts)) ** 2).sum())
         return signals.num_samples(hyper, client, data), distance
 
     return Weighting(

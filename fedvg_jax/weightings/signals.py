@@ -29,7 +29,7 @@ def validation_gradients(
         g_k = grad_theta (1/V) sum_v loss(theta_k, batch_v)
 
     Args:
-        loss_fn: (params, batch) -> scalar, or (params, stats, batch) -> scalar when `client_stats` is given.
+        loss_fn: (params, batch) -> scalar, or (params, stats, batch) -> scalar with `client_stats`.
         client_params: pytree of the stacked client models, leaves [K, ...].
         val_batches: pytree of the shared validation set, leaves [V, B, ...]: V minibatches.
         client_stats: the clients' running statistics, leaves [K, ...].
@@ -45,8 +45,9 @@ def validation_gradients(
     >>> validation_gradients(loss, {"w": jnp.ones(2)}, jnp.array([[1.0, 2.0], [3.0, 6.0]]))["w"].tolist()
     [3.0, 3.0]
     """
-    stats = () if client_stats is None else client_stats
-    checks.stacked(stats, "client_stats", checks.stacked(client_params, "client_params"))
+    num_clients = checks.stacked(client_params, "client_params")
+    checks.stacked(client_stats, "client_stats", num_clients)
+    stats = () if client_stats is None else (client_stats,)
     batches = jnp.arange(checks.num_rows(val_batches, "val_batches"), dtype=jnp.int32)[:, None]
     val_batches = tree.arrays(val_batches)
 
@@ -57,7 +58,7 @@ def validation_gradients(
         return tree.like(mean_gradient(loss, params, batches), params)
 
     with checks.calling("loss_fn"):
-        return jax.vmap(gradient)(client_params, *(() if client_stats is None else (client_stats,)))
+        return jax.vmap(gradient)(client_params, *stats)
 
 
 def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
@@ -291,7 +292,7 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarr
 
 
 def _row_values(pool: Tree) -> int:
-    return max((leaf.size // max(1, len(leaf)) for leaf in jax.tree.leaves(pool)), default=1)
+    return max(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(pool))
 
 
 def _largest_map(jaxpr: core.Jaxpr) -> int:
@@ -305,7 +306,8 @@ def _largest_map(jaxpr: core.Jaxpr) -> int:
 
 def _in_passes(rows: jax.Array | np.ndarray, groups: int) -> jax.Array:
     """Reshapes [V, B] to [V / groups, groups, B], padded with empty groups; all passes have equally many."""
-    groups = max(1, -(-len(rows) // max(1, -(-len(rows) // groups))))
+    num_passes = -(-len(rows) // groups)
+    groups = -(-len(rows) // num_passes)
     padding = -len(rows) % groups
     return jnp.pad(rows, ((0, padding), (0, 0)), constant_values=-1).reshape(
         -1, groups, rows.shape[1]

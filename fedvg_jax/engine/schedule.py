@@ -6,6 +6,7 @@ any chunk and after resuming. NumPy arrays; shapes depend on the settings, never
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 
@@ -292,9 +293,8 @@ def pack(
     probe_steps = np.array([len(p) for p in probes], np.int32)
     num_used = num_steps + probe_steps
     rows = np.full((capacity, batches[0].shape[1]), -1, np.int32)
-    rows[: num_used.sum()] = np.concatenate(
-        [part for pair in zip(batches, probes, strict=True) for part in pair]
-    )
+    in_order = itertools.chain.from_iterable(zip(batches, probes, strict=True))
+    rows[: num_used.sum()] = np.concatenate(list(in_order))
     return Schedule(
         clients=np.asarray(clients, np.int32),
         num_samples=np.asarray(num_samples, np.int32),

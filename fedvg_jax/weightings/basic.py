@@ -11,8 +11,6 @@ from jax.core import Tracer
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import (
-    ClientReturn,
-    Data,
     Hyper,
     Hyperparameter,
     NamedWeighting,
@@ -47,12 +45,13 @@ def fixed(weights: Any = None) -> Weighting:
         weights: w, floats [N] >= 0. None reads `hyper["fixed"]`, [N] or one number for all clients, by which rounds
             can be differentiated; a client past its end then has the weight NaN.
 
+    >>> from fedvg_jax.core.types import ClientReturn
     >>> client = ClientReturn(Variables({"w": jnp.zeros(1)}, {}), jnp.int32(7), {}, id=jnp.int32(2))
     >>> fixed([1.0, 3.0, 5.0]).signal({}, client, None).tolist()
     5.0
     """
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> Array:
+    def signal(hyper, client, data):
         values = hyper[FIXED.name] if weights is None else weights
         values = jnp.asarray(values, tree.wide_dtype(client.variables.params))
         return values.at[client.id].get(mode="fill", fill_value=jnp.nan) if values.ndim else values
@@ -96,12 +95,12 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
             "a mean takes weightings without a state, of which one may describe clients; use one of them alone"
         )
 
-    def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+    def weigh(hyper, measured, view):
         of_first = first.weigh(hyper, measured[0], view)
         of_second = second.weigh(hyper, measured[1], view)
         return jax.tree.map(lambda x, y: (x + y) / 2, of_first, of_second)
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Tree, Tree]:
+    def signal(hyper, client, data):
         return first.signal(hyper, client, data), second.signal(hyper, client, data)
 
     return Weighting(
@@ -179,7 +178,7 @@ def renormalise_over_participating(participating: Array, weights: Variables) -> 
         weights: leaves [K].
     """
 
-    def renormalise(w: Array) -> Array:
+    def renormalise(w):
         w = jnp.where(participating, w, 0)
         total = w.sum()
         return w / jnp.where(total > 0, total, 1)

@@ -17,18 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import (
-    ClientReturn,
-    Data,
-    Hyper,
-    Hyperparameter,
-    ServerView,
-    Task,
-    Tree,
-    UsageError,
-    Variables,
-    Weighting,
-)
+from fedvg_jax.core.types import Hyperparameter, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
 from fedvg_jax.weightings.fedvg import (
@@ -132,11 +121,11 @@ def generalised(
     """
     parts = norm_parts(task, norm, granularity, **options)
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Tree, Array]:
+    def signal(hyper, client, data):
         tensor_norms = _multiplied(parts.signal(hyper, client, data), hyper.get("multipliers"))
         return tensor_norms, signals.num_samples(hyper, client, data)
 
-    def weigh(hyper: Hyper, measured: tuple[Tree, Array], view: ServerView) -> Variables:
+    def weigh(hyper, measured, view):
         eps, exponent, temperature, mix = (hyper[p.name] for p in HYPERPARAMETERS)
         weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, measured[1])
         return parts.weights(weights_of_mean, measured[0], view.variables.stats, view.participating)
@@ -159,7 +148,7 @@ def make_weights_of_mean(exponent, temperature, eps, mix, counts: Array) -> Weig
         counts: [K] n_k.
     """
 
-    def weights_of_mean(mean: Array, participating: Array | bool) -> Array:
+    def weights_of_mean(mean, participating):
         p, t, epsilon, part, rows = (
             jnp.asarray(x, mean.dtype) for x in (exponent, temperature, eps, mix, counts)
         )

@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import (
-    ClientReturn,
     ClientRows,
-    Data,
     Hyper,
     Hyperparameter,
     NamedWeighting,
@@ -41,7 +38,7 @@ def feddisco() -> Weighting:
     The score is the distance d_k.
     """
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Array, Array]:
+    def signal(hyper, client, data):
         dtype = tree.wide_dtype(client.variables.params)
         counts = client.described.astype(dtype)
         frequencies = counts / jnp.maximum(counts.sum(), 1)  # zeros without a row

@@ -21,11 +21,9 @@ from jax.core import Tracer
 from fedvg_jax.core import checks, groups, norms, tree, types
 from fedvg_jax.core.types import (
     Grouping,
-    Hyper,
     Hyperparameter,
     NamedWeighting,
     Option,
-    ServerView,
     Signal,
     Task,
     Tree,
@@ -223,17 +221,15 @@ def fedvg(
 def inverse_norms(parts: NormParts) -> Weighting:
     """Returns the weighting with the weights of `inverse_norm_weights` of a signal. It reads `hyper["fedvg.eps"]`."""
 
-    def weigh(
-        hyper: Hyper, measured: Tree, view: ServerView, parts: NormParts = parts
-    ) -> Variables:
+    def weigh(hyper, measured, view, parts=parts):
         return parts.weights(
             inverse(hyper[EPS.name]), measured, view.variables.stats, view.participating
         )
 
-    def weigh_uniformly(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+    def weigh_uniformly(hyper, measured, view):
         return weigh_by_scalar(hyper, jnp.ones_like(jax.tree.leaves(measured)[0]), view)
 
-    def is_above_noise(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+    def is_above_noise(hyper, measured, view):
         by_group, members = parts.members(measured, view.variables.stats)
         above = parts.above_noise(members, view.participating)
         return jax.tree.map(lambda group: above.get(group, jnp.array(False)), by_group)
@@ -344,7 +340,7 @@ class NormParts(NamedTuple):
         """Returns every layer with its norm [K], joined from the norms of its tensors."""
         norm_of = tree.by_path(measured)
 
-        def joined_norm(layer: groups.Layer) -> Array:
+        def joined_norm(layer):
             parts = [norm_of[path] for path in layer.tensors]
             return parts[0] if len(parts) == 1 else jax.vmap(self.join, -1)(jnp.stack(parts))
 

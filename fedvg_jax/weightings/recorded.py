@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.core.types import ClientReturn, Data, Hyper, Signal, Task, Term, Tree, Weighting
+from fedvg_jax.core.types import Signal, Task, Term, Tree, Weighting
 from fedvg_jax.weightings import aggregation, signals
 
 
@@ -48,7 +48,7 @@ def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weight
     """
 
     @functools.wraps(weighting.signal)
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Tree, dict[str, Tree]]:
+    def signal(hyper, client, data):
         signals_of_rule = weighting.signal(hyper, client, data)
         return signals_of_rule, {
             name: measure(hyper, client, data) for name, measure in measures.items()

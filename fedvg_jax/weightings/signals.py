@@ -52,7 +52,7 @@ def validation_gradients(
     val_batches = tree.arrays(val_batches)
 
     def gradient(params: Tree, *stats: Tree) -> Tree:
-        def loss(params: Tree, batch: jax.Array) -> jax.Array:
+        def loss(params, batch):
             return loss_fn(params, *stats, tree.take(val_batches, batch[0]))
 
         return tree.like(mean_gradient(loss, params, batches), params)
@@ -84,7 +84,7 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
 def normed(measure: Signal, norm: Norm) -> Signal:
     """Returns the signal of the norms of the tensors that `measure` returns."""
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
+    def signal(hyper, client, data):
         return norms.tensor_norms(norm)(measure(hyper, client, data))
 
     return signal
@@ -107,7 +107,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
             task that `takes_groups` gets them as one batch; any other task's loss is mapped over groups.
     """
 
-    def loss_of_groups(model: Variables, pool, rows):
+    def loss_of_groups(model, pool, rows):
         def loss_of_group(rows):
             # an empty group computes on a row of another with weight 0: statistics over no row have NaN gradients
             is_empty = (rows < 0).all()
@@ -117,7 +117,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
         any_row = rows.max()
         return jax.vmap(loss_of_group)(rows).sum()
 
-    def measure(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
+    def measure(hyper, client, data):
         params, stats = client.variables
 
         def loss(params, rows):
@@ -167,15 +167,15 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
         most: largest number of scalars in the gradients of one pass, which has 1 to 64 examples.
     """
 
-    def measure(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
+    def measure(hyper, client, data):
         params, stats = client.variables
 
-        def squares(row: jax.Array) -> Tree:
+        def squares(row):
             batch, mask = tree.gather(data.pool, row)
             grads = jax.grad(lambda p: task.loss(p, stats, batch, mask, False)[0])(params)
             return jax.tree.map(jnp.square, grads)
 
-        def summed(rows: jax.Array) -> Tree:
+        def summed(rows):
             return tree.total(jax.vmap(squares)(rows))
 
         examples = data.val.reshape(-1, 1)
@@ -188,7 +188,7 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
 def validation_loss(task: Task) -> Signal:
     """Returns one client's mean loss on D_val, BatchNorm in evaluation mode."""
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> jax.Array:
+    def signal(hyper, client, data):
         return mean_over(
             lambda rows: summed_loss(task, client.variables, data.pool, rows), data.val
         )
@@ -221,7 +221,7 @@ def pooled_test_accuracy(task: Task) -> Signal:
 def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> Signal:
     """Returns one client's accuracy on a table of rows; NaN if an output is."""
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> jax.Array:
+    def signal(hyper, client, data):
         params, stats = client.variables
 
         def num_correct(rows):
@@ -277,7 +277,7 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarr
     # reverse mode recomputes each pass, so that only the residuals of one pass are in memory
     recomputed = jax.checkpoint(measure, prevent_cse=False)
 
-    def add_pass(total: Tree, rows: jax.Array) -> tuple[Tree, None]:
+    def add_pass(total, rows):
         # the sum is outside the branches and updated in place; a branch that returned it would copy it
         return tree.add(
             total,

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import lax
 from jax.flatten_util import ravel_pytree
 
 from fedvg_jax.core import norms, tree
-from fedvg_jax.core.types import Argument, Choice, Hyper, Range, Send, Tree
+from fedvg_jax.core.types import Argument, Choice, Range, Send
 
 __all__ = ["BY_NAME", "qsgd", "top_k"]
 
@@ -41,19 +41,19 @@ def qsgd(levels: int = 4) -> Send:
     """
     LEVELS.require("qsgd: levels", levels)
 
-    def quantise(key: Array, v: Array) -> Array:
+    def quantise(key, v):
         norm = norms.l2(v).astype(v.dtype)
         scaled = levels * jnp.abs(v) / jnp.where(norm > 0, norm, 1)
         level = jnp.floor(scaled)
         level += jax.random.bernoulli(key, scaled - level).astype(v.dtype)
         return v + lax.stop_gradient(norm * jnp.sign(v) * level / levels - v)
 
-    def apply(hyper: Hyper, key: Array, delta: Tree, state: Tree) -> tuple[Tree, Tree]:
+    def apply(hyper, key, delta, state):
         leaves, structure = jax.tree.flatten(delta)
         keys = [jax.random.fold_in(key, number) for number in range(len(leaves))]
         return structure.unflatten(map(quantise, keys, leaves)), state
 
-    def num_bytes(params: Tree) -> int:
+    def num_bytes(params):
         bits = tree.size(params) * (1 + levels.bit_length())
         return -(-bits // 8) + sum(leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
 
@@ -80,16 +80,16 @@ def top_k(fraction: float = 0.01) -> Send:
     """
     fraction = FRACTION.require("top_k: fraction", fraction)
 
-    def count(params: Tree) -> int:
+    def count(params):
         return max(1, round(fraction * tree.size(params)))
 
-    def apply(hyper: Hyper, key: Array, delta: Tree, error: Tree) -> tuple[Tree, Tree]:
+    def apply(hyper, key, delta, error):
         values, restore = ravel_pytree(tree.add(delta, error))
         _, places = lax.top_k(jnp.abs(values), count(delta))
         sent = jnp.zeros_like(values).at[places].set(values[places])
         return restore(sent), restore(values - sent)
 
-    def num_bytes(params: Tree) -> int:
+    def num_bytes(params):
         return count(params) * (
             INDEX_BYTES + max(leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
         )

@@ -62,7 +62,7 @@ def sends_messages(algorithm: Algorithm) -> bool:
     }
     params = {"w": jnp.zeros(1)}
 
-    def messages() -> tuple[Tree, ...]:
+    def messages():
         server, client = algorithm.init(hyper, params)
         return algorithm.report(hyper, params, Anchor(params, server, client), jnp.ones(()))[1:]
 

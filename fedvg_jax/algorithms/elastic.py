@@ -74,7 +74,7 @@ def elastic(official: bool = False, ratio: float = RATIO.value) -> Algorithm:
     relative = over_clients if official else over_tensors
     probe = official_sensitivity if official else sensitivity
 
-    def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
+    def residual(hyper, server, params, cohort):
         """Returns R = (1 - zeta) u."""
         return jax.tree.map(
             lambda o, u: (o - hyper[TAU.name]) * u, relative(cohort), cohort.update
@@ -90,12 +90,12 @@ def sensitivity(hyper: Hyper, probe: Probe) -> Tree:
     params, stats = probe.variables
     mu = hyper[MU.name]
 
-    def output(params: Tree, batch: Tree, mask: Array) -> Array:
+    def output(params, batch, mask):
         squares = jnp.square(probe.task.predict(params, stats, batch))
         squares = squares.reshape(len(mask), -1).sum(1)
         return jnp.where(mask, squares, 0).sum() / jnp.maximum(mask.sum(), 1).astype(squares.dtype)
 
-    def average(i: Array, averages: Tree) -> Tree:
+    def average(i, averages):
         grads = jax.grad(output)(params, *probe.batch(i))
         return jax.tree.map(lambda o, g: mu * o + (1 - mu) * _mean_square(g), averages, grads)
 
@@ -109,7 +109,7 @@ def official_sensitivity(hyper: Hyper, probe: Probe) -> Variables:
     params, stats = probe.variables
     mu = hyper[MU.name]
 
-    def average(i: Array, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+    def average(i, carry):
         grads = jax.grad(lambda p: probe.task.loss(p, stats, *probe.batch(i), False)[0])(params)
         total = tree.add(carry[1], grads)
         return jax.tree.map(

@@ -52,8 +52,10 @@ def loss(
     anchor: Anchor,
 ) -> tuple[Array, Tree]:
     """Returns the task's loss + beta (1 / d^2) ||K||_F^2."""
-    own, new_stats = forward(task, params, stats, batch, mask, key)
-    return own.loss + hyper[BETA.name] * mean_squared_correlation(features_of(own), mask), new_stats
+    outputs, new_stats = forward(task, params, stats, batch, mask, key)
+    return outputs.loss + hyper[BETA.name] * mean_squared_correlation(
+        features_of(outputs), mask
+    ), new_stats
 
 
 def mean_squared_correlation(features: Array, mask: Array) -> Array:

@@ -23,7 +23,6 @@ from fedvg_jax.core import norms, tree
 from fedvg_jax.core.types import (
     Algorithm,
     Anchor,
-    Cohort,
     Hyper,
     Hyperparameter,
     NamedAlgorithm,
@@ -54,7 +53,7 @@ def feddyn(
         averages: whether the server averages the clients' models after the first round.
     """
 
-    def correct(hyper: Hyper, grads: Tree, params: Tree, anchor: Anchor) -> Tree:
+    def correct(hyper, grads, params, anchor):
         """Returns clip(g + alpha (lambda_k + theta - theta_g))."""
 
         def regularised(g, dual, p, global_p):
@@ -64,7 +63,7 @@ def feddyn(
             hyper[CLIP.name], jax.tree.map(regularised, grads, anchor.client, params, anchor.params)
         )
 
-    def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
+    def residual(hyper, server, params, cohort):
         """Returns R = mean lambda over all N clients; plus u where the server does not average."""
         dual, round = server
         dual = jax.tree.map(lambda h, m: h + m / cohort.num_clients, dual, cohort.summed)

@@ -51,13 +51,13 @@ def loss(
     anchor: Anchor,
 ) -> tuple[Array, Tree]:
     """Returns the task's loss with calibrated logits: its cross-entropy changes by the calibration's cross-entropy."""
-    own, new_stats = forward(task, params, stats, batch, mask, key)
-    logits = class_logits(own, batch.y, "FedLC")
+    outputs, new_stats = forward(task, params, stats, batch, mask, key)
+    logits = class_logits(outputs, batch.y, "FedLC")
     tau = hyper[TAU.name].astype(logits.dtype)
     margins = tau * inverse_fourth_root(anchor.described, logits.dtype)
     by_class = margins.reshape(*[1] * (logits.ndim - 1), -1)
     calibrated = jax.nn.logsumexp(logits - by_class, -1) + margins[batch.y]
-    return own.loss + mean_over_rows(calibrated - jax.nn.logsumexp(logits, -1), mask), new_stats
+    return outputs.loss + mean_over_rows(calibrated - jax.nn.logsumexp(logits, -1), mask), new_stats
 
 
 def inverse_fourth_root(counts: Array, dtype) -> Array:

@@ -46,15 +46,15 @@ def loss(
     anchor: Anchor,
 ) -> tuple[Array, Tree]:
     """Returns the task's loss + beta mean_i KL(q_i^glob || q_i)."""
-    own, new_stats = forward(task, params, stats, batch, mask, key)
+    outputs, new_stats = forward(task, params, stats, batch, mask, key)
     teacher, _ = forward(task, anchor.params, stats, batch, mask)
     log_q, log_p = (
-        not_true(class_logits(outputs, batch.y, "FedNTD") / hyper[TAU.name], batch.y)
-        for outputs in (own, teacher)
+        not_true(class_logits(each, batch.y, "FedNTD") / hyper[TAU.name], batch.y)
+        for each in (outputs, teacher)
     )
     is_not_true = log_p > -jnp.inf
     terms = jnp.where(is_not_true, jnp.exp(log_p) * jnp.where(is_not_true, log_p - log_q, 0), 0)
-    return own.loss + hyper[BETA.name] * mean_over_rows(terms.sum(-1), mask), new_stats
+    return outputs.loss + hyper[BETA.name] * mean_over_rows(terms.sum(-1), mask), new_stats
 
 
 def not_true(logits: Array, y: Array) -> Array:

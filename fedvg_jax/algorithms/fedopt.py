@@ -34,15 +34,7 @@ from jax import Array
 
 from fedvg_jax.algorithms.base import PLAIN
 from fedvg_jax.core import tree
-from fedvg_jax.core.types import (
-    Algorithm,
-    Cohort,
-    Hyper,
-    Hyperparameter,
-    NamedAlgorithm,
-    Published,
-    Tree,
-)
+from fedvg_jax.core.types import Algorithm, Hyper, Hyperparameter, NamedAlgorithm, Published
 
 BETA = Hyperparameter(
     "fedavgm.momentum", 0.9, 0, 1, "Nesterov momentum beta of the server.", excludes_high=True
@@ -83,11 +75,11 @@ def fedopt(
         hyperparameters: those that `optimiser` reads.
     """
 
-    def init(hyper: Hyper, params: Tree) -> tuple[Tree, Tree]:
+    def init(hyper, params):
         """Returns the optimiser's state; no client state."""
         return optimiser(hyper).init(params), ()
 
-    def residual(hyper: Hyper, server: Tree, params: Tree, cohort: Cohort) -> tuple[Tree, Tree]:
+    def residual(hyper, server, params, cohort):
         """Returns R = u + optimiser(u), where the optimiser's update is a descent step."""
         with jax.numpy_dtype_promotion("standard"):  # optax uses float32 counters
             updates, server = optimiser(hyper).update(cohort.update, server, params)
@@ -103,7 +95,7 @@ SecondMoment = Callable[[Hyper, Array, Array], Array]
 def fedadagrad(official: bool = False) -> Algorithm:
     """Returns FedAdagrad, which reads `fedopt.lr` (eta) and `fedopt.eps` (tau), as `official` also `fedopt.b1`."""
 
-    def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
+    def second_moment(hyper, v, squared):
         return v + squared
 
     return fedopt(
@@ -114,7 +106,7 @@ def fedadagrad(official: bool = False) -> Algorithm:
 def fedyogi(official: bool = False) -> Algorithm:
     """Returns FedYogi, which reads `fedopt.lr` (eta), `fedopt.b1`, `fedopt.b2` and `fedopt.eps` (tau)."""
 
-    def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
+    def second_moment(hyper, v, squared):
         return v - (1 - hyper[B2.name]) * squared * jnp.sign(v - squared)
 
     return fedopt(adaptive(second_moment, official), ADAM)
@@ -123,7 +115,7 @@ def fedyogi(official: bool = False) -> Algorithm:
 def fedadam(official: bool = False) -> Algorithm:
     """Returns FedAdam, which reads `fedopt.lr` (eta), `fedopt.b1`, `fedopt.b2` and `fedopt.eps` (tau)."""
 
-    def second_moment(hyper: Hyper, v: Array, squared: Array) -> Array:
+    def second_moment(hyper, v, squared):
         return hyper[B2.name] * v + (1 - hyper[B2.name]) * squared
 
     return fedopt(adaptive(second_moment, official), ADAM)
@@ -147,15 +139,15 @@ def adaptive(
     [0.06669999659061432]
     """
 
-    def optimiser(hyper: Hyper) -> optax.GradientTransformation:
+    def optimiser(hyper):
         b1 = hyper[B1.name] if momentum else 0.0
         start = 0.0 if official else hyper[EPS.name] ** 2
 
-        def init(params: Tree) -> tuple[Tree, Tree]:
+        def init(params):
             second = jax.tree.map(lambda p: jnp.full_like(p, start), params)
             return tree.zeros_like(params), second
 
-        def update(updates: Tree, state: Tree, params: Tree | None = None) -> tuple[Tree, Tree]:
+        def update(updates, state, params=None):
             first, second = state
             first = jax.tree.map(lambda m, u: b1 * m + (1 - b1) * u, first, updates)
             second = jax.tree.map(lambda v, u: second_moment(hyper, v, u * u), second, updates)
@@ -172,7 +164,7 @@ def adaptive(
 def fedavgm() -> Algorithm:
     """Returns FedAvgM, which reads `fedavgm.momentum` (beta) and `fedavgm.lr`. At beta = 0 and rate 1 it is FedAvg."""
 
-    def optimiser(hyper: Hyper) -> optax.GradientTransformation:
+    def optimiser(hyper):
         return optax.sgd(hyper[RATE.name], hyper[BETA.name], nesterov=True)
 
     return fedopt(optimiser, (BETA, RATE))

@@ -62,14 +62,14 @@ def loss(
     anchor: Anchor,
 ) -> tuple[Array, Tree]:
     """Returns the task's loss + mu l_con."""
-    own, new_stats = forward(task, params, stats, batch, mask, key)
+    outputs, new_stats = forward(task, params, stats, batch, mask, key)
     compared = [
         forward(task, model, stats, batch, mask)[0] for model in (anchor.params, anchor.client)
     ]
-    z, *others = map(features_of, (own, *compared))
+    z, *others = map(features_of, (outputs, *compared))
     to_global, to_previous = (similarity(z, other) / hyper[TAU.name] for other in others)
     contrast = jax.nn.softplus(to_previous - to_global)
-    return own.loss + hyper[MU.name] * mean_over_rows(contrast, mask), new_stats
+    return outputs.loss + hyper[MU.name] * mean_over_rows(contrast, mask), new_stats
 
 
 def similarity(a: Array, b: Array) -> Array:

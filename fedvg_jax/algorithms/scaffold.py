@@ -47,9 +47,7 @@ def scaffold(keeps: bool = True, single_batches: bool = False) -> Algorithm:
         single_batches: whether a local epoch is one minibatch, as in that code.
     """
 
-    def report_and_store(
-        hyper: Hyper, params: Tree, anchor: Anchor, displacement
-    ) -> tuple[Tree, Tree, Tree]:
+    def report_and_store(hyper, params, anchor, displacement):
         state, *messages = report(hyper, params, anchor, displacement)
         return (state if keeps else anchor.client), *messages
 

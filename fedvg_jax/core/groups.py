@@ -5,11 +5,10 @@ A grouping maps variables to a group number in every leaf; -1 stands for uniform
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
-from jax import Array
 
 from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Grouping, Tree, Variables
@@ -83,23 +82,6 @@ def layers(
     for path in filter(counts, tree.paths(params)):
         members.setdefault(name_of(path), []).append(path)
     return tuple(Layer(name, tuple(paths)) for name, paths in members.items())
-
-
-def members(
-    layer_norms: Sequence[tuple[Layer, Array]], by_group: Variables
-) -> dict[int, list[Array]]:
-    """Returns the norms of the layers of every group. Tensors of group -1 have no group.
-
-    Args:
-        layer_norms: layers and their norms.
-        by_group: a group number in every leaf.
-    """
-    group_of = tree.by_path(by_group.params)
-    norms_of: dict[int, list[Array]] = {}
-    for layer, norm in layer_norms:
-        if (group := group_of[layer.tensors[0]]) >= 0:
-            norms_of.setdefault(group, []).append(norm)
-    return norms_of
 
 
 def module_of(path: str) -> str:

@@ -109,8 +109,10 @@ def _segmented(norm: Norm, tensors: Tree) -> Tree:
         padded += [leaf.reshape(-1), jnp.zeros(count * SEGMENT_ROW - leaf.size, leaf.dtype)]
     rows = entry(jnp.concatenate(padded).reshape(-1, SEGMENT_ROW)).sum(1)
     tensor_of_row = np.repeat(np.arange(len(leaves), dtype=np.int32), num_rows)
-    is_own = np.arange(len(leaves), dtype=np.int32)[:, None] == jnp.asarray(tensor_of_row)[None]
-    sums = jnp.where(is_own, rows[None], 0).sum(1)
+    is_of_tensor = (
+        np.arange(len(leaves), dtype=np.int32)[:, None] == jnp.asarray(tensor_of_row)[None]
+    )
+    sums = jnp.where(is_of_tensor, rows[None], 0).sum(1)
     if norm is l2:  # with gradient 0 at the zero tensor
         is_zero = sums == 0  # False for NaN, which stays NaN
         sums = jnp.where(is_zero, 0, jnp.sqrt(jnp.where(is_zero, 1, sums)))

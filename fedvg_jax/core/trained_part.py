@@ -104,12 +104,12 @@ def whole(model: Tree, part: Tree) -> Any:
     """
     if part is None:
         return model
-    return _map(lambda p, own: own if p is None else p, part, model)
+    return _map(lambda p, tensor: tensor if p is None else p, part, model)
 
 
 def rest_of(model: Tree, part: Tree) -> Any:
     """Returns a model without the tensors of a part of it, such as the trained part from the whole and its base."""
-    return _map(lambda p, own: own if p is None else None, part, model)
+    return _map(lambda p, tensor: tensor if p is None else None, part, model)
 
 
 def bind(task: Task, base: Variables | None) -> Task:
@@ -117,14 +117,14 @@ def bind(task: Task, base: Variables | None) -> Task:
     if base is None:
         return task
 
-    def of_part(f: Callable) -> Callable:
+    def of_part(f: Callable):
         @functools.wraps(f)  # with its signature, which says whether it takes a key
-        def run(params: Tree, stats: Tree, *args, **key):
+        def run(params, stats, *args, **key):
             return f(*whole(Variables(params, stats), base), *args, **key)
 
         return run
 
-    def with_stats(f: Callable) -> Callable:
+    def with_stats(f: Callable):
         @functools.wraps(f)
         def run(*args, **key):
             value, stats = of_part(f)(*args, **key)
@@ -132,17 +132,12 @@ def bind(task: Task, base: Variables | None) -> Task:
 
         return run
 
-    def init(key: Array) -> Variables:
-        return rest_of(task.init(key), base)
-
-    forward = task.forward and with_stats(task.forward)
-    predict, measure = of_part(task.predict), of_part(task.measure)
     return task._replace(
-        init=init,
+        init=lambda key: rest_of(task.init(key), base),
         loss=with_stats(task.loss),
-        predict=predict,
-        measure=measure,
-        forward=forward,
+        predict=of_part(task.predict),
+        measure=of_part(task.measure),
+        forward=task.forward and with_stats(task.forward),
         is_frozen=None,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -112,16 +113,17 @@ def weighted_sum(
     >>> weighted_sum(jnp.array([0.5, 0.25, 0.0]), jnp.array([[3.0], [5.0], [jnp.nan]]), jnp.ones(1)).tolist()
     [2.0]
     """
-    loop = _loop_sum if sharding is None else _loop_sum_over_devices(sharding)
-    sums = {"loop": loop, "product": _product_sum}
+    sum_of = _product_sum
+    if hw.choices().weighted_mean == "loop":
+        sum_of = _loop_sum if sharding is None else _loop_sum_over_devices(sharding)
     weights = jax.tree.map(lambda w, x: w.astype(wide_dtype(x)), weights, stack)
-    return like(_weighted_sum(sums[hw.choices().weighted_mean], weights, stack, origin), stack)
+    return like(_weighted_sum(sum_of, weights, stack, origin), stack)
 
 
 def _product_sum(weights: Tree, stack: Tree, origin: Tree) -> Tree:
     """Returns the sums as one reduction each, which a GPU computes in one kernel together with the differences."""
 
-    def summed(weights: Array, stack: Array, origin: Array) -> Array:
+    def summed(weights, stack, origin):
         weights = weights.reshape(-1, *(stack.ndim - 1) * [1])
         origin = wide(origin[None] if origin.ndim else origin)
         return (weights * (jnp.where(weights == 0, origin, wide(stack)) - origin)).sum(0)
@@ -138,12 +140,12 @@ def _weighted_sum(sum_of, weights: Tree, stack: Tree, origin: Tree) -> Tree:
 def _loop_sum(weights: Tree, stack: Tree, origin: Tree) -> Tree:
     """Returns the sums by one loop over k for all tensors: a loop for each tensor takes long to compile."""
 
-    def add_one(k, total: Array, weights: Array, stack: Array, origin: Array) -> Array:
+    def add_one(k, total, weights, stack, origin):
         return total + weights[k] * (
             jnp.where(weights[k] == 0, wide(origin), wide(stack[k])) - wide(origin)
         )
 
-    def add_client(k, totals: Tree) -> Tree:
+    def add_client(k, totals):
         return jax.tree.map(functools.partial(add_one, k), totals, weights, stack, origin)
 
     zeros = jax.tree.map(lambda w, x: jnp.zeros_like(x[0], w.dtype), weights, stack)
@@ -160,17 +162,17 @@ def _loop_sum_over_devices(sharding: NamedSharding):
     """
     mesh, (axis,) = sharding.mesh, sharding.spec
 
-    def sum_on_device(weights: Tree, stack: Tree, origin: Tree) -> Tree:
+    def sum_on_device(weights, stack, origin):
         return lax.psum(_loop_sum(weights, stack, origin), axis)
 
     specs = {"in_specs": (P(axis), P(axis), P()), "out_specs": P()}
     sum_over_devices = jax.shard_map(sum_on_device, mesh=mesh, **specs, check_vma=False)
 
-    def padded(x: Array) -> Array:  # with dummies of weight 0
+    def padded(x):  # with dummies of weight 0
         return jnp.pad(x, [(0, -len(x) % mesh.size), *(x.ndim - 1) * [(0, 0)]])
 
     @jax.jit
-    def sum_padded(weights: Tree, stack: Tree, origin: Tree) -> Tree:
+    def sum_padded(weights, stack, origin):
         weights, stack = jax.tree.map(padded, (weights, stack))
         return sum_over_devices(weights, stack, origin)
 
@@ -181,7 +183,7 @@ def _loop_sum_over_devices(sharding: NamedSharding):
 def _weighted_sum_jvp(sum_of, primals, tangents):
     (weights, stack, origin), (d_weights, d_stack, d_origin) = primals, tangents
 
-    def product(w: Array, x: Array, start: Array, is_dropped: Array) -> Array:
+    def product(w, x, start, is_dropped):
         difference = wide(x) - wide(start[None] if start.ndim else start)
         return jnp.tensordot(
             w, jnp.where(is_dropped, 0, difference), 1, precision=lax.Precision.HIGHEST
@@ -209,8 +211,8 @@ def gather(pool: Tree, rows) -> tuple[Tree, Array]:
     >>> gather({"x": jnp.array([5.0, 6.0, 7.0])}, jnp.array([2, 1, -1]))
     ({'x': Array([7., 6., 7.], dtype=float32)}, Array([ True,  True, False], dtype=bool))
     """
-    own, mask = rows.max(-1, keepdims=True), rows >= 0
-    substitute = jnp.where(own >= 0, own, jnp.maximum(rows.max(), 0))
+    largest, mask = rows.max(-1, keepdims=True), rows >= 0
+    substitute = jnp.where(largest >= 0, largest, jnp.maximum(rows.max(), 0))
     return take(pool, jnp.where(mask, rows, substitute)), mask
 
 
@@ -230,7 +232,7 @@ def real_rows(table) -> np.ndarray:
 def params_of(state: Tree) -> Tree:
     """Returns the state of trained tensors only: every `Variables` in it is replaced by its params."""
 
-    def params(node: Tree) -> Tree:
+    def params(node):
         return node.params if isinstance(node, Variables) else node
 
     return jax.tree.map(params, state, is_leaf=lambda node: isinstance(node, Variables))
@@ -249,13 +251,14 @@ def is_finite(tree: Tree) -> Array:
 def dtype(tree: Tree):
     """Returns the floating dtype of a model, which may have constants of integers; without floats the first dtype."""
     dtypes = [leaf.dtype for leaf in jax.tree.leaves(tree)]
-    return next((own for own in dtypes if jnp.issubdtype(own, jnp.floating)), dtypes[0])
+    return next((dtype for dtype in dtypes if jnp.issubdtype(dtype, jnp.floating)), dtypes[0])
 
 
 def wide_dtype(tree: Tree):
     """Returns the dtype of sums over a model's clients or rows: the model's, or float32 for half precision."""
-    own = dtype(tree)
-    return jnp.dtype(jnp.float32) if jnp.issubdtype(own, jnp.floating) and own.itemsize < 4 else own
+    narrow = dtype(tree)
+    is_half = jnp.issubdtype(narrow, jnp.floating) and narrow.itemsize < 4
+    return jnp.dtype(jnp.float32) if is_half else narrow
 
 
 def paths(tree: Tree) -> list[str]:
@@ -342,20 +345,23 @@ def packing_of(shapes: Tree) -> Packing:
     [[4.0]]
     """
     leaves, structure = jax.tree.flatten(shapes)
-    dtypes = [str(leaf.dtype) for leaf in leaves]
+    sizes = collections.Counter[str]()
+    places = []  # the vector of every leaf, and where it begins and ends there
+    for leaf in leaves:
+        dtype = str(leaf.dtype)
+        places.append((dtype, sizes[dtype], sizes[dtype] + leaf.size))
+        sizes[dtype] += leaf.size
 
-    def pack(tree: Tree) -> dict[str, Array]:
-        parts: dict[str, list[Array]] = {dtype: [] for dtype in dtypes}
-        for dtype, array in zip(dtypes, jax.tree.leaves(tree), strict=True):
-            parts[dtype].append(array.reshape(-1))
-        return {dtype: jnp.concatenate(arrays) for dtype, arrays in parts.items()}
+    def pack(tree):
+        arrays = {dtype: [] for dtype in sizes}
+        for (dtype, *_), array in zip(places, jax.tree.leaves(tree), strict=True):
+            arrays[dtype].append(array.reshape(-1))
+        return {dtype: jnp.concatenate(of_dtype) for dtype, of_dtype in arrays.items()}
 
-    def unpack(packed: dict[str, Array]) -> Tree:
-        arrays, taken = [], dict.fromkeys(dtypes, 0)
-        for dtype, leaf in zip(dtypes, leaves, strict=True):
-            begin, end = taken[dtype], taken[dtype] + leaf.size
-            arrays.append(lax.slice_in_dim(packed[dtype], begin, end).reshape(leaf.shape))
-            taken[dtype] = end
+    def unpack(packed):
+        arrays = []
+        for (dtype, *ends), leaf in zip(places, leaves, strict=True):
+            arrays.append(lax.slice_in_dim(packed[dtype], *ends).reshape(leaf.shape))
         return jax.tree.unflatten(structure, arrays)
 
     return Packing(pack, unpack)

@@ -56,10 +56,9 @@ class Range(NamedTuple):
 
     def holds(self, value: float) -> bool:
         """Returns whether a finite number is in the range."""
-        is_end = (value == self.low and self.excludes_low) or (
-            value == self.high and self.excludes_high
-        )
-        return self.low <= value <= self.high and math.isfinite(value) and not is_end
+        is_above = value > self.low if self.excludes_low else value >= self.low
+        is_below = value < self.high if self.excludes_high else value <= self.high
+        return is_above and is_below and math.isfinite(value)
 
     def require(self, what: str, value: Any) -> float:
         """Returns a number; raises UsageError for one outside the range, or for what is none.

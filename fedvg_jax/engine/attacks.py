@@ -44,10 +44,8 @@ def disturbance(attack: Attack, corrupt: np.ndarray, num_clients: int) -> Distur
     )
     is_corrupt = np.isin(np.arange(num_clients), corrupt)
 
-    def disturb(
-        hyper: Hyper, key: Array, ids: Array, variables: Variables, clients: Variables
-    ) -> Variables:
-        def attacked_params(client: Array, params: Tree) -> Tree:
+    def disturb(hyper, key, ids, variables, clients):
+        def attacked_params(client, params):
             delta = tree.sub(variables.params, params)
             return attack(hyper, jax.random.fold_in(key, client), variables.params, delta)
 
@@ -74,7 +72,7 @@ def sign_flip(scale: float | str = 1.0) -> Attack:
     Source: Li et al., "RSA: Byzantine-Robust Stochastic Aggregation Methods", AAAI 2019.
     """
 
-    def attack(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
+    def attack(scale, key, params, delta):
         return tree.add(params, tree.scale(scale, delta))
 
     return _scaled("sign_flip", scale, attack)
@@ -89,7 +87,7 @@ def scaling(scale: float | str = 1.0) -> Attack:
     Source: Bagdasaryan et al., "How To Backdoor Federated Learning", AISTATS 2020.
     """
 
-    def attack(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
+    def attack(scale, key, params, delta):
         return tree.sub(params, tree.scale(scale, delta))
 
     return _scaled("scaling", scale, attack)
@@ -104,7 +102,7 @@ def noise(scale: float | str = 1.0) -> Attack:
         scale: as in `sign_flip`.
     """
 
-    def attack(scale: Array, key: Array, params: Tree, delta: Tree) -> Tree:
+    def attack(scale, key, params, delta):
         length = scale * norms.joint_l2(delta)
         std = length / jnp.sqrt(jnp.asarray(tree.size(delta), length.dtype))
         return tree.add(params, tree.scale(std, optax.tree.random_like(key, params)))
@@ -114,12 +112,15 @@ def noise(scale: float | str = 1.0) -> Attack:
 
 def _scaled(name: str, scale: float | str, attack: Callable[..., Tree]) -> Attack:
     """Returns an attack that reads its scale; a number is checked, and part of the text that names the attack."""
-    value = scale if isinstance(scale, str) else SCALE.require(f"{name}: scale", scale)
+    text = ""
+    if not isinstance(scale, str):
+        scale = SCALE.require(f"{name}: scale", scale)
+        text = f"{name}:{scale}"
 
-    def scaled(hyper: Hyper, key: Array, params: Tree, delta: Tree) -> Tree:
-        return attack(hyper_or_number(hyper, value), key, params, delta)
+    def scaled(hyper, key, params, delta):
+        return attack(hyper_or_number(hyper, scale), key, params, delta)
 
-    vars(scaled)["text"] = "" if isinstance(value, str) else f"{name}:{value}"
+    vars(scaled)["text"] = text
     return scaled
 
 

@@ -39,12 +39,16 @@ def received_model(state: SimState, schedule: Schedule, k: Array) -> Variables:
 
 def applied(state: SimState, schedule: Schedule, clients: Variables) -> Variables:
     """Returns theta - (theta_{v_k} - theta_k) of models theta_k, leaves [H, ...]; theta_k in a synchronous round."""
-    return _moved(state, schedule, clients, lambda theta, received, own: theta + (own - received))
+    return _moved(
+        state, schedule, clients, lambda theta, received, trained: theta + (trained - received)
+    )
 
 
 def returned(state: SimState, schedule: Schedule, models: Variables) -> Variables:
     """Returns the theta_k for which `applied` returns `models`."""
-    return _moved(state, schedule, models, lambda theta, received, own: received + (own - theta))
+    return _moved(
+        state, schedule, models, lambda theta, received, applied: received + (applied - theta)
+    )
 
 
 def _moved(state: SimState, schedule: Schedule, clients: Variables, rule: Callable) -> Variables:
@@ -63,9 +67,9 @@ def discounted(hyper: Hyper, state: SimState, schedule: Schedule, models: Variab
     exponent = hyper[DISCOUNT]
     factors = (1 + schedule.staleness.astype(exponent.dtype)) ** -exponent
 
-    def toward(theta: Array, own: Array) -> Array:
-        factor = factors.astype(own.dtype).reshape(-1, *theta.ndim * [1])
-        return theta[None] + factor * (own - theta[None])
+    def toward(theta, applied):
+        factor = factors.astype(applied.dtype).reshape(-1, *theta.ndim * [1])
+        return theta[None] + factor * (applied - theta[None])
 
     params = jax.tree.map(toward, state.variables.params, models.params)
     return models._replace(params=params)

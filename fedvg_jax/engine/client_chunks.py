@@ -65,12 +65,12 @@ def run_chunks(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
     fields, positions = split_schedule(inputs.schedule, parts.num_clients)
     rules = [term.weigh for term in terms]
 
-    def chunk_inputs(b, client_states: Tree) -> RoundInputs:
+    def chunk_inputs(b, client_states):
         schedule = inputs.schedule._replace(**tree.take(fields, b))
         state = inputs.state._replace(clients=client_states)
         return inputs._replace(state=state, schedule=schedule, positions=positions[b])
 
-    def add_chunk(running: Averages, b: Array) -> tuple[Averages, None]:
+    def add_chunk(running, b):
         chunk = chunk_inputs(b, running.client_states)
         of_chunk = steps.average_clients(parts, rules, chunk, running.table)
         return _merge(parts, running, of_chunk, chunk), None
@@ -119,7 +119,7 @@ def split_schedule(schedule: Schedule, num_clients: int) -> tuple[dict[str, Tree
     num_chunks, size = len(schedule.plan.length), lane_plan.client_chunk_size(schedule.plan)
     num_dummies = num_chunks * size - len(schedule.clients)
 
-    def chunks(field: Array, value: int) -> Array:
+    def chunks(field, value):
         widths = [(0, num_dummies), *[(0, 0)] * (field.ndim - 1)]
         padded = jnp.pad(field, widths, constant_values=value)
         return padded.reshape(num_chunks, size, *field.shape[1:])

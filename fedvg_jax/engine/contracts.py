@@ -23,9 +23,6 @@ T = TypeVar("T")
 RECOGNISED = (no_correction, no_state, no_probe, no_report, no_residual)
 """Functions that the round recognises by identity; they have no wrapper."""
 
-CHECKED = "is_checked"
-"""Attribute of a wrapper."""
-
 Contract = Callable[..., Tree]
 """(what a function returned, *its arguments) -> arrays or shapes like those that it should return; floats may have any
 dtype"""
@@ -52,7 +49,7 @@ def checked(bundle: T, name: str) -> T:
             fields[field] = checked(value, f"{name}.{field}")
         elif isinstance(value, tuple):
             fields[field] = tuple(checked(each, f"{name}.{field}") for each in value)
-        elif value is not None and value not in RECOGNISED and not hasattr(value, CHECKED):
+        elif value is not None and value not in RECOGNISED:
             fields[field] = checked_function(value, contract, f"{name}.{field}")
     return bundle._replace(**fields)  # pyright: ignore[reportAttributeAccessIssue]
 
@@ -77,7 +74,6 @@ def checked_function(function: Callable, contract: Contract | None, name: str) -
         checks.expect(returned, expected, name, any_float=True)
         return returned
 
-    call.__dict__[CHECKED] = True  # so that a bundle is wrapped once
     return call
 
 

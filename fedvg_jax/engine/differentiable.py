@@ -58,30 +58,30 @@ def unrolled(num_steps: int, *, epochs: int = 1, remat: bool = True) -> Executor
     # numbers below 0 pad the first part; every client skips them
     numbers = np.arange(-(-num_steps % length), num_steps, dtype=np.int32).reshape(-1, length)
 
-    def loop(count: Array, body: Callable[[Array, Tree], Tree], carry: Tree) -> Tree:
-        def step(carry: Tree, number: Array) -> tuple[Tree, None]:
+    def loop(count, body, carry):
+        def step(carry, number):
             i = number - (num_steps - count)
             return lax.cond(i >= 0, lambda c: body(i, c), lambda c: c, carry), None
 
-        def part(carry: Tree, numbers: Array) -> tuple[Tree, None]:
+        def part(carry, numbers):
             return lax.scan(step, carry, numbers)
 
         scanned = jax.checkpoint(part, prevent_cse=False) if remat else part
         carry, _ = lax.scan(scanned, carry, jnp.asarray(numbers))
         return _nan_unless_fits(count, num_steps, carry)
 
-    def train(make_client: types.MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+    def train(make_client, shared, schedule):
         client = make_client(shared, schedule)
 
-        def local_training(k: Array) -> Tree:
-            def step(i: Array, carry: Tree) -> Tree:
+        def local_training(k):
+            def step(i, carry):
                 return client.step(carry, k, schedule.start[k] + i)
 
             return loop(schedule.num_steps[k], step, client.init(k))
 
         return lax.map(local_training, jnp.arange(len(schedule.clients), dtype=jnp.int32))
 
-    def map_entries(f: Callable, shared: Tree, xs: Tree) -> Tree:
+    def map_entries(f, shared, xs):
         return lax.map(lambda x: f(shared, x), xs)
 
     return Executor(1, train, map_entries, loop=loop)
@@ -103,9 +103,7 @@ def over_rounds(round_step: RoundStep, *, remat: bool = True) -> Rounds:
     """
     step = jax.checkpoint(round_step, prevent_cse=False) if remat else round_step
 
-    def rounds(
-        state: SimState, schedules: Schedule, data: Data, hyper: Hyper
-    ) -> tuple[SimState, Metrics]:
+    def rounds(state, schedules, data, hyper):
         return lax.scan(
             lambda state, schedule: step(state, schedule, data, hyper), state, schedules
         )

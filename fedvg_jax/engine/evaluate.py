@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,7 +46,7 @@ def make_evaluate(task: Task, executor: Executor | None = None) -> Callable[...,
     measure = jax.jit(task.measure)  # traced once for all tables
     num_devices = len(executor.placement.device_set) if executor and executor.placement else 1
 
-    def evaluate(variables: Variables, pool: Tree, rows: Array, totals: Tree = None) -> Tree:
+    def evaluate(variables, pool, rows, totals=None):
         if executor is None or num_devices == 1:
             return over_rows((variables, pool), rows, totals)
         padded = jnp.pad(rows, ((0, -len(rows) % num_devices), (0, 0)), constant_values=-1)
@@ -56,10 +55,10 @@ def make_evaluate(task: Task, executor: Executor | None = None) -> Callable[...,
         sums = tree.total(executor.map(over_rows, (variables, pool), by_device))
         return sums if totals is None else tree.add(totals, sums)
 
-    def over_rows(shared: tuple[Variables, Tree], rows: Array, totals: Tree = None) -> Tree:
+    def over_rows(shared, rows, totals=None):
         variables, pool = shared
 
-        def measure_rows(batch_rows: Array) -> Tree:
+        def measure_rows(batch_rows):
             return measure(*variables, *tree.gather(pool, batch_rows))
 
         if totals is None:
@@ -76,7 +75,7 @@ def make_evaluate(task: Task, executor: Executor | None = None) -> Callable[...,
 def make_count_correct(task: Task) -> Callable[[Variables, Tree, Array], Array]:
     """Returns count(variables, pool, rows) -> labels of the real rows [V, B] that have the largest score, int32."""
 
-    def correct(params: Tree, stats: Tree, batch: Any, mask: Array) -> Array:
+    def correct(params, stats, batch, mask):
         is_correct = (
             jnp.argmax(task.predict(params, stats, batch), -1).astype(batch.y.dtype) == batch.y
         )

@@ -19,7 +19,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.tree import LOCAL_STEPS, SEGMENTS
-from fedvg_jax.core.types import Client, Executor, MakeClient, Plan, Schedule, SimState, Tree
+from fedvg_jax.core.types import Client, Executor, Plan, Schedule, SimState, Tree
 from fedvg_jax.host.hardware import choices
 
 __all__ = ["lanes", "sharded", "vmapped"]
@@ -39,10 +39,10 @@ def lanes(num_lanes: int, num_mapped: int | None = None) -> Executor:
     """
     num_mapped = num_mapped or num_lanes
 
-    def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+    def train(make_client, shared, schedule):
         return _on_lanes(make_client(shared, schedule), schedule)
 
-    def map_entries(f, shared: Tree, xs: Tree) -> Tree:
+    def map_entries(f, shared, xs):
         return lax.map(
             lambda x: f(shared, x), xs, batch_size=num_mapped if num_mapped > 1 else None
         )
@@ -53,7 +53,7 @@ def lanes(num_lanes: int, num_mapped: int | None = None) -> Executor:
 def vmapped() -> Executor:
     """Returns an executor of all clients at once, each masked after its last step: a reference for the others."""
 
-    def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+    def train(make_client, shared, schedule):
         client = make_client(shared, schedule)
 
         def local_training(k):
@@ -96,12 +96,12 @@ def sharded(
     of_plan = Plan(P(), P(), *4 * [by_lane])
     over_devices = functools.partial(jax.shard_map, mesh=mesh, out_specs=by_device, check_vma=False)
 
-    def train(make_client: MakeClient, shared: Tree, schedule: Schedule) -> Tree:
+    def train(make_client, shared, schedule):
         count = len(schedule.clients)
         # pads the cohort with clients that no lane trains
         padded = schedule._replace(clients=jnp.pad(schedule.clients, (0, -count % num_devices)))
 
-        def train_on_device(shared, schedule: Schedule) -> Tree:
+        def train_on_device(shared, schedule):
             done = _on_lanes(make_client(shared, schedule), schedule, is_alone=False)
             return jax.tree.map(lambda x: lax.psum_scatter(x, DEVICES, tiled=True), done)
 
@@ -112,7 +112,7 @@ def sharded(
         untrained = jax.vmap(make_client(shared, schedule).init)(jnp.arange(count, dtype=jnp.int32))
         return tree.where(schedule.num_steps == 0, untrained, done)
 
-    def map_entries(f, shared: Tree, xs: Tree) -> Tree:
+    def map_entries(f, shared, xs):
         count = len(jax.tree.leaves(xs)[0])
         num_repeats = -count % num_devices  # pads the entries with the last one
         xs = jax.tree.map(lambda x: jnp.concatenate([x, jnp.repeat(x[-1:], num_repeats, 0)]), xs)
@@ -200,18 +200,18 @@ def _on_lanes(client: Client, schedule: Schedule, is_alone: bool = True) -> Tree
     untrained = jax.eval_shape(client.init, jnp.int32(0))
     packing = tree.packing_of(untrained) if choices().is_packed else tree.UNPACKED
 
-    def train(s, k, begin, on_lanes: Tree) -> Tree:
+    def train(s, k, begin, on_lanes):
         with jax.named_scope(LOCAL_STEPS):
             return lax.fori_loop(
                 0, plan.length[s], lambda i, c: over_lanes(client.step)(c, k, begin + i), on_lanes
             )
 
-    def whole_client(s, stored: Tree) -> Tree:
+    def whole_client(s, stored):
         k = plan.client[s]
         trained = train(s, k, schedule.start[k], client.init(k))
         return tree.replaced(stored, k, packing.pack(trained))
 
-    def segment(s, carry: tuple[Tree, Tree]) -> tuple[Tree, Tree]:
+    def segment(s, carry):
         on_lanes, stored = carry
         k, first_step = plan.client[s], plan.step[s]
         loaded = tree.where(

@@ -17,10 +17,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from fedvg_jax.core import trained_part, tree, types
+from fedvg_jax.core import trained_part, tree
 from fedvg_jax.core.trained_part import NOTHING, LocalPart
 from fedvg_jax.core.tree import ROUNDS
-from fedvg_jax.core.types import Data, Hyper, Metrics, Schedule, SimState, UsageError, Variables
+from fedvg_jax.core.types import (
+    Algorithm,
+    Augment,
+    Data,
+    Executor,
+    Hyper,
+    Metrics,
+    RoundStep,
+    Schedule,
+    SimState,
+    Task,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.engine import (
     attacks,
     contracts,
@@ -46,8 +60,8 @@ def run_cohort(parts: RoundParts, inputs: RoundInputs) -> tuple[SimState, Metric
 
 
 def init_state(
-    task: types.Task,
-    algorithm: types.Algorithm,
+    task: Task,
+    algorithm: Algorithm,
     num_clients: int,
     hyper: Hyper,
     *,
@@ -55,7 +69,7 @@ def init_state(
     variables: Variables | None = None,
     local: LocalPart = NOTHING,
     stats_too: bool = False,
-    weighting: types.Weighting | None = None,
+    weighting: Weighting | None = None,
     num_versions: int = 0,
 ) -> SimState:
     """Returns the state before the first round.
@@ -76,7 +90,7 @@ def init_state(
         UsageError: the local part has no tensor of the model, or all that are trained.
 
     >>> from fedvg_jax.algorithms import fedavg
-    >>> task = types.Task(lambda key: Variables({"w": jnp.zeros(2)}, {}), None, None, None, None, str)
+    >>> task = Task(lambda key: Variables({"w": jnp.zeros(2)}, {}), None, None, None, None, str)
     >>> state = init_state(task, fedavg(), 3, {"lr": 0.1})
     >>> int(state.round), state.variables.params["w"].tolist()
     (0, [0.0, 0.0])
@@ -100,11 +114,11 @@ def init_state(
         else ((), ())
     )
     if local.is_local or algorithm.personal or algorithm.send or state_of_weighting:
-        own = variables if algorithm.personal else ()
+        kept = variables if algorithm.personal else ()
         if local.is_local:
-            own = local.select(variables)
+            kept = local.select(variables)
         sent = algorithm.send.init(hyper, local.sent(variables.params)) if algorithm.send else ()
-        client = local_training.ClientState(client, own, sent, of_client)
+        client = local_training.ClientState(client, kept, sent, of_client)
     return SimState(
         first_round,
         variables,
@@ -116,24 +130,24 @@ def init_state(
 
 
 def make_round(
-    task: types.Task,
-    algorithm: types.Algorithm,
-    weighting: types.Weighting,
-    executor: types.Executor,
+    task: Task,
+    algorithm: Algorithm,
+    weighting: Weighting,
+    executor: Executor,
     optimiser: local_training.Optimiser,
     num_clients: int,
     *,
     aggregate: robust.Rule = robust.weighted_mean,
     disturb: attacks.Disturb | None = None,
     refine: baselines.Refine | None = None,
-    augment: types.Augment | None = None,
+    augment: Augment | None = None,
     stats_too: bool = False,
     weigh_untrained: bool = False,
     check_weights: bool = False,
     local: LocalPart = NOTHING,
     private: privacy.Sensitivity | None = None,
     scores_applied: bool = False,
-) -> types.RoundStep:
+) -> RoundStep:
     """Returns round_step(state, schedule, data, hyper) -> (state, metrics), pure and jittable.
 
     A client is dropped if it drops out, takes no local step, or has anything non-finite: model, loss, signal or weight.
@@ -178,7 +192,7 @@ def make_round(
     >>> from fedvg_jax.weightings.basic import uniform
     >>> def loss(params, stats, batch, mask, train):
     ...     return jnp.where(mask, (params["w"] - batch) ** 2 / 2, 0).sum() / len(batch), stats
-    >>> task = types.Task(lambda key: Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
+    >>> task = Task(lambda key: Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
     >>> step = make_round(task, fedavg(), uniform(), executors.lanes(1), local_training.sgd, num_clients=2)
     >>> rows = jnp.arange(2).reshape(2, 1)
     >>> settings = {"seed": 0, "cohort_size": 2, "local_epochs": (1, 1), "batch_size": 1, "num_lanes": 1, "capacity": 2}
@@ -198,7 +212,7 @@ def make_round(
         )
     if weighting.num_clients not in (None, num_clients):
         wanted = f"{weighting.num_clients} clients; the run has {num_clients}"
-        raise UsageError(f"weightings.given has the weights of {wanted}")
+        raise UsageError(f"weightings.fixed has the weights of {wanted}")
     task, algorithm = contracts.checked(task, "task"), contracts.checked(algorithm, "algorithm")
     weighting = contracts.checked(weighting, "weighting")
     if aggregate is not robust.weighted_mean:
@@ -224,9 +238,7 @@ def make_round(
         scores_applied,
     )
 
-    def round_step(
-        state: SimState, schedule: Schedule, data: Data, hyper: Hyper
-    ) -> tuple[SimState, Metrics]:
+    def round_step(state, schedule, data, hyper):
         if len(schedule.clients) > num_clients:
             raise UsageError(
                 f"the schedule has {len(schedule.clients)} clients a round, make_round {num_clients} in all; give"
@@ -278,7 +290,7 @@ def _round_inputs(state: SimState, schedule: Schedule, data: Data, hyper: Hyper)
 
 
 # --- several rounds ---------------------------------------------------------------------------------------------------
-def make_chunk(round_step: types.RoundStep) -> Chunk:
+def make_chunk(round_step: RoundStep) -> Chunk:
     """Returns chunk(state, num_rounds, stacked schedules, data, hyper) -> (state, metrics [R, K]).
 
     A chunk runs several rounds in one program, without returning to the host. The number of rounds is data, so one
@@ -286,10 +298,8 @@ def make_chunk(round_step: types.RoundStep) -> Chunk:
     """
     step = jax.jit(round_step)
 
-    def chunk(
-        state: SimState, num_rounds, rounds: Schedule, data: Data, hyper: Hyper
-    ) -> tuple[SimState, Metrics]:
-        def next_round(r, carry: tuple[SimState, Metrics]) -> tuple[SimState, Metrics]:
+    def chunk(state, num_rounds, rounds, data, hyper):
+        def next_round(r, carry):
             state, metrics = step(carry[0], schedules.round_at(rounds, r), data, hyper)
             return state, tree.replaced(carry[1], r, metrics)
 

@@ -14,18 +14,22 @@ import jax.numpy as jnp
 import optax
 from jax import Array, lax
 
-from fedvg_jax.core import checks, tree, types
+from fedvg_jax.core import checks, tree
 from fedvg_jax.core.trained_part import NOTHING, LocalPart, whole
 from fedvg_jax.core.types import (
+    Algorithm,
     Anchor,
     Argument,
+    Augment,
     Choice,
     Client,
     Data,
     Hyper,
+    Loop,
     Range,
     Schedule,
     SimState,
+    Task,
     Tree,
     Variables,
 )
@@ -136,7 +140,7 @@ def displacement(
     hyper: Hyper,
     round: Array,
     num_steps: Array,
-    loop: types.Loop = counted,
+    loop: Loop = counted,
     dtype=float,
     first: Array | int = 0,
 ) -> Array:
@@ -168,13 +172,13 @@ def displacement(
 
 
 def make_client(
-    task: types.Task,
-    algorithm: types.Algorithm,
+    task: Task,
+    algorithm: Algorithm,
     optimiser: Optimiser,
     shared: tuple[SimState, Data, Hyper],
     schedule: Schedule,
     *,
-    augment: types.Augment | None = None,
+    augment: Augment | None = None,
     local: LocalPart = NOTHING,
 ) -> Client:
     """Returns one client's local training as two functions that an executor runs.
@@ -201,7 +205,7 @@ def make_client(
     if algorithm.personal:  # each model alone: the rule may clip by the norm of all gradients
         rule = optax.partition({"sent": rule, "kept": rule}, ("sent", "kept"))
 
-    def init(k) -> Carry:
+    def init(k):
         params, stats = start_of_client(state, schedule, k, local)
         trained, personal = params, ()
         if algorithm.personal:
@@ -210,22 +214,31 @@ def make_client(
         loss = tree.wide(jnp.zeros((), tree.dtype(params)))
         return Carry(params, stats, rule.init(trained), loss, personal)
 
-    def step(carry: Carry, k, minibatch) -> Carry:
+    def step(carry, k, minibatch):
         batch, mask = training_minibatch(data, schedule, minibatch)
         if augment is not None:
             batch = augment(minibatch_key(schedule, k, minibatch), batch)
         received = tree.params_of(anchor(state, schedule, data, k, local))
-        rows = batch, mask, functools.partial(minibatch_key, schedule, k, minibatch, LOSS)
+        make_key = functools.partial(minibatch_key, schedule, k, minibatch, LOSS)
+        rows = batch, mask, make_key
         model = Variables(carry.params, carry.stats)
-        (loss, stats), grads = _gradients(task, algorithm, hyper, model, rows, received)
+        if algorithm.loss is None:
+            (loss, stats), grads = _task_gradients(task, model, rows)
+        else:
+            loss_and_grads = jax.value_and_grad(algorithm.loss, argnums=2, has_aux=True)
+            (loss, stats), grads = loss_and_grads(
+                hyper, task, *model, batch, mask, make_key(), received
+            )
         corrected = algorithm.correct(hyper, grads, carry.params, received)
         place = minibatch - schedule.start[k], schedule.num_steps[k]
         grads = local.mask_phase(*place, local.restored(corrected, grads))
         trained, personal_stats = carry.params, ()
         if algorithm.personal:
-            (_, personal_stats), own = _task_gradients(task, carry.personal, rows)
-            own = algorithm.personal(hyper, own, carry.personal.params, received)
-            grads, trained = (grads, own), (carry.params, carry.personal.params)
+            (_, personal_stats), personal_grads = _task_gradients(task, carry.personal, rows)
+            personal_grads = algorithm.personal(
+                hyper, personal_grads, carry.personal.params, received
+            )
+            grads, trained = (grads, personal_grads), (carry.params, carry.personal.params)
         with standard_promotion():
             decayed = local.mask_phase(*place, trained)  # decay enters the momentum
             updates, optimiser_state = rule.update(grads, carry.optimiser, decayed)
@@ -244,25 +257,7 @@ Rows = tuple[Tree, Array, Callable[[], Array]]
 """A minibatch, its mask bool [B], and a function that returns the key of its step."""
 
 
-def _gradients(
-    task: types.Task,
-    algorithm: types.Algorithm,
-    hyper: Hyper,
-    model: Variables,
-    rows: Rows,
-    received: Anchor,
-) -> tuple[tuple[Array, Tree], Tree]:
-    """Returns ((loss, new statistics), gradients) of a model: of the algorithm's loss, or else of the task's."""
-    if algorithm.loss is None:
-        return _task_gradients(task, model, rows)
-    batch, mask, key = rows
-    loss_and_grads = jax.value_and_grad(algorithm.loss, argnums=2, has_aux=True)
-    return loss_and_grads(hyper, task, *model, batch, mask, key(), received)
-
-
-def _task_gradients(
-    task: types.Task, model: Variables, rows: Rows
-) -> tuple[tuple[Array, Tree], Tree]:
+def _task_gradients(task: Task, model: Variables, rows: Rows) -> tuple[tuple[Array, Tree], Tree]:
     """Returns ((loss, new statistics), gradients) of the task."""
     batch, mask, key = rows
     randomness = {"key": key()} if checks.takes_key(task.loss) else {}

@@ -61,8 +61,8 @@ def clip(hyper: Hyper, theta: Tree, clients: Tree) -> Tree:
     """
     most = hyper["dp.clip"]
 
-    def clipped(own: Tree) -> Tree:
-        move = jax.tree.map(lambda p, t: tree.wide(p) - tree.wide(t), own, theta)
+    def clipped(params):
+        move = jax.tree.map(lambda p, t: tree.wide(p) - tree.wide(t), params, theta)
         # squares of a small C are 0
         factor = 1 / jnp.maximum(norms.joint_l2(tree.scale(1 / most, move)), 1)
         return jax.tree.map(lambda m: jnp.where(factor < 1, factor * m, m), move)

@@ -83,7 +83,7 @@ def median(hyper: Hyper, variables: Variables, clients: Variables, weights: Vari
     Source: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", ICML 2018.
     """
 
-    def middle(ordered: Array, count: Array) -> Array:
+    def middle(ordered, count):
         return (ordered[jnp.maximum(count - 1, 0) // 2] + ordered[count // 2]) / 2
 
     return _by_coordinate(middle, variables, clients, weights)
@@ -99,7 +99,7 @@ def trimmed_mean(ratio: float) -> Rule:
     """
     ratio = RATIO.require("trimmed_mean: ratio", ratio)
 
-    def mean(ordered: Array, count: Array) -> Array:
+    def mean(ordered, count):
         cut = jnp.asarray(_cuts(ratio, len(ordered)))[count]
         rank = jnp.arange(len(ordered), dtype=count.dtype)
         kept = (rank >= cut) & (rank < count - cut)
@@ -107,9 +107,7 @@ def trimmed_mean(ratio: float) -> Rule:
         return total / jnp.maximum(count - 2 * cut, 1).astype(total.dtype)
 
     @_with(text=f"trimmed_mean:{ratio}", ignores_weights=True)
-    def rule(
-        hyper: Hyper, variables: Variables, clients: Variables, weights: Variables
-    ) -> Variables:
+    def rule(hyper, variables, clients, weights):
         return _by_coordinate(mean, variables, clients, weights)
 
     return rule
@@ -134,9 +132,7 @@ def krum(num_bad: int, num_kept: int = 1) -> Rule:
     Range(1).require("krum: num_kept", num_kept)
 
     @_with(text=f"krum:{num_bad},{num_kept}", ignores_weights=True)
-    def rule(
-        hyper: Hyper, variables: Variables, clients: Variables, weights: Variables
-    ) -> Variables:
+    def rule(hyper, variables, clients, weights):
         participating = basic.mean_over_tensors(weights.params) > 0
         scores = krum_scores(clients.params, participating, num_bad)
         order = jnp.lexsort((scores, ~participating))
@@ -156,7 +152,7 @@ def krum_scores(clients: Tree, participating: Array, num_bad: int) -> Array:
         participating: bool [K].
         num_bad: as in `krum`.
     """
-    squared = lax.map(lambda own: _squared_distances(clients, own), clients)
+    squared = lax.map(lambda model: _squared_distances(clients, model), clients)
     others = participating[None] & ~jnp.eye(len(participating), dtype=bool)
     ordered = jnp.sort(jnp.where(others, squared, jnp.inf), axis=1)
     count = participating.sum(dtype=jnp.int32)
@@ -184,13 +180,7 @@ def clipped_mean(max_norm: float | str) -> Rule:
         text = f"clipped_mean:{max_norm}"
 
     @_with(text=text, adds_on_devices=True)
-    def rule(
-        hyper: Hyper,
-        variables: Variables,
-        clients: Variables,
-        weights: Variables,
-        sharding: NamedSharding | None = None,
-    ) -> Variables:
+    def rule(hyper, variables, clients, weights, sharding=None):
         most = hyper_or_number(hyper, max_norm)
         deltas = jax.tree.map(
             lambda theta, stack: theta[None] - stack, variables.params, clients.params
@@ -243,7 +233,7 @@ def _by_coordinate(
         variables, clients, weights: as of a rule.
     """
 
-    def of_tensor(theta: Array, stack: Array, w: Array) -> Array:
+    def of_tensor(theta, stack, w):
         participating = w > 0
         present = tree.where(participating, stack, jnp.full_like(stack, jnp.inf))
         count = participating.sum(dtype=jnp.int32)
@@ -261,11 +251,11 @@ def _cuts(ratio: float, most: int) -> np.ndarray:
     return np.minimum(np.floor(ratio * n + 1e-9), np.maximum(n - 1, 0) // 2).astype(np.int32)
 
 
-def _squared_distances(clients: Tree, own: Tree) -> Array:
-    """Returns ||theta_k - own||^2, [K], from squared differences: a Gram matrix would cancel for close models."""
+def _squared_distances(clients: Tree, model: Tree) -> Array:
+    """Returns ||theta_k - model||^2, [K], from squared differences: a Gram matrix would cancel for close models."""
     squares = jax.tree.map(
         lambda stack, x: (tree.wide(stack - x[None]) ** 2).reshape(len(stack), -1).sum(1),
         clients,
-        own,
+        model,
     )
     return jnp.stack(jax.tree.leaves(squares)).sum(0)

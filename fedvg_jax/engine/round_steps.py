@@ -15,27 +15,45 @@ import jax.numpy as jnp
 from jax import Array
 
 from fedvg_jax.algorithms.base import no_report, no_residual
-from fedvg_jax.core import tree, types
+from fedvg_jax.core import tree
 from fedvg_jax.core.trained_part import LocalPart, whole
-from fedvg_jax.core.types import Metrics, Schedule, ServerView, SimState, Tree, Variables, Weigh
+from fedvg_jax.core.types import (
+    Algorithm,
+    Augment,
+    ClientReturn,
+    Cohort,
+    Data,
+    Executor,
+    Hyper,
+    Loop,
+    Metrics,
+    Probe,
+    Schedule,
+    ServerView,
+    SimState,
+    Task,
+    Tree,
+    Variables,
+    Weigh,
+    Weighting,
+)
 from fedvg_jax.engine import attacks, buffered, local_training, privacy, robust
-from fedvg_jax.host.hardware import choices
 from fedvg_jax.weightings import aggregation, baselines, basic
 
 
 class RoundParts(NamedTuple):
     """The static parts of a round: the arguments of `federated_round.make_round`."""
 
-    task: types.Task
-    algorithm: types.Algorithm
-    weighting: types.Weighting
-    executor: types.Executor
+    task: Task
+    algorithm: Algorithm
+    weighting: Weighting
+    executor: Executor
     optimiser: local_training.Optimiser
     num_clients: int
     aggregate: robust.Rule
     disturb: attacks.Disturb | None
     refine: baselines.Refine | None
-    augment: types.Augment | None
+    augment: Augment | None
     stats_too: bool
     weigh_untrained: bool
     check_weights: bool
@@ -44,7 +62,7 @@ class RoundParts(NamedTuple):
     scores_applied: bool
 
     @property
-    def loop(self) -> types.Loop:
+    def loop(self) -> Loop:
         """The loop over the minibatches of a probe and the steps of a displacement."""
         return self.executor.loop or local_training.counted
 
@@ -60,13 +78,13 @@ class RoundInputs(NamedTuple):
     schedule: Schedule
     positions: Array
     """int32 [H] the clients' positions in the cohort."""
-    data: types.Data
-    hyper: types.Hyper
+    data: Data
+    hyper: Hyper
     attack_key: Array
     noise_key: Array
 
     @property
-    def server_data(self) -> types.Data:
+    def server_data(self) -> Data:
         """The data without what the algorithm describes of clients, which stays with them."""
         described = self.data.described._replace(algorithm=())
         return self.data._replace(described=described)
@@ -150,16 +168,16 @@ def average_clients(
 def probe_clients(parts: RoundParts, inputs: RoundInputs) -> Tree:
     """Returns what the algorithm's probe measures of theta_g for each client, leaves [H, ...]."""
 
-    def probe(shared: Tree, place: tuple[Array, Array]) -> Tree:
+    def probe(shared, place):
         (state, schedule, data, hyper), (k, position) = shared, place
         begin = schedule.start[k] + schedule.num_steps[k]  # after the client's training minibatches
 
-        def batch(i: Array) -> tuple[Tree, Array]:
+        def batch(i):
             return local_training.training_minibatch(data, schedule, begin + i)
 
         theta = local_training.start_of_client(state, schedule, k, parts.local)
         num_batches = schedule.probe_steps[k]
-        client = types.Probe(parts.task, theta, batch, num_batches, position, parts.loop)
+        client = Probe(parts.task, theta, batch, num_batches, position, parts.loop)
         return parts.algorithm.probe(hyper, client)
 
     shared = (inputs.state, inputs.schedule, inputs.data, inputs.hyper)
@@ -193,14 +211,14 @@ def receive_models(
         The client states of `Algorithm.send`, leaves [H, ...].
     """
     theta, schedule = inputs.state.variables, inputs.schedule
-    own = Variables(trained.params, trained.stats)
-    arrived, sent = send_models(parts, inputs, own)
-    returned = tree.like(disturb_models(parts, inputs, arrived), own)
+    models = Variables(trained.params, trained.stats)
+    arrived, sent = send_models(parts, inputs, models)
+    returned = tree.like(disturb_models(parts, inputs, arrived), models)
     if parts.private:
         returned = returned._replace(
             params=privacy.clip(inputs.hyper, theta.params, returned.params)
         )
-    sender = own if parts.algorithm.send else ()
+    sender = models if parts.algorithm.send else ()
     finite = tree.is_finite((returned, trained.loss, trained.personal, sender))
     has_trained = True if parts.weigh_untrained else schedule.num_steps > 0
     participating = schedule.participating & has_trained & finite
@@ -215,13 +233,13 @@ def send_models(
     if rule is None:
         return clients, ()
 
-    def send(shared: Tree, entry: tuple[Tree, Array]) -> tuple[Tree, Tree]:
+    def send(shared, entry):
         (state, schedule, hyper), (params, k) = shared, entry
         key = local_training.client_key(schedule, k, local_training.SEND)
         earlier = tree.take(state.clients.sent, schedule.state_rows[k])
         received = buffered.received_model(state, schedule, k).params
-        theta, own = local.sent(received), local.sent(params)
-        arrived, after = rule.apply(hyper, key, tree.sub(theta, own), earlier)
+        theta, trained = local.sent(received), local.sent(params)
+        arrived, after = rule.apply(hyper, key, tree.sub(theta, trained), earlier)
         return tree.like((tree.sub(theta, arrived), after), (theta, earlier))
 
     shared = (inputs.state, inputs.schedule, inputs.hyper)
@@ -252,7 +270,7 @@ def score_clients(
 ) -> Tree:
     """Returns the weighting's signal of each client, with its local part, leaves [H, ...]; of theta_g if dropped."""
 
-    def measure(shared: Tree, returned: Tree) -> Tree:
+    def measure(shared, returned):
         hyper, data, theta, versions = shared
         variables, is_participating, num_samples, number, slot = returned
         # here, where it is no copy of all models
@@ -260,7 +278,7 @@ def score_clients(
         origin = (theta if slot is None else tree.take(versions, slot)).params
         delta = tree.sub(origin, parts.local.restored(variables.params, origin))
         described = tree.take(data.described.weighting, number)
-        client = types.ClientReturn(variables, num_samples, delta, number, described)
+        client = ClientReturn(variables, num_samples, delta, number, described)
         return parts.weighting.signal(hyper, client, data)
 
     measure = jax.jit(measure)  # one trace for its shapes and its computation
@@ -269,8 +287,7 @@ def score_clients(
     shared = (inputs.hyper, inputs.server_data, state.variables, state.versions)
     entries = (clients, participating, schedule.num_samples, schedule.clients, slots)
     signals = jax.eval_shape(measure, shared, tree.entry_shapes(entries))
-    are_scalars = {signal.ndim for signal in jax.tree.leaves(signals)} == {0}
-    packing = tree.packing_of(signals) if choices().is_packed or are_scalars else tree.UNPACKED
+    packing = tree.packing_of(signals)
     packed = parts.executor.map(
         lambda *arguments: packing.pack(measure(*arguments)), shared, entries
     )
@@ -304,7 +321,7 @@ def train_and_score(
     clients, theta = arrived, inputs.state.variables
     if parts.private:
         clients = arrived._replace(
-            params=jax.vmap(lambda own: privacy.moved(theta.params, own))(arrived.params)
+            params=jax.vmap(functools.partial(privacy.moved, theta.params))(arrived.params)
         )
     # of FedVG: ||g_k^(l)|| on D_val
     applied = buffered.applied(inputs.state, inputs.schedule, clients)
@@ -429,7 +446,7 @@ def report_clients(
         parts.algorithm_part(inputs.state.variables),
     )
 
-    def report(k: Array, returned: Tree) -> tuple[Tree, Tree, Tree]:
+    def report(k, returned):
         anchor = local_training.anchor(state, schedule, inputs.data, k, parts.local)
         anchor = anchor._replace(params=theta)
         return parts.algorithm.report(inputs.hyper, returned, anchor, displacement(k))
@@ -448,8 +465,8 @@ def report_clients(
     if parts.local.is_local and parts.algorithm.loss:
         client_states, *_ = jax.vmap(report)(_indices(inputs), parts.algorithm_part(clients))
     if isinstance(state.clients, local_training.ClientState):
-        own = parts.local.select(clients) if parts.local.is_local else kept.local
-        client_states = kept._replace(algorithm=client_states, local=own)
+        kept_tensors = parts.local.select(clients) if parts.local.is_local else kept.local
+        client_states = kept._replace(algorithm=client_states, local=kept_tensors)
     summed, averaged = tree.where(participating, messages, tree.zeros_like(messages))
     earlier = tree.take(state.clients, schedule.state_rows)
     return tree.where(participating, tree.like(client_states, earlier), earlier), summed, averaged
@@ -497,7 +514,7 @@ def server_step(
     probes = parts.local.restored(probes, zeros)  # nothing is sent of local tensors
     messages = (averages.message_sums, averages.messages)
     weights, probes = parts.algorithm_part((averages.weights, probes))
-    cohort = types.Cohort(tree.sub(theta, mean), *messages, weights, probes, parts.num_clients)
+    cohort = Cohort(tree.sub(theta, mean), *messages, weights, probes, parts.num_clients)
     residual, server = parts.algorithm.residual(hyper, state.server, theta, cohort)
     moved = tree.add(mean, residual)
     variables = moved if parts.stats_too else Variables(moved, averages.model.stats)

@@ -6,6 +6,7 @@ any chunk and after resuming. NumPy arrays; shapes depend on the settings, never
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 
@@ -73,33 +74,20 @@ def make(
     sampled, participating, shuffle = cohort(seed, round, len(train_rows), cohort_size, dropout)
     clients = sampled if clients is None else clients
     numbers = [round] * len(clients) if trainings is None else trainings.tolist()
-    # (number, client) of each training, the end of the seed of its streams
-    of_trainings = list(zip(numbers, clients, strict=True))
-
-    def stream(domain: int, training: tuple[int, int]) -> np.random.Generator:
-        return np.random.default_rng([domain, seed, *training])
-
-    def train_and_probe_rows(training: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
-        rows = train_rows[training[1]]
-        if not probe_ratio:
-            return rows, rows[:0]
-        order = stream(_PROBE, training).permutation(rows)
-        num_probed = int(probe_ratio * len(rows))
-        return (order[num_probed:] if probe_apart else rows), order[:num_probed]
-
-    def batches_of(training: tuple[int, int], rows: np.ndarray) -> np.ndarray:
-        epochs = num_epochs(seed, training, local_epochs)
-        batches = minibatches(rows, epochs, batch_size, stream(_MINIBATCHES, training), keep_single)
-        return batches[:epochs] if single_batches else batches
-
-    rows_of = [train_and_probe_rows(training) for training in of_trainings]
-    batches = [batches_of(t, rows) for t, (rows, _) in zip(of_trainings, rows_of, strict=True)]
-    probes = (
-        [split_into_minibatches(rows, batch_size, keep_single) for _, rows in rows_of]
-        if probe_ratio
-        else ()
-    )
-    sizes = [len(rows) for rows, _ in rows_of]
+    batches, probes, sizes = [], [], []
+    for number, client in zip(numbers, clients, strict=True):
+        rows = train_rows[client]
+        if probe_ratio:
+            order = np.random.default_rng([_PROBE, seed, number, client]).permutation(rows)
+            num_probed = int(probe_ratio * len(rows))
+            probed = order[:num_probed]
+            probes.append(split_into_minibatches(probed, batch_size, keep_single))
+            rows = order[num_probed:] if probe_apart else rows
+        epochs = num_epochs(seed, (number, client), local_epochs)
+        rng = np.random.default_rng([_MINIBATCHES, seed, number, client])
+        of_client = minibatches(rows, epochs, batch_size, rng, keep_single)
+        batches.append(of_client[:epochs] if single_batches else of_client)
+        sizes.append(len(rows))
     schedule = pack(
         clients,
         batches,
@@ -145,16 +133,14 @@ def num_local_steps(
         sizes: int [N], training rows of every client.
         seed, local_epochs, batch_size, probe_ratio, probe_apart, single_batches, keep_single: as in `make`.
     """
-    steps = []
-    for client in clients:
-        epochs = num_epochs(seed, (round, client), local_epochs)
-        rows = int(sizes[client])
-        if probe_ratio and probe_apart:
-            rows -= int(probe_ratio * rows)
-        is_skipped = rows % batch_size == 1 and not keep_single
-        each = -(-(rows - is_skipped) // batch_size)
-        steps.append(min(epochs, epochs * each) if single_batches else epochs * each)
-    return np.array(steps, np.int64)
+    epochs = np.array([num_epochs(seed, (round, client), local_epochs) for client in clients])
+    rows = sizes[clients]
+    if probe_apart:
+        rows = rows - (probe_ratio * rows).astype(np.int64)
+    if not keep_single:
+        rows = rows - (rows % batch_size == 1)
+    steps = epochs * -(-rows // batch_size)
+    return np.minimum(epochs, steps) if single_batches else steps
 
 
 def cohort(
@@ -307,9 +293,8 @@ def pack(
     probe_steps = np.array([len(p) for p in probes], np.int32)
     num_used = num_steps + probe_steps
     rows = np.full((capacity, batches[0].shape[1]), -1, np.int32)
-    rows[: num_used.sum()] = np.concatenate(
-        [part for pair in zip(batches, probes, strict=True) for part in pair]
-    )
+    in_order = itertools.chain.from_iterable(zip(batches, probes, strict=True))
+    rows[: num_used.sum()] = np.concatenate(list(in_order))
     return Schedule(
         clients=np.asarray(clients, np.int32),
         num_samples=np.asarray(num_samples, np.int32),

@@ -25,7 +25,7 @@ def power_of_choice(num_candidates: int) -> Selection:
     """
     Range(1).require("power_of_choice: num_candidates", num_candidates)
 
-    def choose(population: Population) -> np.ndarray:
+    def choose(population):
         candidates = draw_by_size(population, num_candidates)
         order = np.argsort(-population.losses(candidates), kind="stable")
         return candidates[order[: population.cohort_size]]

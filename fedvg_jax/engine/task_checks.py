@@ -65,7 +65,7 @@ def _shapes_of(function: Callable, what: str, *arguments: Any) -> Any:
 def _check_reads_mask(task: Task, model: Variables, batch: Any, mask: Any) -> None:
     """Raises UsageError for a loss or a measure of the rows that does not depend on the mask, in evaluation mode."""
 
-    def results(model: Variables, batch: Any, mask: jax.Array) -> dict[str, Any]:
+    def results(model: Variables, batch, mask):
         measured = task.measure(*model, batch, mask) if task.measure else ()
         return {"loss": jnp.asarray(task.loss(*model, batch, mask, False)[0]), "measure": measured}
 
@@ -132,15 +132,15 @@ def check_forward(task: Task, pool: Tree) -> None:
     batch, forward = jax.tree.map(lambda leaf: jnp.asarray(leaf[:3]), pool), task.forward
     mask = jnp.ones(len(jax.tree.leaves(batch)[0]), bool)
 
-    def losses(key: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def losses(key):
         model = task.init(key)
         return task.loss(*model, batch, mask, True)[0], forward(*model, batch, mask, True)[0].loss
 
     with checks.calling("task.forward"):
-        own, of_forward = map(float, hw.jit_once(losses)(jax.random.key(0)))
-    if not np.isclose(own, of_forward, rtol=1e-3, equal_nan=True):
+        of_loss, of_forward = map(float, hw.jit_once(losses)(jax.random.key(0)))
+    if not np.isclose(of_loss, of_forward, rtol=1e-3, equal_nan=True):
         raise UsageError(
-            f"task.forward has the loss {of_forward:.6g} where task.loss has {own:.6g}, on the same rows; replace both"
+            f"task.forward has the loss {of_forward:.6g} and task.loss {of_loss:.6g} on the same rows; replace both"
         )
 
 
@@ -156,7 +156,7 @@ def check_features(task: Task, pool: Tree, name: str) -> None:
     if forward is None:
         return
 
-    def features(model: Variables, batch: Tree, mask: jax.Array) -> dict[str, Tree]:
+    def features(model, batch, mask):
         return {"features": forward(*model, batch, mask, True)[0].features}
 
     model = jax.eval_shape(task.init, jax.random.key(0))

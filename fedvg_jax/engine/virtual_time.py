@@ -97,13 +97,14 @@ def checked(clock: Clock, num_clients: int) -> Clock:
     """
     if not isinstance(clock, Clock):
         raise UsageError(f"clock must be a fedvg_jax.Clock; got a {type(clock).__name__}")
-    fields = {name: _numbers(field) for name, field in clock._asdict().items()}
-    for name, values in fields.items():
+    fields = {}
+    for name, field in clock._asdict().items():
+        values = fields[name] = _numbers(field)
         is_rate = name in ("upload", "download")
         is_allowed = (values > 0) if is_rate else (values >= 0) & (values < math.inf)
         if values.shape not in ((), (num_clients,)) or not is_allowed.all():
             allowed = "> 0" if is_rate else "finite and >= 0"
-            got = " ".join(f"{getattr(clock, name)!s:.60}".split())
+            got = " ".join(f"{field!s:.60}".split())
             raise UsageError(
                 f"clock: {name} must be {allowed}, one number or one for each of {num_clients} clients; got {got}"
             )
@@ -300,7 +301,7 @@ def _durations(
     """Returns the seconds of a client's training as a function, and the number of clients."""
     if callable(durations):
         if num_clients is None:
-            raise UsageError("num_clients must be given where durations is a function")
+            raise UsageError("num_clients is needed where durations is a function")
         return durations, num_clients
     of_clients = _numbers(durations)
     if of_clients.ndim != 1 or not of_clients.size:

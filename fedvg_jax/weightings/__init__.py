@@ -20,7 +20,7 @@ from fedvg_jax.weightings.basic import (
     BY_NAME as _basic,
     broadcast_weights as broadcast_weights,
     by_scalar as by_scalar,
-    given as given,
+    fixed as fixed,
     mix as mix,
     samples as samples,
     shares as shares,

@@ -58,7 +58,7 @@ def aggregate(
 def single_term(weigh: Weigh) -> tuple[Term, ...]:
     """Returns the term, c = 1, of weights raw_k / sum_j raw_j, if raw_k >= 0 depends on client k's signals only."""
 
-    def share_of_one(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+    def share_of_one(hyper, measured, view):
         return jax.tree.map(lambda leaf: jnp.ones((), leaf.dtype), view.variables)
 
     return (Term(weigh, share_of_one),)
@@ -67,7 +67,7 @@ def single_term(weigh: Weigh) -> tuple[Term, ...]:
 def mean_terms(*rules: tuple[Term, ...]) -> tuple[Term, ...]:
     """Returns the terms of the mean of two weightings with a pair of signals; () if either has no terms."""
 
-    def half_of(i: int, term: Term) -> Term:
+    def half_of(i, term):
         share = with_signal(i, term.share)
         return Term(
             with_signal(i, term.weigh), lambda *args: jax.tree.map(lambda c: c / 2, share(*args))
@@ -98,7 +98,7 @@ def select_terms(
         takes_first: (hyper, signals, view) -> bool [] for every tensor: whether the first term's weights apply.
     """
 
-    def share(first: bool, hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+    def share(first, hyper, measured, view):
         is_first = takes_first(hyper, measured, view)
         return jax.tree.map(
             lambda flag, leaf: (flag == first).astype(leaf.dtype), is_first, view.variables

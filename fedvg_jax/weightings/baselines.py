@@ -15,7 +15,6 @@ from jax import Array, lax
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import (
-    ClientReturn,
     Data,
     Hyper,
     Hyperparameter,
@@ -34,7 +33,6 @@ from fedvg_jax.weightings.basic import (
     broadcast_weights,
     by_scalar,
     reciprocal,
-    refuse_negative,
     shares,
 )
 from fedvg_jax.weightings.fedvg import EPS
@@ -47,7 +45,7 @@ RATE = Hyperparameter(
 def permuted(rule: Weighting) -> Weighting:
     """Returns the placebo: the weights of `rule`, shuffled over participating clients. Its scores are the rule's."""
 
-    def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+    def weigh(hyper, measured, view):
         dropped = ~jnp.broadcast_to(view.participating, view.shuffle.shape)
         source = view.shuffle[jnp.argsort(dropped[view.shuffle])]
         target = jnp.argsort(dropped)
@@ -64,7 +62,7 @@ def inverse_samples() -> Weighting:
     A client without rows has weight 0.
     """
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> Array:
+    def signal(hyper, client, data):
         rows = signals.num_samples(hyper, client, data)
         return jnp.where(rows > 0, 1 / jnp.maximum(rows, 1), 0)
 
@@ -78,9 +76,8 @@ def val_loss(task: Task) -> Weighting:
     weights, which the run reports.
     """
 
-    def weigh(hyper: Hyper, loss: Array, view: ServerView) -> Variables:
+    def weigh(hyper, loss, view):
         shifted = loss + hyper[EPS.name]
-        refuse_negative(jnp.where(view.participating, shifted, 0), "weighting val_loss")
         raw = reciprocal(shifted)
         return broadcast_shares(jnp.where(shifted < 0, -raw, raw), view)
 
@@ -116,13 +113,13 @@ def fltrust(task: Task) -> Weighting:
     Source: Cao et al., "FLTrust: Byzantine-robust Federated Learning via Trust Bootstrapping", NDSS 2021.
     """
 
-    def weigh(hyper: Hyper, lengths: Array, view: ServerView) -> Variables:
+    def weigh(hyper, lengths, view):
         trained = server_model(task, hyper, view.variables, view.data)
-        own = jax.tree.map(tree.wide, tree.sub(view.variables.params, trained.params))
+        server_delta = jax.tree.map(tree.wide, tree.sub(view.variables.params, trained.params))
         deltas = jax.tree.map(
             lambda p, c: tree.wide(p[None] - c), view.variables.params, _models(view).params
         )
-        agreement = jax.vmap(lambda delta: optax.tree.vdot(delta, own))(deltas)
+        agreement = jax.vmap(lambda delta: optax.tree.vdot(delta, server_delta))(deltas)
         # cosine / length; ||delta_0|| is a common factor
         squared = lengths**2
         trust = jnp.where(
@@ -136,7 +133,7 @@ def fltrust(task: Task) -> Weighting:
 def server_model(task: Task, hyper: Hyper, variables: Variables, data: Data) -> Variables:
     """Returns `variables` after `sgd_step` at `lr` on each minibatch of D_val."""
 
-    def step_if_any(model: Variables, rows: Array) -> tuple[Variables, None]:
+    def step_if_any(model, rows):
         step = functools.partial(sgd_step, task, hyper["lr"], model, data.pool, rows)
         return lax.cond((rows >= 0).any(), step, lambda: model), None
 
@@ -166,20 +163,20 @@ def fitted(task: Task, num_steps: int = 10) -> Weighting:
     Source: Kivinen and Warmuth, "Exponentiated Gradient versus Gradient Descent for Linear Predictors", 1997.
     """
 
-    def weigh(hyper: Hyper, ones: Array, view: ServerView) -> Variables:
-        def loss(model: Variables, rows: Array) -> Array:
+    def weigh(hyper, ones, view):
+        def loss(model, rows):
             return signals.summed_loss(task, model, view.data.pool, rows)
 
-        def averaged(s: Array) -> Variables:
+        def averaged(s):
             return aggregate(view.variables, _models(view), broadcast_weights(s, view))
 
-        def weights(logs: Array) -> Array:
+        def weights(logs):
             return shares(
                 jax.nn.softmax(jnp.where(view.participating, logs, jnp.finfo(logs.dtype).min)),
                 view.participating,
             )
 
-        def step(_, logs: Array) -> Array:
+        def step(_, logs):
             model, gradient_of_weights = jax.vjp(averaged, weights(logs))
             gradient = signals.mean_gradient(loss, model, view.data.val)
             return logs - hyper[RATE.name] * gradient_of_weights(tree.like(gradient, model))[0]
@@ -223,10 +220,10 @@ def server_steps(task: Task, num_steps: int) -> Refine:
         num_steps: steps per round.
     """
 
-    def refine(hyper: Hyper, number: Array, variables: Variables, data: Data) -> Variables:
+    def refine(hyper, number, variables, data):
         num_used = (data.scoring >= 0).any(1).sum(dtype=number.dtype)
 
-        def step(i: Array, model: Variables) -> Variables:
+        def step(i, model):
             rows = data.scoring[(number * num_steps + i) % jnp.maximum(num_used, 1)]
             return sgd_step(task, hyper["tuning.lr"], model, data.pool, rows)
 

@@ -6,15 +6,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.core import Tracer
 
-from fedvg_jax.core import tree, types
-from fedvg_jax.core.types import Hyper, ServerView, Tree, UsageError, Variables, Weighting
+from fedvg_jax.core import tree
+from fedvg_jax.core.types import (
+    Hyper,
+    Hyperparameter,
+    NamedWeighting,
+    ServerView,
+    Signal,
+    Tree,
+    UsageError,
+    Variables,
+    Weighting,
+)
 from fedvg_jax.weightings import aggregation, signals
 
-GIVEN = types.Hyperparameter("given", 1.0, 0.0, doc="weights of the clients, by their numbers")
+FIXED = Hyperparameter("fixed", 1.0, 0.0, doc="weights of the clients, by their numbers")
 
 
 def samples() -> Weighting:
@@ -27,33 +36,32 @@ def uniform() -> Weighting:
     return by_scalar(signals.nothing)
 
 
-def given(weights: Any = None) -> Weighting:
+def fixed(weights: Any = None) -> Weighting:
     """Returns fixed weights by the clients' numbers, such as learnt ones; they need not sum to 1.
 
         s_k = w_k / sum_j w_j, over the clients j of the cohort
 
     Args:
-        weights: w, floats [N] >= 0. None reads `hyper["given"]`, [N] or one number for all clients, by which rounds
+        weights: w, floats [N] >= 0. None reads `hyper["fixed"]`, [N] or one number for all clients, by which rounds
             can be differentiated; a client past its end then has the weight NaN.
 
-    >>> client = types.ClientReturn(Variables({"w": jnp.zeros(1)}, {}), jnp.int32(7), {}, id=jnp.int32(2))
-    >>> given([1.0, 3.0, 5.0]).signal({}, client, None).tolist()
+    >>> from fedvg_jax.core.types import ClientReturn
+    >>> client = ClientReturn(Variables({"w": jnp.zeros(1)}, {}), jnp.int32(7), {}, id=jnp.int32(2))
+    >>> fixed([1.0, 3.0, 5.0]).signal({}, client, None).tolist()
     5.0
     """
 
-    def signal(hyper: Hyper, client: types.ClientReturn, data: types.Data) -> Array:
-        if weights is None:
-            values = hyper["given"]
-        else:
-            values = jnp.asarray(weights, tree.wide_dtype(client.variables.params))
+    def signal(hyper, client, data):
+        values = hyper[FIXED.name] if weights is None else weights
+        values = jnp.asarray(values, tree.wide_dtype(client.variables.params))
         return values.at[client.id].get(mode="fill", fill_value=jnp.nan) if values.ndim else values
 
-    num_clients = np.size(weights) if weights is not None and np.ndim(weights) else None
-    read = (GIVEN,) if weights is None else ()
-    return by_scalar(signal)._replace(hyperparameters=read, num_clients=num_clients)
+    if weights is None:
+        return by_scalar(signal)._replace(hyperparameters=(FIXED,))
+    return by_scalar(signal)._replace(num_clients=len(weights))
 
 
-def by_scalar(signal: types.Signal) -> Weighting:
+def by_scalar(signal: Signal) -> Weighting:
     """Returns weights proportional to one number per client, the same for every tensor.
 
         s_k = m_k / sum_j m_j
@@ -71,7 +79,6 @@ def by_scalar(signal: types.Signal) -> Weighting:
 
 def weigh_by_scalar(hyper: Hyper, raw: Array, view: ServerView) -> Variables:
     """Returns the weights raw_k / sum_j raw_j, for every tensor."""
-    refuse_negative(raw, "weighting.signal: by_scalar")
     return broadcast_shares(raw, view)
 
 
@@ -88,11 +95,12 @@ def mix(first: Weighting, second: Weighting) -> Weighting:
             "a mean takes weightings without a state, of which one may describe clients; use one of them alone"
         )
 
-    def weigh(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
-        a, b = (w.weigh(hyper, m, view) for w, m in zip((first, second), measured, strict=True))
-        return jax.tree.map(lambda x, y: (x + y) / 2, a, b)
+    def weigh(hyper, measured, view):
+        of_first = first.weigh(hyper, measured[0], view)
+        of_second = second.weigh(hyper, measured[1], view)
+        return jax.tree.map(lambda x, y: (x + y) / 2, of_first, of_second)
 
-    def signal(hyper: Hyper, client: types.ClientReturn, data: types.Data) -> tuple[Tree, Tree]:
+    def signal(hyper, client, data):
         return first.signal(hyper, client, data), second.signal(hyper, client, data)
 
     return Weighting(
@@ -126,21 +134,16 @@ def shares(raw: Array, participating: Array | bool = True) -> Array:
     """
     is_participating = jnp.broadcast_to(participating, raw.shape).astype(raw.dtype)
     raw = jnp.where(participating, raw, 0)
-    refuse_negative(raw, "shares")
+    if not isinstance(raw, Tracer) and (least := raw.min(initial=0)) < 0:
+        raise UsageError(
+            f"weights are proportional to numbers >= 0; got {float(least):.3g}; for -loss use jax.numpy.exp(-loss)"
+        )
     # of absolute values, so that signs do not cancel
     # a larger sum overflows, or its inverse is 0
     raw = raw * jnp.where(jnp.abs(raw).sum() > 2.0**100, 2.0**-64, 1)
     raw = jnp.where(jnp.abs(raw).sum() == 0, is_participating, raw)
     total = jnp.abs(raw).sum()
     return raw / jnp.where(total == 0, 1, total)
-
-
-def refuse_negative(raw: Array, what: str) -> None:
-    """Raises UsageError for negative numbers; traced numbers pass."""
-    if not isinstance(raw, Tracer) and (least := jnp.min(raw, initial=0)) < 0:
-        raise UsageError(
-            f"{what} got {float(least):.3g}; expected a number >= 0; for -loss use jax.numpy.exp(-loss)"
-        )
 
 
 def reciprocal(score: Array) -> Array:
@@ -175,7 +178,7 @@ def renormalise_over_participating(participating: Array, weights: Variables) -> 
         weights: leaves [K].
     """
 
-    def renormalise(w: Array) -> Array:
+    def renormalise(w):
         w = jnp.where(participating, w, 0)
         total = w.sum()
         return w / jnp.where(total > 0, total, 1)
@@ -189,7 +192,7 @@ def mean_over_tensors(per_tensor: Tree) -> Array:
 
 
 BY_NAME = {
-    "samples": types.NamedWeighting(samples, takes=(), reads_rows=False),
-    "uniform": types.NamedWeighting(uniform, takes=(), reads_rows=False),
+    "samples": NamedWeighting(samples, takes=(), reads_rows=False),
+    "uniform": NamedWeighting(uniform, takes=(), reads_rows=False),
 }
 """The weightings of this file that settings name."""

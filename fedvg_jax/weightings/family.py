@@ -17,18 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from fedvg_jax.core import checks, tree
-from fedvg_jax.core.types import (
-    ClientReturn,
-    Data,
-    Hyper,
-    Hyperparameter,
-    ServerView,
-    Task,
-    Tree,
-    UsageError,
-    Variables,
-    Weighting,
-)
+from fedvg_jax.core.types import Hyperparameter, Task, Tree, UsageError, Variables, Weighting
 from fedvg_jax.weightings import signals
 from fedvg_jax.weightings.basic import reciprocal, shares
 from fedvg_jax.weightings.fedvg import (
@@ -113,11 +102,10 @@ def generalised_weights(
         raise UsageError(
             f"num_samples has shape {counts.shape}; expected ({num_clients},), one number per client"
         )
-    declared = (p._replace(name=p.name.partition(".")[2]) for p in (EXPONENT, TEMPERATURE, MIX))
-    for parameter, value in zip(
-        (FROM_0, *declared), (eps, exponent, temperature, mix), strict=True
-    ):
-        checks.in_range(parameter, value)
+    checks.in_range(FROM_0, eps)
+    checks.in_range(EXPONENT, exponent)
+    checks.in_range(TEMPERATURE, temperature)
+    checks.in_range(MIX, mix)
     weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, counts)
     measured = Variables(_multiplied(tree.arrays(norms), multipliers), ())
     return weights_of_norms(weights_of_mean, measured, granularity, block_of).params
@@ -133,11 +121,11 @@ def generalised(
     """
     parts = norm_parts(task, norm, granularity, **options)
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Tree, Array]:
+    def signal(hyper, client, data):
         tensor_norms = _multiplied(parts.signal(hyper, client, data), hyper.get("multipliers"))
         return tensor_norms, signals.num_samples(hyper, client, data)
 
-    def weigh(hyper: Hyper, measured: tuple[Tree, Array], view: ServerView) -> Variables:
+    def weigh(hyper, measured, view):
         eps, exponent, temperature, mix = (hyper[p.name] for p in HYPERPARAMETERS)
         weights_of_mean = make_weights_of_mean(exponent, temperature, eps, mix, measured[1])
         return parts.weights(weights_of_mean, measured[0], view.variables.stats, view.participating)
@@ -160,7 +148,7 @@ def make_weights_of_mean(exponent, temperature, eps, mix, counts: Array) -> Weig
         counts: [K] n_k.
     """
 
-    def weights_of_mean(mean: Array, participating: Array | bool) -> Array:
+    def weights_of_mean(mean, participating):
         p, t, epsilon, part, rows = (
             jnp.asarray(x, mean.dtype) for x in (exponent, temperature, eps, mix, counts)
         )
@@ -203,8 +191,10 @@ def _largest(exponents: Array) -> Array:
 def _multiplied(norms: Tree, multipliers: Tree | None) -> Tree:
     if multipliers is None:
         return norms
-    given, like = (jax.tree.map(lambda _: 0.0, pytree) for pytree in (multipliers, norms))
-    checks.expect(given, like, "multipliers")
+    for_norms, for_multipliers = (
+        jax.tree.map(lambda _: 0.0, pytree) for pytree in (norms, multipliers)
+    )
+    checks.expect(for_multipliers, for_norms, "multipliers")
     return jax.tree.map(
         lambda norm, factor: norm * jnp.asarray(factor, norm.dtype), norms, multipliers
     )

@@ -13,13 +13,10 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
 from fedvg_jax.core import tree
 from fedvg_jax.core.types import (
-    ClientReturn,
     ClientRows,
-    Data,
     Hyper,
     Hyperparameter,
     NamedWeighting,
@@ -41,11 +38,11 @@ def feddisco() -> Weighting:
     The score is the distance d_k.
     """
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Array, Array]:
+    def signal(hyper, client, data):
         dtype = tree.wide_dtype(client.variables.params)
         counts = client.described.astype(dtype)
-        own = counts / jnp.maximum(counts.sum(), 1)  # zeros without a row
-        distance = jnp.sqrt(((own - 1 / len(own)) ** 2).sum())
+        frequencies = counts / jnp.maximum(counts.sum(), 1)  # zeros without a row
+        distance = jnp.sqrt(((frequencies - 1 / len(counts)) ** 2).sum())
         return signals.num_samples(hyper, client, data), distance
 
     return Weighting(

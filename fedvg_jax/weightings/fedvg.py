@@ -8,6 +8,7 @@ other functions are their parts: `inverse` is s_k of G_k, and `NormParts.weights
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -20,11 +21,9 @@ from jax.core import Tracer
 from fedvg_jax.core import checks, groups, norms, tree, types
 from fedvg_jax.core.types import (
     Grouping,
-    Hyper,
     Hyperparameter,
     NamedWeighting,
     Option,
-    ServerView,
     Signal,
     Task,
     Tree,
@@ -89,9 +88,6 @@ OPTIONS = (
     ),
 )
 """Options of the weightings of norms, by setting."""
-
-LayerNorms = list[tuple[groups.Layer, Array]]
-"""Layers, each with its norm [K]."""
 
 WeightsOfMean = Callable[[Array, Array | bool], Array]
 """(mean norm of a group [K], participating [K]) -> weights [K]"""
@@ -164,16 +160,16 @@ def finite_clients(norms: Tree) -> tuple[Tree, Array]:
     [3.0, 1.0]
     """
     participating = tree.is_finite(norms)
-    if not isinstance(participating, Tracer) and not participating.any():
+    norms = jax.tree.map(lambda norm: jnp.where(participating, norm, 1), norms)
+    if isinstance(participating, Tracer):
+        return norms, participating
+    if not participating.any():
         raise UsageError(
             "norms of all clients are NaN or infinite; expected finite norms of at least one client"
         )
-    norms = jax.tree.map(lambda norm: jnp.where(participating, norm, 1), norms)
-    for path, norm in tree.by_path(norms).items():
-        if not isinstance(norm, Tracer) and (least := norm.min()) < 0:
-            raise UsageError(
-                f"norms leaf '{path}' has {float(least):g}; expected norms >= 0, see gradient_norms"
-            )
+    least = float(jnp.stack(jax.tree.leaves(norms)).min())
+    if least < 0:
+        raise UsageError(f"norms must be >= 0, see gradient_norms; got {least:g}")
     return norms, participating
 
 
@@ -225,17 +221,15 @@ def fedvg(
 def inverse_norms(parts: NormParts) -> Weighting:
     """Returns the weighting with the weights of `inverse_norm_weights` of a signal. It reads `hyper["fedvg.eps"]`."""
 
-    def weigh(
-        hyper: Hyper, measured: Tree, view: ServerView, parts: NormParts = parts
-    ) -> Variables:
+    def weigh(hyper, measured, view, parts=parts):
         return parts.weights(
             inverse(hyper[EPS.name]), measured, view.variables.stats, view.participating
         )
 
-    def weigh_uniformly(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+    def weigh_uniformly(hyper, measured, view):
         return weigh_by_scalar(hyper, jnp.ones_like(jax.tree.leaves(measured)[0]), view)
 
-    def is_above_noise(hyper: Hyper, measured: Tree, view: ServerView) -> Variables:
+    def is_above_noise(hyper, measured, view):
         by_group, members = parts.members(measured, view.variables.stats)
         above = parts.above_noise(members, view.participating)
         return jax.tree.map(lambda group: above.get(group, jnp.array(False)), by_group)
@@ -325,28 +319,28 @@ class NormParts(NamedTuple):
         Returns:
             Group number -> bool [].
         """
-
-        def largest_norm(of_group: list[Array]) -> Array:
+        largest = {}
+        for group, of_group in members.items():
             stacked = jnp.stack(of_group)
-            return stacked.max(where=jnp.broadcast_to(participating, stacked.shape), initial=0)
-
-        largest = {group: largest_norm(of_group) for group, of_group in members.items()}
-        if not largest:
-            return {}
+            is_participating = jnp.broadcast_to(participating, stacked.shape)
+            largest[group] = stacked.max(where=is_participating, initial=0)
         noise = self.floor * jnp.stack(list(largest.values())).max()
         return {group: norm > noise for group, norm in largest.items()}
 
     def members(self, measured: Tree, stats: Tree) -> tuple[Variables, dict[int, list[Array]]]:
         """Returns a group number in every leaf, and the norms [K] of each group's layers, in at least float32."""
         by_group = self.grouping(Variables(measured, stats), self.block_of)
-        norms_of = [(layer, tree.wide(norm)) for layer, norm in self.layer_norms(measured)]
-        return by_group, groups.members(norms_of, by_group)
+        group_of = tree.by_path(by_group.params)
+        norms_of = collections.defaultdict(list)
+        for layer, norm in self.layer_norms(measured):
+            norms_of[group_of[layer.tensors[0]]].append(tree.wide(norm))
+        return by_group, norms_of
 
-    def layer_norms(self, measured: Tree) -> LayerNorms:
+    def layer_norms(self, measured: Tree) -> list[tuple[groups.Layer, Array]]:
         """Returns every layer with its norm [K], joined from the norms of its tensors."""
         norm_of = tree.by_path(measured)
 
-        def joined_norm(layer: groups.Layer) -> Array:
+        def joined_norm(layer):
             parts = [norm_of[path] for path in layer.tensors]
             return parts[0] if len(parts) == 1 else jax.vmap(self.join, -1)(jnp.stack(parts))
 
@@ -409,22 +403,19 @@ def _layers(
     # a key's shape, without drawing it
     shapes = jax.eval_shape(task.init, jax.eval_shape(jax.random.key, 0))
     sizes = tree.by_path(shapes.params)
-    included_by, excluded_by = (
-        types.compiled(include, "fedvg.include"),
-        types.compiled(exclude, "local"),
-    )
-    candidates = [path for path in sizes if not (exclude and excluded_by.search(path))]
-    included = {path for path in candidates if included_by.search(path)}
+    is_included = types.compiled(include, "fedvg.include").search
+    is_excluded = types.compiled(exclude, "local").search
+    candidates = [path for path in sizes if not (exclude and is_excluded(path))]
+    included = list(filter(is_included, candidates))
     if not included:
-        beside = f" besides local {exclude}, which no client sends" if exclude else ""
         raise UsageError(
-            f"fedvg.include {include} matches no tensor{beside}; there are {', '.join(candidates)}"
+            f"fedvg.include {include} matches no tensor that is sent; there are {', '.join(candidates)}"
         )
     # vectors have no spectral norm
     counted = {path for path in included if sizes[path].ndim > 1 or norm != "spectral"}
     group_of = tree.by_path(grouping(shapes, task.block_of).params)
     measured = {group_of[path] for path in counted}
-    if missing := sorted(path for path in included if group_of[path] not in measured):
+    if missing := [path for path in included if group_of[path] not in measured]:
         raise UsageError(
             f"fedvg.norm spectral needs a matrix in every group, and there is none for {', '.join(missing)};"
             " use --fedvg.norm spectral_l2, --fedvg.granularity modelwise, or --fedvg.include to leave them out"

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from fedvg_jax.core.types import ClientReturn, Data, Hyper, Signal, Task, Term, Tree, Weighting
+from fedvg_jax.core.types import Signal, Task, Term, Tree, Weighting
 from fedvg_jax.weightings import aggregation, signals
 
 
@@ -48,19 +48,21 @@ def with_records(weighting: Weighting, measures: Mapping[str, Signal]) -> Weight
     """
 
     @functools.wraps(weighting.signal)
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> tuple[Tree, dict[str, Tree]]:
-        own = weighting.signal(hyper, client, data)
-        return own, {name: measure(hyper, client, data) for name, measure in measures.items()}
+    def signal(hyper, client, data):
+        signals_of_rule = weighting.signal(hyper, client, data)
+        return signals_of_rule, {
+            name: measure(hyper, client, data) for name, measure in measures.items()
+        }
 
-    of_own = functools.partial(aggregation.with_signal, 0)
+    of_rule = functools.partial(aggregation.with_signal, 0)
     return weighting._replace(
         signal=signal,
-        weigh=of_own(weighting.weigh),
+        weigh=of_rule(weighting.weigh),
         score=lambda measured: weighting.score(measured[0]),
         detail=lambda measured: (
             weighting.detail(measured[0])
             | {name: _stacked(value) for name, value in measured[1].items()}
         ),
-        terms=tuple(Term(of_own(term.weigh), of_own(term.share)) for term in weighting.terms),
+        terms=tuple(Term(of_rule(term.weigh), of_rule(term.share)) for term in weighting.terms),
         decisive=lambda measured: weighting.decisive(measured[0]),
     )

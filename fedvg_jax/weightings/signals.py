@@ -29,7 +29,7 @@ def validation_gradients(
         g_k = grad_theta (1/V) sum_v loss(theta_k, batch_v)
 
     Args:
-        loss_fn: (params, batch) -> scalar, or (params, stats, batch) -> scalar when `client_stats` is given.
+        loss_fn: (params, batch) -> scalar, or (params, stats, batch) -> scalar with `client_stats`.
         client_params: pytree of the stacked client models, leaves [K, ...].
         val_batches: pytree of the shared validation set, leaves [V, B, ...]: V minibatches.
         client_stats: the clients' running statistics, leaves [K, ...].
@@ -45,19 +45,20 @@ def validation_gradients(
     >>> validation_gradients(loss, {"w": jnp.ones(2)}, jnp.array([[1.0, 2.0], [3.0, 6.0]]))["w"].tolist()
     [3.0, 3.0]
     """
-    stats = () if client_stats is None else client_stats
-    checks.stacked(stats, "client_stats", checks.stacked(client_params, "client_params"))
+    num_clients = checks.stacked(client_params, "client_params")
+    checks.stacked(client_stats, "client_stats", num_clients)
+    stats = () if client_stats is None else (client_stats,)
     batches = jnp.arange(checks.num_rows(val_batches, "val_batches"), dtype=jnp.int32)[:, None]
     val_batches = tree.arrays(val_batches)
 
     def gradient(params: Tree, *stats: Tree) -> Tree:
-        def loss(params: Tree, batch: jax.Array) -> jax.Array:
+        def loss(params, batch):
             return loss_fn(params, *stats, tree.take(val_batches, batch[0]))
 
         return tree.like(mean_gradient(loss, params, batches), params)
 
     with checks.calling("loss_fn"):
-        return jax.vmap(gradient)(client_params, *(() if client_stats is None else (client_stats,)))
+        return jax.vmap(gradient)(client_params, *stats)
 
 
 def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
@@ -83,7 +84,7 @@ def gradient_norms(grads: Tree, norm: str = "l1") -> Tree:
 def normed(measure: Signal, norm: Norm) -> Signal:
     """Returns the signal of the norms of the tensors that `measure` returns."""
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
+    def signal(hyper, client, data):
         return norms.tensor_norms(norm)(measure(hyper, client, data))
 
     return signal
@@ -106,7 +107,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
             task that `takes_groups` gets them as one batch; any other task's loss is mapped over groups.
     """
 
-    def loss_of_groups(model: Variables, pool, rows):
+    def loss_of_groups(model, pool, rows):
         def loss_of_group(rows):
             # an empty group computes on a row of another with weight 0: statistics over no row have NaN gradients
             is_empty = (rows < 0).all()
@@ -116,7 +117,7 @@ def validation_gradient(task: Task, train: bool, groups_per_pass: GroupsPerPass)
         any_row = rows.max()
         return jax.vmap(loss_of_group)(rows).sum()
 
-    def measure(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
+    def measure(hyper, client, data):
         params, stats = client.variables
 
         def loss(params, rows):
@@ -166,15 +167,15 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
         most: largest number of scalars in the gradients of one pass, which has 1 to 64 examples.
     """
 
-    def measure(hyper: Hyper, client: ClientReturn, data: Data) -> Tree:
+    def measure(hyper, client, data):
         params, stats = client.variables
 
-        def squares(row: jax.Array) -> Tree:
+        def squares(row):
             batch, mask = tree.gather(data.pool, row)
             grads = jax.grad(lambda p: task.loss(p, stats, batch, mask, False)[0])(params)
             return jax.tree.map(jnp.square, grads)
 
-        def summed(rows: jax.Array) -> Tree:
+        def summed(rows):
             return tree.total(jax.vmap(squares)(rows))
 
         examples = data.val.reshape(-1, 1)
@@ -187,7 +188,7 @@ def fisher(task: Task, most: int = 2**26) -> Signal:
 def validation_loss(task: Task) -> Signal:
     """Returns one client's mean loss on D_val, BatchNorm in evaluation mode."""
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> jax.Array:
+    def signal(hyper, client, data):
         return mean_over(
             lambda rows: summed_loss(task, client.variables, data.pool, rows), data.val
         )
@@ -220,7 +221,7 @@ def pooled_test_accuracy(task: Task) -> Signal:
 def _accuracy(task: Task, rows_of: Callable[[Data], jax.Array | np.ndarray]) -> Signal:
     """Returns one client's accuracy on a table of rows; NaN if an output is."""
 
-    def signal(hyper: Hyper, client: ClientReturn, data: Data) -> jax.Array:
+    def signal(hyper, client, data):
         params, stats = client.variables
 
         def num_correct(rows):
@@ -276,7 +277,7 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarr
     # reverse mode recomputes each pass, so that only the residuals of one pass are in memory
     recomputed = jax.checkpoint(measure, prevent_cse=False)
 
-    def add_pass(total: Tree, rows: jax.Array) -> tuple[Tree, None]:
+    def add_pass(total, rows):
         # the sum is outside the branches and updated in place; a branch that returned it would copy it
         return tree.add(
             total,
@@ -291,7 +292,7 @@ def mean_over(measure: Callable[[jax.Array], Tree], passes: jax.Array | np.ndarr
 
 
 def _row_values(pool: Tree) -> int:
-    return max((leaf.size // max(1, len(leaf)) for leaf in jax.tree.leaves(pool)), default=1)
+    return max(math.prod(leaf.shape[1:]) for leaf in jax.tree.leaves(pool))
 
 
 def _largest_map(jaxpr: core.Jaxpr) -> int:
@@ -305,7 +306,8 @@ def _largest_map(jaxpr: core.Jaxpr) -> int:
 
 def _in_passes(rows: jax.Array | np.ndarray, groups: int) -> jax.Array:
     """Reshapes [V, B] to [V / groups, groups, B], padded with empty groups; all passes have equally many."""
-    groups = max(1, -(-len(rows) // max(1, -(-len(rows) // groups))))
+    num_passes = -(-len(rows) // groups)
+    groups = -(-len(rows) // num_passes)
     padding = -len(rows) % groups
     return jnp.pad(rows, ((0, padding), (0, 0)), constant_values=-1).reshape(
         -1, groups, rows.shape[1]

@@ -155,8 +155,8 @@ CASES = [
     ),
     (
         "weights of three of four clients",
-        run(weighting=fv.weightings.given([1.0, 2.0, 3.0])),
-        "given",
+        run(weighting=fv.weightings.fixed([1.0, 2.0, 3.0])),
+        "fixed",
     ),
     (
         "a factory without parentheses",
@@ -211,11 +211,11 @@ CASES = [
     ("no data", lambda: fv.evaluate(linear.TASK, fv.Variables({}, {})), "data"),
     ("no folder of a history", lambda: fv.History.load(None), "History.load"),
     # functions of the method
-    ("a negative norm", lambda: fv.inverse_norm_weights({"w": -TWO}), "leaf 'w'"),
+    ("a negative norm", lambda: fv.inverse_norm_weights({"w": -TWO}), "norms must be"),
     (
         "a temperature of 0",
         lambda: fv.generalised_weights({"a": THREE}, temperature=0.0),
-        "'temperature'",
+        "generalised.temperature",
     ),
     (
         "layers without a matrix",

@@ -119,14 +119,14 @@ def test_a_resumed_run_remembers_to_the_bit(tmp_path, placement):
     assert_equal_runs(run(4, placement, out=tmp_path, resume=str(tmp_path)), run())
 
 
-def test_weights_given_by_the_clients_numbers_are_theirs_in_any_cohort():
-    given = jnp.array([1.0, 2.0, 4.0, 8.0, 16.0])
-    step = worlds.make_round(WORLD, fedavg(), fv.weightings.given())
-    values = worlds.hyper() | {"given": given}
+def test_fixed_weights_by_the_clients_numbers_are_theirs_in_any_cohort():
+    fixed = jnp.array([1.0, 2.0, 4.0, 8.0, 16.0])
+    step = worlds.make_round(WORLD, fedavg(), fv.weightings.fixed())
+    values = worlds.hyper() | {"fixed": fixed}
     state = fv.init_state(worlds.QUADRATIC, fedavg(), 5, values)
     for planned in PLAN:
         _, metrics = step(state, planned, WORLD.data(), values)
-        expected = np.asarray(given)[planned.clients]
+        expected = np.asarray(fixed)[planned.clients]
         np.testing.assert_allclose(metrics.weights, expected / expected.sum(), rtol=1e-6)
 
 

@@ -132,12 +132,19 @@ def _parts_of_array(value: Any) -> list[Any]:
 
 
 def _parts_of_function(function: types.FunctionType) -> list[Any]:
-    captured = [cell.cell_contents for cell in function.__closure__ or ()]
+    captured = [_content(cell) for cell in function.__closure__ or ()]
     arguments = [function.__defaults__, function.__kwdefaults__, *captured]
     # `__module__` names the module of what it wraps
     if _is_installed(function.__globals__.get("__name__", "")):
         return [_full_name(function), *arguments]
     return [function.__code__, _read_values(function), *arguments]
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return "unassigned"
 
 
 def _read_values(function: types.FunctionType) -> dict[str, Any]:

@@ -89,17 +89,15 @@ def _status(path: Path) -> tuple:
 def _publish(arrays: Arrays, entry: Path) -> None:
     """Writes an entry atomically; gives one warning line if it cannot be written."""
     about = {"name": arrays.name, "class_names": arrays.class_names, "num_train": arrays.num_train}
-    members = {"x": arrays.x, "y": arrays.y}
-    if arrays.groups is not None:
-        members["groups"] = arrays.groups
     try:
         files.make_private(entry.parent)
         with tempfile.TemporaryDirectory(
             prefix=".draft-", dir=entry.parent, ignore_cleanup_errors=True
         ) as folder:
             draft = Path(folder)
-            for name, array in members.items():
-                np.save(draft / f"{name}.npy", array, allow_pickle=False)
+            for name in ("x", "y", "groups"):
+                if (array := getattr(arrays, name)) is not None:
+                    np.save(draft / f"{name}.npy", array, allow_pickle=False)
             (draft / "about.json").write_text(json.dumps(about), encoding="utf-8")
             files.flush(draft.iterdir())  # so that the name appears after the bytes
             os.rename(draft, entry)
@@ -116,9 +114,9 @@ def _load(entry: Path) -> Arrays | None:
     """Returns the arrays of an entry; None if there is none, or it cannot be read."""
     try:
         about = files.read_object(entry / "about.json")
-        x, y = (np.load(entry / name, "r", allow_pickle=False) for name in ("x.npy", "y.npy"))
-        groups = np.load(entry / "groups.npy") if (entry / "groups.npy").exists() else None
-        class_names = tuple(about["class_names"])
-        return Arrays(about["name"], x, y, class_names, about["num_train"], groups)
-    except (OSError, ValueError, LookupError):
+        about["class_names"] = tuple(about["class_names"])
+        paths = entry.glob("*.npy")
+        members = {path.stem: np.load(path, "r", allow_pickle=False) for path in paths}
+        return Arrays(**about, **members)
+    except (OSError, ValueError, LookupError, TypeError):
         return None

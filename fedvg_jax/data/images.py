@@ -61,7 +61,9 @@ def decode(data: bytes, source: object, size: Size | None = None, channels: int 
             raise UsageError(
                 f"{source}: more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"
             )
-        upright = extras.load("PIL.ImageOps", "images", "reading images").exif_transpose(image)
+        from PIL import ImageOps
+
+        upright = ImageOps.exif_transpose(image)
         pixels = upright.convert(_MODES[channels])
         if size and pixels.size != size[::-1]:
             pixels = pixels.resize((size[1], size[0]), pillow().Resampling.BILINEAR)

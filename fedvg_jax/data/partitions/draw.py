@@ -182,7 +182,7 @@ def hold_out_groups(
     left = np.array([num_test, num_val, len(groups)])
     part_of = np.zeros(len(counts), int)
     for group in stream.permutation(len(counts)):
-        part = next(part for part in range(3) if counts[group] <= left[part])
+        part = np.argmax(counts[group] <= left)
         part_of[group] = part
         left[part] -= counts[group]
     order = stream.permutation(len(groups)).astype(np.int32)

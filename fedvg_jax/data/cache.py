@@ -34,8 +34,8 @@ def cached(
     """Returns `decode()`, computed once per path and status of the source files.
 
     Args:
-        sources: the files that `decode` reads, in order; its result is not kept if there is none, or if one changes
-            meanwhile.
+        sources: the files that `decode` reads, in order; its result is not kept if there is none. If one changes
+            meanwhile, no later status has the name of the entry.
         decode: reads the files.
         reader: name and options of the reader, because readers decode the same bytes differently.
         cache_dir: folder of the entries, created if missing; None keeps nothing.
@@ -49,14 +49,12 @@ def cached(
     """
     if cache_dir is None or not sources:
         return decode()
-    name = digest(VERSION, reader, *map(_status, sources))
-    entry = Path(cache_dir) / name
+    entry = Path(cache_dir) / digest(VERSION, reader, *map(_status, sources))
     if (stored := _load(entry)) is not None:
         return stored
     shutil.rmtree(entry, ignore_errors=True)  # a damaged one
     arrays = decode()
-    if digest(VERSION, reader, *map(_status, sources)) == name:
-        _publish(arrays, entry)
+    _publish(arrays, entry)
     return _load(entry) or arrays
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -153,8 +153,7 @@ def find(name: str, place: Path, options: Mapping[str, Any]) -> Reading:
     Raises:
         UsageError: a file is missing.
     """
-    module, _, function = _source(name).reader.rpartition(".")
-    reader = getattr(importlib.import_module(f"fedvg_jax.data.readers.{module}"), function)
+    reader = pkgutil.resolve_name(f"fedvg_jax.data.readers.{_source(name).reader}")
     found = reader(place, name, **options)
     if missing := [file for file in found.files if not file.exists()]:
         raise UsageError(f"{missing[0]}: no such file; {_needed(name, options.get('size'))}")

@@ -65,7 +65,7 @@ def decode(data: bytes, source: object, size: Size | None = None, channels: int 
 
         upright = ImageOps.exif_transpose(image)
         pixels = upright.convert(_MODES[channels])
-        if size and pixels.size != size[::-1]:
+        if size:
             pixels = pixels.resize((size[1], size[0]), pillow().Resampling.BILINEAR)
     return np.asarray(pixels).reshape(*pixels.size[::-1], channels)
 

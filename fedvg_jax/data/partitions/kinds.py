@@ -160,7 +160,6 @@ def by_group(
     """
     names, member = np.unique(groups, return_inverse=True)
     order = np.arange(len(names)) if len(names) == num_clients else stream.permutation(len(names))
-    client_of = np.empty(len(names), np.int64)
-    client_of[order] = np.arange(len(names)) % num_clients
-    owner = client_of[member]
+    place = np.argsort(order)  # of every group in the order
+    owner = place[member] % num_clients
     return from_sizes(np.argsort(owner, kind="stable"), np.bincount(owner, minlength=num_clients))

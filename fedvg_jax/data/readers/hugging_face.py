@@ -89,8 +89,8 @@ def _inputs(
     """Returns the rows of the column of images, or else of texts."""
     others, chosen = {columns.get("label"), columns.get("group")}, columns.get("input")
     features = {name: feature for name, feature in rows.features.items() if name not in others}
-    of_images = [name for name in features if isinstance(features[name], library.Image)]
-    of_texts = [name for name in features if getattr(features[name], "dtype", "") in _TEXTS]
+    of_images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
+    of_texts = [name for name, kind in features.items() if getattr(kind, "dtype", "") in _TEXTS]
     if chosen in of_texts or not of_images:
         return _counts(_column(rows, "text", chosen, of_texts, folder))
     return _images(_column(rows, "image", chosen, of_images, folder), folder, size)
@@ -122,7 +122,7 @@ def _labels(
     values = _values(rows, column, folder)
     if values.dtype.kind == "U":
         texts, y = np.unique(values, return_inverse=True)
-        return y, tuple(map(str, texts))
+        return y, tuple(texts.tolist())
     return values, tuple(names_of.get(column) or numbers(int(values.max())))
 
 

@@ -125,14 +125,14 @@ def _convolve(operation: Operation) -> list[LayoutTagged]:
     name = hw.auto_conv(math.prod(size)) if operation.conv == "auto" else operation.conv
     if name == "lax" or not _is_supported(x, w, size, params):
         return original(operation)
+    kernel = w.array().transpose(*rhs[2:], rhs[1], rhs[0])
     strides = params["window_strides"]
     is_plain = params["feature_group_count"] == 1
     is_image = len(size) == 2
     has_few_channels = w.shape[rhs[1]] <= _MAX_SMALL and hw.choices().layout == "images_last"
     is_innermost = name == "planes" or (operation.conv == "auto" and has_few_channels)
     if is_innermost and is_image and is_plain and {*strides} == {1}:
-        return layout_tagged.convolve(operation)
-    kernel = w.array().transpose(*rhs[2:], rhs[1], rhs[0])
+        return layout_tagged.convolve(operation, kernel)
     images = x.array().transpose(_channels_last(lhs))
     pads = params["padding"]
     if not is_image:

@@ -143,9 +143,6 @@ def limited(arrays: Arrays, max_rows: int) -> Arrays:
         arrays: the data set, T rows.
         max_rows: the largest number of rows; 0, T and more return the data set as it is.
 
-    Raises:
-        UsageError: a class loses all its rows, as where the order of the rows is periodic.
-
     >>> whole = Arrays("ten", np.arange(10.0)[:, None], np.repeat([0, 1], 5), ("a", "b"), 6)
     >>> some = limited(whole, 4)
     >>> some.x[:, 0].tolist(), some.y.tolist(), some.num_train
@@ -160,24 +157,7 @@ def limited(arrays: Arrays, max_rows: int) -> Arrays:
         some = with_groups(some, arrays.groups[rows], arrays.name)
     if arrays.table:
         some = some._replace(table=arrays.table._replace(inputs=arrays.table.inputs.iloc[rows]))
-    if lost := set(classes_without_rows(some)) - set(classes_without_rows(arrays)):
-        raise UsageError(
-            f"max_rows {max_rows} leaves no row of class {min(lost)}; use another number"
-        )
     return some
-
-
-def classes_without_rows(arrays: Arrays) -> list[str]:
-    """Returns the names of the classes that no row has.
-
-    >>> classes_without_rows(Arrays("three", np.ones((2, 1)), np.array([1, 2]), ("0", "1", "2"), 2))
-    ['0']
-    """
-    names = arrays.class_names
-    if not names:
-        return []
-    present = np.bincount(arrays.y.ravel(), minlength=len(names))
-    return [name for name, count in zip(names, present, strict=True) if not count]
 
 
 @contextlib.contextmanager

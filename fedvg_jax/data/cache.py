@@ -34,8 +34,8 @@ def cached(
     """Returns `decode()`, computed once per path and status of the source files.
 
     Args:
-        sources: the files that `decode` reads, in order; its result is not kept if there is none, or if one changes
-            meanwhile.
+        sources: the files that `decode` reads, in order; its result is not kept if there is none. If one changes
+            meanwhile, no later status has the name of the entry.
         decode: reads the files.
         reader: name and options of the reader, because readers decode the same bytes differently.
         cache_dir: folder of the entries, created if missing; None keeps nothing.
@@ -49,14 +49,12 @@ def cached(
     """
     if cache_dir is None or not sources:
         return decode()
-    name = digest(VERSION, reader, *map(_status, sources))
-    entry = Path(cache_dir) / name
+    entry = Path(cache_dir) / digest(VERSION, reader, *map(_status, sources))
     if (stored := _load(entry)) is not None:
         return stored
     shutil.rmtree(entry, ignore_errors=True)  # a damaged one
     arrays = decode()
-    if digest(VERSION, reader, *map(_status, sources)) == name:
-        _publish(arrays, entry)
+    _publish(arrays, entry)
     return _load(entry) or arrays
 
 
@@ -89,17 +87,15 @@ def _status(path: Path) -> tuple:
 def _publish(arrays: Arrays, entry: Path) -> None:
     """Writes an entry atomically; gives one warning line if it cannot be written."""
     about = {"name": arrays.name, "class_names": arrays.class_names, "num_train": arrays.num_train}
-    members = {"x": arrays.x, "y": arrays.y}
-    if arrays.groups is not None:
-        members["groups"] = arrays.groups
     try:
         files.make_private(entry.parent)
         with tempfile.TemporaryDirectory(
             prefix=".draft-", dir=entry.parent, ignore_cleanup_errors=True
         ) as folder:
             draft = Path(folder)
-            for name, array in members.items():
-                np.save(draft / f"{name}.npy", array, allow_pickle=False)
+            for name in ("x", "y", "groups"):
+                if (array := getattr(arrays, name)) is not None:
+                    np.save(draft / f"{name}.npy", array, allow_pickle=False)
             (draft / "about.json").write_text(json.dumps(about), encoding="utf-8")
             files.flush(draft.iterdir())  # so that the name appears after the bytes
             os.rename(draft, entry)
@@ -116,9 +112,9 @@ def _load(entry: Path) -> Arrays | None:
     """Returns the arrays of an entry; None if there is none, or it cannot be read."""
     try:
         about = files.read_object(entry / "about.json")
-        x, y = (np.load(entry / name, "r", allow_pickle=False) for name in ("x.npy", "y.npy"))
-        groups = np.load(entry / "groups.npy") if (entry / "groups.npy").exists() else None
-        class_names = tuple(about["class_names"])
-        return Arrays(about["name"], x, y, class_names, about["num_train"], groups)
-    except (OSError, ValueError, LookupError):
+        about["class_names"] = tuple(about["class_names"])
+        paths = entry.glob("*.npy")
+        members = {path.stem: np.load(path, "r", allow_pickle=False) for path in paths}
+        return Arrays(**about, **members)
+    except (OSError, ValueError, LookupError, TypeError):
         return None

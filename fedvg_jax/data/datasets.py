@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedvg_jax.data.arrays import Arrays, Size
+from fedvg_jax.data.arrays import Arrays, Size, reading
 from fedvg_jax.host.errors import UsageError, one_line
 from fedvg_jax.host.files import user_path
 
@@ -131,17 +131,12 @@ def load(
         return text.load(name)
     from fedvg_jax.data import cache
 
-    # of the libraries; problems of a file are UsageErrors
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            reading = find(name, place, options)
-            reader = f"{name} {options}"
-            arrays = cache.cached(reading.files, reading.decode, reader, cache_dir)
-    except OSError as error:  # no permission, or a failing disk
-        path = error.filename or place
-        raise UsageError(
-            f"{path}: cannot be read ({error.strerror or error}); check its permissions"
-        ) from error
+    with (
+        warnings.catch_warnings(action="ignore"),  # of the libraries
+        reading(place, "readable", "check its permissions"),
+    ):
+        found = find(name, place, options)
+        arrays = cache.cached(found.files, found.decode, f"{name} {options}", cache_dir)
     # folders may be named by any bytes
     class_names = tuple(map(one_line, arrays.class_names))
     return arrays._replace(name=one_line(arrays.name), class_names=class_names)
@@ -158,12 +153,11 @@ def find(name: str, place: Path, options: Mapping[str, Any]) -> Reading:
     Raises:
         UsageError: a file is missing.
     """
-    module, _, function = _source(name).reader.rpartition(".")
-    reader = getattr(importlib.import_module(f"fedvg_jax.data.readers.{module}"), function)
-    reading = reader(place, name, **options)
-    if missing := [file for file in reading.files if not file.exists()]:
+    reader = pkgutil.resolve_name(f"fedvg_jax.data.readers.{_source(name).reader}")
+    found = reader(place, name, **options)
+    if missing := [file for file in found.files if not file.exists()]:
         raise UsageError(f"{missing[0]}: no such file; {_needed(name, options.get('size'))}")
-    return reading
+    return found
 
 
 def check(
@@ -180,19 +174,19 @@ def check(
     Raises:
         UsageError: unknown name, missing folder, or an option the data set does not have.
     """
-    given = {key: value for key, value in options.items() if value not in (None, "all", {}, "")}
+    changed = {key: value for key, value in options.items() if value not in (None, "all", {}, "")}
     takes = () if name in BUILT_IN else _source(name).takes
-    if unknown := [option for option in given if option not in takes]:
+    if unknown := [option for option in changed if option not in takes]:
         raise UsageError(f"dataset {name} does not take {unknown[0]}; leave it out")
     if name in BUILT_IN:
-        return None, given
+        return None, {}
     place = data_dir = data_dir and user_path(data_dir)
     if name.startswith(HUB):
         place = (data_dir or Path()) / user_path(name.removeprefix(HUB))
     for each in (place, download_folder(name, data_dir, cache_dir)):
         if each and each.exists():
-            return each, given
-    needed = _needed(name, size=given.get("size"))
+            return each, changed
+    needed = _needed(name, changed.get("size"))
     raise UsageError(f"{place}: no such file or folder; {needed}" if place else needed)
 
 

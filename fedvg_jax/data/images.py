@@ -61,9 +61,11 @@ def decode(data: bytes, source: object, size: Size | None = None, channels: int 
             raise UsageError(
                 f"{source}: more than 8 bits per channel (mode {image.mode}); convert it to 8 bits"
             )
-        upright = extras.load("PIL.ImageOps", "images", "reading images").exif_transpose(image)
+        from PIL import ImageOps
+
+        upright = ImageOps.exif_transpose(image)
         pixels = upright.convert(_MODES[channels])
-        if size and pixels.size != size[::-1]:
+        if size:
             pixels = pixels.resize((size[1], size[0]), pillow().Resampling.BILINEAR)
     return np.asarray(pixels).reshape(*pixels.size[::-1], channels)
 

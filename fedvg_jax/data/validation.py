@@ -14,7 +14,7 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.data import corrupt, datasets
-from fedvg_jax.data.arrays import Arrays
+from fedvg_jax.data.arrays import Arrays, shape
 from fedvg_jax.data.partitions.client_rows import Partition, joined
 from fedvg_jax.host.files import user_path
 
@@ -133,10 +133,6 @@ def imbalanced(
     """
     labels = shared.y[shared.rows]
     available = np.bincount(labels, minlength=num_classes)
-    if not available.all():
-        raise UsageError(
-            f"validation.rho needs images of every class, and there is none of {available.argmin()}; use rho 0"
-        )
     shares = rho ** np.arange(num_classes)
     # equal shares divide exactly
     wanted = np.floor(shares * (len(labels) // 2) / shares.sum()).astype(int)
@@ -146,9 +142,10 @@ def imbalanced(
     if batch_size:
         kept = kept[np.argsort(labels[kept], kind="stable")]
         kept = kept[: len(kept) // batch_size * batch_size]
-    if len(kept) < 2:
+    if len(kept) < 2 or not available.all():
         raise UsageError(
-            f"validation.rho {rho} leaves {len(kept)} of {len(labels)} validation images; use more images"
+            f"validation.rho {rho} needs images of every class and two or more in the end; got {available.tolist()} of"
+            f" the classes, and {len(kept)} in the end; use more images, or rho 0"
         )
     return shared._replace(rows=shared.rows[kept])
 
@@ -187,11 +184,8 @@ CIFAR100 = {
 PICKUP_TRUCK = {"pickup_truck": "truck"}
 """In the published code too, where a misspelled name matches no class."""
 
-STL10 = {
-    name: name for name in ["airplane", "bird", "cat", "deer", "dog", "horse", "ship", "truck"]
-}
-STL10["car"] = "automobile"
-"""STL-10's classes -> nine classes of CIFAR-10. STL-10 has no frog, CIFAR-10 no monkey."""
+STL10 = {"car": "automobile"}
+"""STL-10's other classes have the names of CIFAR-10's. STL-10 has no frog, CIFAR-10 no monkey."""
 
 COPIES, MAX_IMAGES = 50, 5000
 """In the published code: images of every class that come first, and the maximum of all images."""
@@ -223,26 +217,24 @@ def outside_images(
     if data_dir and not user_path(data_dir).exists():
         raise UsageError(f"validation.data_dir {data_dir}: no such file or folder")
     outside = datasets.load(source, data_dir, cache_dir)
-    names = {"stl10": STL10, "cifar100": CIFAR100 | (PICKUP_TRUCK if all_classes else {})}.get(
-        source, {name: name for name in outside.class_names}
-    )
+    cifar100 = CIFAR100 | PICKUP_TRUCK if all_classes else CIFAR100
+    renamed = {"stl10": STL10, "cifar100": cifar100}.get(source, {})
     number = {name: c for c, name in enumerate(target.class_names)}
-    labels = np.array([number.get(names.get(name, ""), -1) for name in outside.class_names])
+    labels = np.array([number.get(renamed.get(name, name), -1) for name in outside.class_names])
     y = labels[outside.y[: outside.num_train]].astype(np.int32)
     rows = np.flatnonzero(y >= 0)
-    if not len(rows) or (source != "npz" and not {*names.values()} <= {*number}):
+    if not len(rows) or not {*renamed.values()} <= {*number}:
         raise UsageError(
             f"validation.source {source} has rows of {', '.join(outside.class_names)[:200]}, and {target.name} has"
             f" {', '.join(target.class_names)[:200]}; use a source with the same names of classes"
         )
-    x, shape = np.asarray(outside.x[rows]), target.x.shape[1:]
-    if x.ndim == target.x.ndim == 4:
-        return resized(x, shape, data_dir or source), y[rows]
-    if x.shape[1:] != shape:
-        got, expected = f"{x.dtype} {list(x.shape[1:])}", f"{target.x.dtype} {list(shape)}"
+    x, like = np.asarray(outside.x[rows]), target.x
+    if x.ndim == like.ndim == 4 and x.shape[-1] in (1, like.shape[-1]):
+        x = resized(x, like.shape[1:])
+    if x.shape[1:] != like.shape[1:]:
         raise UsageError(
-            f"{source} of D_val: rows are {got}, and rows of {target.name} are {expected}; features of D_val and of the"
-            " clients must come from one network"
+            f"{source} of D_val: is {shape(x)}, and {target.name} is {shape(like)}; use images with as many"
+            " channels, or features from the network of the clients' features"
         )
     return x, y[rows]
 
@@ -266,22 +258,14 @@ def order(labels: np.ndarray, has_copies: bool, stream: np.random.Generator) -> 
     return np.concatenate([first, shuffled])[: max(MAX_IMAGES, len(first))]
 
 
-def resized(x: np.ndarray, shape: tuple[int, ...], source: object) -> np.ndarray:
+def resized(x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
     """Resizes images to [E, *shape] with Pillow's bilinear filter, which averages when it shrinks; repeats grey as RGB.
 
     Args:
-        x: uint8 [E, h, w, d].
+        x: uint8 [E, h, w, d], d = 1 or D.
         shape: (H, W, D).
-        source: its name in errors.
-
-    Raises:
-        UsageError: colour images where grey ones are needed.
     """
-    height, width, depth = shape
-    if x.shape[-1] not in (1, depth):
-        raise UsageError(
-            f"{source}: images have {x.shape[-1]} channels, but the training set has {depth}"
-        )
+    height, width, _ = shape
     if x.shape[1:3] != (height, width):
         from fedvg_jax.data import images
 

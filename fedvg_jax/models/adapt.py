@@ -77,15 +77,15 @@ def linen_task(
     def draw(key: Array) -> dict[str, Tree]:
         x = jnp.zeros(row.shape, row.dtype)
         run = functools.partial(module.init, key)
-        return {**call(run, x, jnp.ones(len(x), bool), False)}
+        return call(run, x, jnp.ones(len(x), bool), False)
 
     def init(key: Array) -> Variables:
         variables = draw(key)
         return Variables(variables.get("params", {}), variables.get("batch_stats", {}))
 
     key = jax.random.key(0)
-    others = jax.eval_shape(draw, key).keys() - {"params", "batch_stats"}
-    constants = {name: draw(key)[name] for name in others}
+    has_constants = jax.eval_shape(draw, key).keys() - {"params", "batch_stats"}
+    constants = draw(key) if has_constants else {}
 
     def apply(params, stats, x, mask, train, key):
         collections = {**constants, "params": params, "batch_stats": stats}
@@ -178,13 +178,13 @@ def _task(
     """Returns the task of a module of some kind as functions; further arguments as in `linen_task`."""
     _check_statistics(kind, init, apply, row)
     with checks.calling("metrics, a dict of functions of one example by name,"):
-        own = {
-            name: metric if isinstance(metric, Metric) else Metric(metric)
-            for name, metric in (metrics or {}).items()
-        }
-    if "loss" in own:
+        custom = dict(metrics or {})
+    if "loss" in custom:
         raise UsageError("metrics has a loss, which is the name of the task's own; use another one")
-    functions = {"loss": loss, **{name: metric.function for name, metric in own.items()}}
+    measured = {
+        name: metric if isinstance(metric, Metric) else Metric(metric)
+        for name, metric in {"loss": loss, **custom}.items()
+    }
 
     def forward(params, stats, batch, mask, train, key=None):
         with recorded_features() as features:
@@ -203,8 +203,8 @@ def _task(
         outputs = predict(params, stats, batch)
         dtype = tree.wide_dtype(params)
         totals = {}
-        for name, function in functions.items():
-            values = _per_example(name, function, outputs, batch.y)
+        for name, metric in measured.items():
+            values = _per_example(name, metric.function, outputs, batch.y)
             totals[name] = jnp.where(mask, values.astype(dtype), 0).sum()
         return {"totals": totals, "rows": mask.sum()}
 
@@ -219,7 +219,7 @@ def _task(
         means,
         block_of or groups.first_component,
         forward=forward,
-        better=tuple((name, metric.better) for name, metric in own.items() if metric.better),
+        better=tuple((name, metric.better) for name, metric in measured.items() if metric.better),
     )
 
 

@@ -117,10 +117,10 @@ def removed(variables: Variables) -> Variables:
     return variables._replace(params=unflatten_dict(others, sep="/"))
 
 
-def filled(drawn: Variables, given: Variables) -> Variables:
-    """Returns `drawn` with the tensors of `given`, which may lack adapters, in place of its own, and their dtype."""
-    values = tree.by_path(given)
-    dtype = tree.dtype(given.params)
+def filled(drawn: Variables, start: Variables) -> Variables:
+    """Returns `drawn` with the tensors of `start`, which may lack adapters, in their place, and their dtype."""
+    values = tree.by_path(start)
+    dtype = tree.dtype(start.params)
     leaves = [values.get(path, leaf.astype(dtype)) for path, leaf in tree.by_path(drawn).items()]
     return jax.tree.structure(drawn).unflatten(leaves)
 
@@ -185,11 +185,11 @@ def _add_adapter(call: Callable, args: tuple, kwargs: Mapping[str, Any], context
     (`models.conv.planes`), and EfficientNet-Lite0's rounds take 1.4 times as long.
     """
     layer = context.module
-    own = layer.variables.get("params", {}) if _is_adaptable(context) else {}
-    if "lora_a" not in own:
+    params = layer.variables.get("params", {}) if _is_adaptable(context) else {}
+    if "lora_a" not in params:
         return call(*args, **kwargs)
     x = args[0] if args else kwargs["inputs"]
-    tensors = map(own.get, ("kernel", "bias", "lora_a", "lora_b"))
+    tensors = map(params.get, ("kernel", "bias", "lora_a", "lora_b"))
     x, kernel, bias, a, b = layer.promote_dtype(x, *tensors, dtype=layer.dtype)
     if isinstance(layer, nn.Conv):
         strides = np.broadcast_to(layer.strides or 1, x.ndim - 2).tolist()

@@ -94,11 +94,10 @@ def fusion_barrier(x: Array) -> Array:
     if not hw.choices().fusion_barriers:
         return x
     first = x[(0,) * x.ndim]
-    own = jnp.finfo(x.dtype)
+    format_of_x = jnp.finfo(x.dtype)
+    bits = format_of_x.nexp, format_of_x.nmant
     is_number = first == first  # noqa: PLR0124  false for NaN; the compiler cannot know
-    return lax.cond(
-        is_number, lambda x: x, lambda x: lax.reduce_precision(x, own.nexp, own.nmant), x
-    )
+    return lax.cond(is_number, lambda x: x, lambda x: lax.reduce_precision(x, *bits), x)
 
 
 def uniform(fan_in: int) -> Callable:
@@ -207,9 +206,6 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
     >>> lone_row_is_undefined(init)
     True
     """
-    # which JAX has traced before
-    if not jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).stats):
-        return False
     values = {}
 
     def note(call, args, kwargs, context):
@@ -224,7 +220,7 @@ def lone_row_is_undefined(init: Callable[[Array], Variables]) -> bool:
 
     with nn.intercept_methods(note):
         stats = jax.eval_shape(lambda key: init(key), jax.random.key(0)).stats  # noqa: PLW0108  a new function is traced anew
-    return len(jax.tree.leaves(stats)) != 2 * len(values) or min(values.values()) == 1
+    return len(jax.tree.leaves(stats)) != 2 * len(values) or 1 in values.values()
 
 
 def _scale_and_bias(module: nn.Module, features: Sequence[int]) -> tuple[Array, ...]:

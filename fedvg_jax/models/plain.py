@@ -106,11 +106,11 @@ class GatedRecurrence(nn.Module):
         bias = self.param("candidate_bias", init, (self.hidden,), jnp.float32)
 
         def step(state: Array, gates: Array) -> tuple[Array, Array]:
-            own = jnp.split(gates, 3, -1)
+            present = jnp.split(gates, 3, -1)
             past = jnp.split(state @ kernel, 3, -1)
-            reset = nn.sigmoid(own[0] + past[0])
-            update = nn.sigmoid(own[1] + past[1])
-            candidate = jnp.tanh(own[2] + reset * (past[2] + bias[None]))
+            reset = nn.sigmoid(present[0] + past[0])
+            update = nn.sigmoid(present[1] + past[1])
+            candidate = jnp.tanh(present[2] + reset * (past[2] + bias[None]))
             state = (1 - update) * candidate + update * state
             return state, state
 

@@ -78,7 +78,7 @@ _STATISTICS = re.compile(r".*\.(num_batches_tracked|running_mean|running_var)$")
 
 _REMEDY = "use timm's model.safetensors, or export a .pth: docs/how_to/pretrained_weights.md"
 
-_FILE_HEAD = re.compile(r"(_?fc|head|heads)\.")
+_FILE_HEAD = re.compile(rf"(_?fc|head|heads|{HEAD})\.")
 
 
 def load(path: Path, variables: Variables, architecture: str, *, head: bool = False) -> Variables:
@@ -108,11 +108,11 @@ def load(path: Path, variables: Variables, architecture: str, *, head: bool = Fa
         name: _to_torch(ours, np.broadcast_to(0, leaves[ours].shape)).shape
         for ours, name in names.items()
     }
-    is_head = _FILE_HEAD.match if renames else re.compile(f"{HEAD}[.]").match
     got = {
         name: tensor.shape
         for name, tensor in tensors.items()
-        if name in expected or not (_STATISTICS.match(name) or (is_head(name) and not head))
+        if name in expected
+        or not (_STATISTICS.match(name) or (_FILE_HEAD.match(name) and not head))
     }
     for name in expected | got:
         if got.get(name) != expected.get(name):

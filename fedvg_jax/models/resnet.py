@@ -73,10 +73,10 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
-        imagenet = {"imagenet": True, "cifar": False}[self.stem]
-        x = _conv(rgb(x), self.width, *((7, 2) if imagenet else (3, 1)), "conv1")
+        is_imagenet = self.stem == "imagenet"
+        x = _conv(rgb(x), self.width, *((7, 2) if is_imagenet else (3, 1)), "conv1")
         x = nn.relu(NORMS[self.norm](name="bn1")(x, mask, train))
-        if imagenet:  # flax declares padding as str, and takes pairs too
+        if is_imagenet:  # flax declares padding as str, and takes pairs too
             x = nn.max_pool(x, (3, 3), (2, 2), ((1, 1), (1, 1)))  # pyright: ignore[reportArgumentType]
         for stage, depth in enumerate(self.depths):
             for i in range(depth):

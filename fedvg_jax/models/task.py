@@ -263,10 +263,10 @@ def recorded_features() -> Iterator[Features]:
         outputs = run(*args, **kwargs)
         inputs = [*args, *kwargs.values()]
         is_call = context.method_name in ("__call__", "attend") and inputs
-        own = context.module.variables.get("params", {}) if is_call else {}
+        params = context.module.variables.get("params", {}) if is_call else {}
         # a module with layers inside it is none, even with parameters beside them, such as a ViT's class token
-        if own and not any(hasattr(entry, "keys") for entry in own.values()):
-            is_scale = max(map(jnp.ndim, own.values())) <= 1
+        if params and not any(hasattr(entry, "keys") for entry in params.values()):
+            is_scale = max(map(jnp.ndim, params.values())) <= 1
             if not is_scale or jnp.shape(outputs) != jnp.shape(inputs[0]):
                 features.value = inputs[0]
         return outputs

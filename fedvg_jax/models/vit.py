@@ -25,14 +25,18 @@ _zeros = _init.zeros
 _small = _init.normal(0.02)
 
 
-class Scheme(NamedTuple):
-    """Initialisers; for a dense layer (kernel, bias), or () for torch's default U(+-1/sqrt(fan_in))."""
+OfDense = tuple[Callable, ...]
+"""Initialisers of a dense layer (kernel, bias), or () for torch's default U(+-1/sqrt(fan_in))."""
 
-    patch: tuple[Callable, ...]
+
+class Scheme(NamedTuple):
+    """Initialisers."""
+
+    patch: OfDense
     token: Callable
-    qkv: tuple[Callable, ...]
-    proj: tuple[Callable, ...]
-    mlp: tuple[Callable, ...]
+    qkv: OfDense
+    proj: OfDense
+    mlp: OfDense
 
 
 SCHEMES = {

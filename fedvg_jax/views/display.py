@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
@@ -23,7 +24,7 @@ from fedvg_jax.config import Config, cohort_size, method_title
 from fedvg_jax.config.methods import NATIVE, weighting_names
 from fedvg_jax.config.options import algorithm_of, concurrency
 from fedvg_jax.core import tree
-from fedvg_jax.data.arrays import Arrays, classes_without_rows
+from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import hardware, processes
 from fedvg_jax.resolve import experiment as experiments
@@ -167,12 +168,12 @@ def _model_text(sim: simulation.Simulation) -> str:
 
 def data_text(arrays: Arrays) -> str:
     """Returns the number and shape of the rows, and their classes or targets."""
-    num_classes, absent = len(arrays.class_names), classes_without_rows(arrays)
+    num_classes = len(arrays.class_names)
     count, *shape = arrays.x.shape
     rows = f"{count:,} {output.unit(arrays)} {shape}"
     if not num_classes:
         return f"{rows}, targets {list(arrays.y.shape[1:])}"
-    return f"{rows}, {num_classes - len(absent)} of {num_classes} classes"
+    return f"{rows}, {len(np.unique(arrays.y))} of {num_classes} classes"
 
 
 def print_results(console: Console, history: History) -> None:

@@ -121,7 +121,7 @@ def test_quantity_skew_keeps_label_proportions(rule, alpha):
 @pytest.mark.parametrize("per_client", [1, 5])
 def test_client_holds_at_most_one_class_per_shard(per_client):
     """1,000 rows form 10 s shards of 100 / s rows: no shard spans two classes of 100 rows."""
-    result = kinds.shards(EVEN, 10, per_client, _stream(0))
+    result = kinds.shards(EVEN, 10, _stream(0), per_client)
     assert all(
         len(np.unique(EVEN[client_rows])) <= per_client and len(client_rows) == 100
         for client_rows in result

@@ -114,10 +114,10 @@ def test_larger_images_are_averaged_and_grey_images_become_rgb():
 
     It does not change constant images, and preserves the mean of a ramp's interior."""
     shades = np.arange(30, dtype=np.uint8)[:, None, None, None]
-    grey = validation.resized(np.broadcast_to(shades, (30, 12, 12, 1)), (4, 4, 3), "here")
+    grey = validation.resized(np.broadcast_to(shades, (30, 12, 12, 1)), (4, 4, 3))
     np.testing.assert_array_equal(grey, np.broadcast_to(shades, (30, 4, 4, 3)))
     ramp = np.arange(0, 240, 20, dtype=np.uint8)[None, None, :, None]
-    small = validation.resized(np.broadcast_to(ramp, (1, 12, 12, 3)), (4, 4, 3), "here")
+    small = validation.resized(np.broadcast_to(ramp, (1, 12, 12, 3)), (4, 4, 3))
     # means of 60, 80, 100 and 120, 140, 160
     np.testing.assert_allclose(small[0, 0, 1:3, 0], [80, 140], atol=1)
 

@@ -86,7 +86,7 @@ def channel_products(
     x = jax.ShapeDtypeStruct((2, *size, channels), dtype)
     w = jax.ShapeDtypeStruct((kernel, kernel, channels, 16), dtype)
     strides = (stride, stride)
-    pads = lax.padtype_to_pads(size, (kernel, kernel), strides, padding)
+    pads = tuple(lax.padtype_to_pads(size, (kernel, kernel), strides, padding))
     convolve = functools.partial(rewrite._fewest_products, strides=strides, pads=pads)
     expected = functools.partial(by_lax, strides=strides, pads=pads)
     assert jax.eval_shape(convolve, x, w) == jax.eval_shape(expected, x, w)

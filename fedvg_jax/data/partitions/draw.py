@@ -67,17 +67,24 @@ def draw_partition(
     partitioner = partitioner or partitioners.dirichlet()
     by_groups = partitioner.reads == "groups"
     if groups is None and (by_groups or s.holdout == "group"):
-        setting = "partition" if by_groups else "holdout"
         raise UsageError(
-            f"{setting} group needs an array groups [T] in the .npz, --group of csv or hf:FOLDER, --group-pattern of"
-            " folder, or from Python data=fedvg_jax.Arrays(..., groups=...)"
+            "partition group and holdout group need an array groups [T] in the .npz, --group of csv or hf:FOLDER,"
+            " --group-pattern of folder, or from Python data=fedvg_jax.Arrays(..., groups=...)"
         )
     stream: Any = partitioner.stream(s.seed)
     divided_by = np.asarray(groups if by_groups else labels)
     if s.holdout == "client":
         rows = _divide(partitioner, s, divided_by, stream)
         return split_clients(rows, s.test_ratio, s.val_ratio, stream)
-    test, val, others = _hold_out(s, labels, groups, stream)
+    num_test, num_val = int(s.test_ratio * len(labels)), int(s.val_ratio * len(labels))
+    if s.holdout == "group":
+        test, val, others = hold_out_groups(np.asarray(groups), num_test, num_val, stream)
+    else:
+        if s.holdout == "stratified":
+            order = kinds.proportional_order(labels, stream)
+        else:
+            order = stream.permutation(len(labels))
+        test, val, others = np.split(order.astype(np.int32), [num_test, num_test + num_val])
     remaining = np.sort(others)
     rows = _divide(partitioner, s, divided_by[remaining], stream)
     train = [remaining[stream.permutation(client)] for client in rows]
@@ -95,13 +102,10 @@ def _divide(
             f" {len(divided_by)}: use fewer clients or a smaller --min-samples"
         )
     arguments = {name: getattr(s, name) for name in partitioner.uses}
-    source = f"partition {partitioner.text}"
-    if partitioner.text:
+    source = f"partition {partitioner.text or 'of a custom partitioner'}"
+    with reading(source, "rows of clients", "return the rows of each client, integers [n]"):
         rows = partitioner.divide(divided_by, s.num_clients, stream, **arguments)
-    else:
-        source = "the partitioner"
-        with reading(source, "rows of clients", "return the rows of each client, integers [n]"):
-            rows = partitioner.divide(divided_by, s.num_clients, stream, **arguments)
+        if not partitioner.text:
             (rows,) = client_rows.checked([rows], len(divided_by), s.num_clients, source)
     packed = client_rows.pack(rows)
     client_rows.refuse_small(packed, s.min_samples, source)
@@ -142,24 +146,6 @@ def split_clients(
     )
 
 
-def _hold_out(
-    s: Settings, labels: np.ndarray, groups: np.ndarray | None, stream: Any
-) -> Sequence[np.ndarray]:
-    """Holds floor(test_ratio T) test rows and floor(val_ratio T) validation rows out of the whole data set.
-
-    Returns:
-        int32 (test, validation, remaining) rows.
-    """
-    num_test, num_val = int(s.test_ratio * len(labels)), int(s.val_ratio * len(labels))
-    if s.holdout == "group":
-        return hold_out_groups(np.asarray(groups), num_test, num_val, stream)
-    if s.holdout == "stratified":
-        order = kinds.proportional_order(labels, stream)
-    else:
-        order = stream.permutation(len(labels))
-    return np.split(order.astype(np.int32), [num_test, num_test + num_val])
-
-
 def hold_out_groups(
     groups: np.ndarray, num_test: int, num_val: int, stream: np.random.Generator
 ) -> Sequence[np.ndarray]:
@@ -182,7 +168,7 @@ def hold_out_groups(
     left = np.array([num_test, num_val, len(groups)])
     part_of = np.zeros(len(counts), int)
     for group in stream.permutation(len(counts)):
-        part = next(part for part in range(3) if counts[group] <= left[part])
+        part = np.argmax(counts[group] <= left)
         part_of[group] = part
         left[part] -= counts[group]
     order = stream.permutation(len(groups)).astype(np.int32)

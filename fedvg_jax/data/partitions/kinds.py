@@ -59,8 +59,19 @@ def dirichlet_equal(
     wants = np.log(left) + label_skew.log_shares(stream, alpha, len(classes), num_clients).T
     taken = np.zeros((num_clients, len(classes)), np.int64)
     for turn in range(-(-len(labels) // num_clients)):
-        present = min(num_clients, len(labels) - turn * num_clients)
-        _take_turn(stream.permutation(num_clients)[:present], wants, left, taken, stream)
+        waiting = stream.permutation(num_clients)[: len(labels) - turn * num_clients]
+        while len(waiting):
+            # argmax of log q + noise is a draw from q
+            noise = stream.gumbel(size=(len(waiting), len(left)))
+            drawn = np.where(left > 0, wants[waiting] + noise, -np.inf).argmax(1)
+            by_class = np.argsort(drawn, kind="stable")
+            ordered = drawn[by_class]
+            rank = np.empty(len(drawn), np.int64)
+            rank[by_class] = np.arange(len(drawn)) - np.searchsorted(ordered, ordered)
+            served = rank < left[drawn]
+            taken[waiting[served], drawn[served]] += 1
+            left -= np.bincount(drawn[served], minlength=len(left))
+            waiting = waiting[~served]
     return label_skew.deal(piles, np.cumsum(taken[:-1], 0).T)
 
 
@@ -96,41 +107,11 @@ def balanced_client(
     return [balanced, *(rest[rows] for rows in others)]
 
 
-def _take_turn(
-    waiting: np.ndarray,
-    wants: np.ndarray,
-    left: np.ndarray,
-    taken: np.ndarray,
-    stream: np.random.Generator,
-) -> None:
-    """Takes one row for each client in `waiting`, in this order of precedence, in place.
-
-    Args:
-        waiting: int [k] client ids.
-        wants: [K, C] log probabilities.
-        left: int [C] remaining rows per class; decreased.
-        taken: int [K, C] rows taken; increased.
-        stream: consumed.
-    """
-    while len(waiting):
-        # argmax of log q + noise is a draw from q
-        noise = stream.gumbel(size=(len(waiting), len(left)))
-        drawn = np.where(left > 0, wants[waiting] + noise, -np.inf).argmax(1)
-        by_class = np.argsort(drawn, kind="stable")
-        ordered = drawn[by_class]
-        rank = np.empty(len(drawn), np.int64)
-        rank[by_class] = np.arange(len(drawn)) - np.searchsorted(ordered, ordered)
-        served = rank < left[drawn]
-        taken[waiting[served], drawn[served]] += 1
-        left -= np.bincount(drawn[served], minlength=len(left))
-        waiting = waiting[~served]
-
-
 # --- few classes
 
 
 def shards(
-    labels: np.ndarray, num_clients: int, per_client: int, stream: np.random.Generator
+    labels: np.ndarray, num_clients: int, stream: np.random.Generator, per_client: int
 ) -> list[np.ndarray]:
     """Sorts rows by label, cuts them into K s equal shards (sizes differ by at most 1), and deals s to each client.
 
@@ -139,10 +120,10 @@ def shards(
     Args:
         labels: int [T].
         num_clients: K.
-        per_client: s.
         stream: consumed.
+        per_client: s.
 
-    >>> rows = shards(np.array([0, 0, 1, 1]), 2, 1, np.random.default_rng(0))
+    >>> rows = shards(np.array([0, 0, 1, 1]), 2, np.random.default_rng(0), 1)
     >>> sorted(sorted(client_rows.tolist()) for client_rows in rows)
     [[0, 1], [2, 3]]
 
@@ -179,7 +160,6 @@ def by_group(
     """
     names, member = np.unique(groups, return_inverse=True)
     order = np.arange(len(names)) if len(names) == num_clients else stream.permutation(len(names))
-    client_of = np.empty(len(names), np.int64)
-    client_of[order] = np.arange(len(names)) % num_clients
-    owner = client_of[member]
+    place = np.argsort(order)  # of every group in the order
+    owner = place[member] % num_clients
     return from_sizes(np.argsort(owner, kind="stable"), np.bincount(owner, minlength=num_clients))

@@ -8,6 +8,7 @@ client has `min_samples` rows.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -94,8 +95,16 @@ def official(
     """
     members = _members(labels)
     for _ in range(max_draws):
-        cuts = np.array([_official_cuts(stream, rows, num_clients, alpha) for rows in members])
-        if np.diff(cuts.sum(0), prepend=0, append=len(labels)).min() >= min_samples:
+        cuts = []
+        for rows in members:
+            stream.shuffle(rows)
+            shares = stream.dirichlet(np.repeat(alpha, num_clients))
+            if not np.isfinite(shares.sum()):
+                raise UsageError(
+                    f"alpha {alpha} is too small for partition official; use a larger alpha, or partition dirichlet"
+                )
+            cuts.append((np.cumsum(shares) * len(rows)).astype(np.int64)[:-1])
+        if np.diff(np.sum(cuts, 0), prepend=0, append=len(labels)).min() >= min_samples:
             return deal(members, cuts)
     raise _exhausted(num_clients, alpha, min_samples, max_draws)
 
@@ -138,22 +147,10 @@ def _members(labels: np.ndarray) -> list[np.ndarray]:
     return [rows.copy() for rows in np.split(np.argsort(labels, kind="stable"), ends[:-1])]
 
 
-def deal(members: list[np.ndarray], cuts: np.ndarray) -> list[np.ndarray]:
+def deal(members: list[np.ndarray], cuts: Iterable[np.ndarray]) -> list[np.ndarray]:
     """Cuts each label's rows at cuts [C, K-1] and concatenates the pieces of each client."""
     pieces = [np.split(rows, cut) for rows, cut in zip(members, cuts, strict=True)]
     return [np.concatenate(of_client) for of_client in zip(*pieces, strict=True)]
-
-
-def _official_cuts(
-    stream: np.random.RandomState, rows: np.ndarray, num_clients: int, alpha: float
-) -> np.ndarray:
-    stream.shuffle(rows)
-    shares = stream.dirichlet(np.repeat(alpha, num_clients))
-    if not np.isfinite(shares.sum()):
-        raise UsageError(
-            f"alpha {alpha} is too small for partition official; use a larger alpha, or partition dirichlet"
-        )
-    return (np.cumsum(shares) * len(rows)).astype(np.int64)[:-1]
 
 
 def _bulk(
@@ -174,10 +171,8 @@ def _bulk(
     """
     reached = np.zeros((size, len(counts), 1), np.float32)
     # of every step: cuts, and places in the step before
-    last, steps = (
-        np.zeros((size, len(counts)), np.int64),
-        [],
-    )
+    steps = []
+    last = np.zeros((size, len(counts)), np.int64)
     for first in range(0, num_clients, _WIDTH):
         width = min(_WIDTH, num_clients - first)
         later = num_clients - first - width
@@ -223,8 +218,7 @@ def _log_gamma(stream: np.random.Generator, shape: float, size: tuple[int, ...])
 
 
 def _exhausted(num_clients: int, alpha: float, min_samples: int, draws: int) -> UsageError:
-    draws_of_alpha = f"none of {draws:,} draws of Dirichlet alpha {alpha}"
     return UsageError(
-        f"{draws_of_alpha} gave each of {num_clients} clients {min_samples} samples:"
+        f"none of {draws:,} draws of Dirichlet alpha {alpha} gave each of {num_clients} clients {min_samples} samples:"
         " use fewer clients, a larger alpha, a smaller --min-samples, or --min-samples-rule top_up"
     )

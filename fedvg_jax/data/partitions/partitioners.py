@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -59,14 +60,13 @@ class Partitioner(NamedTuple):
 
 def dirichlet() -> Partitioner:
     """Labels by Dirichlet(alpha), with clients of `min_samples` rows or more; see `label_skew.bulk`."""
-    return Partitioner(_at_least(label_skew.bulk), "dirichlet", uses=_DRAWN_SIZES)
+    return Partitioner(partial(_draw, label_skew.bulk), "dirichlet", uses=_DRAWN_SIZES)
 
 
 def official() -> Partitioner:
     """The same distribution by the published random stream, draw for draw; see `label_skew.official`."""
-    stream = np.random.RandomState
-    draw = _at_least(label_skew.official)
-    return Partitioner(draw, "official", uses=_DRAWN_SIZES, stream=stream)
+    divide = partial(_draw, label_skew.official)
+    return Partitioner(divide, "official", uses=_DRAWN_SIZES, stream=np.random.RandomState)
 
 
 def dirichlet_equal() -> Partitioner:
@@ -86,10 +86,10 @@ def quantity() -> Partitioner:
 
     Source: Li et al., "Federated Learning on Non-IID Data Silos: An Experimental Study", ICDE 2022.
     """
-    draw = _at_least(label_skew.bulk)
 
     def divide(labels: np.ndarray, num_clients: int, stream: Any, **settings: Any) -> Sequence:
-        of_one_class = draw(np.zeros_like(labels), num_clients, stream, **settings)
+        unlabelled = np.zeros_like(labels)
+        of_one_class = _draw(label_skew.bulk, unlabelled, num_clients, stream, **settings)
         order = kinds.proportional_order(labels, stream)
         return client_rows.from_sizes(order, client_rows.sizes(of_one_class))
 
@@ -111,11 +111,7 @@ def iid() -> Partitioner:
 def shards(per_client: int = 2) -> Partitioner:
     """Pieces of the rows sorted by label, s = `per_client` for each client; see `kinds.shards`."""
     Range(1).require("shards: per_client", per_client)
-
-    def divide(labels: np.ndarray, num_clients: int, stream: Any) -> Sequence[np.ndarray]:
-        return kinds.shards(labels, num_clients, per_client, stream)
-
-    return Partitioner(divide, f"shards:{per_client}")
+    return Partitioner(partial(kinds.shards, per_client=per_client), f"shards:{per_client}")
 
 
 def group() -> Partitioner:
@@ -123,28 +119,25 @@ def group() -> Partitioner:
     return Partitioner(kinds.by_group, "group", "groups")
 
 
-def _at_least(draw: Callable[..., list[np.ndarray]]) -> Callable[..., Sequence[np.ndarray]]:
+def _draw(
+    draw: Callable[..., list[np.ndarray]],
+    labels: np.ndarray,
+    num_clients: int,
+    stream: Any,
+    *,
+    alpha: float,
+    min_samples: int,
+    min_samples_rule: str,
+) -> Sequence[np.ndarray]:
     """Returns a division of labels whose clients have `min_samples` rows or more.
 
     "redraw" repeats the draw until the minimum is met, as published; "top_up" draws once and moves rows to clients that
     are too small.
     """
-
-    def divide(
-        labels: np.ndarray,
-        num_clients: int,
-        stream: Any,
-        *,
-        alpha: float,
-        min_samples: int,
-        min_samples_rule: str,
-    ) -> Sequence[np.ndarray]:
-        if min_samples_rule == "redraw":
-            return draw(labels, num_clients, stream, alpha, min_samples)
-        rows = draw(labels, num_clients, stream, alpha, 0)
-        return label_skew.top_up(rows, min_samples, stream)
-
-    return divide
+    if min_samples_rule == "redraw":
+        return draw(labels, num_clients, stream, alpha, min_samples)
+    rows = draw(labels, num_clients, stream, alpha, 0)
+    return label_skew.top_up(rows, min_samples, stream)
 
 
 BY_NAME = {

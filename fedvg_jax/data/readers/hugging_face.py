@@ -24,8 +24,6 @@ LAYOUT = "a set of `save_to_disk`, or .parquet files named by their split, such 
 HASHES = 1024
 """Columns of a text."""
 
-_TEXTS_PER_PASS = 4096
-
 _TEXTS = ("string", "large_string")
 """Types of a column of texts."""
 
@@ -65,12 +63,12 @@ def _decode(folder: Path, columns: Columns, splits: str, size: Size | None) -> A
         tempfile.TemporaryDirectory() as scratch,
     ):
         pooled = pooled_splits(_splits(library, folder, scratch), folder, splits)
-        rows = library.concatenate_datasets([split for split in pooled if len(split)])
+        pooled = [split for split in pooled if len(split)]
+        rows = library.concatenate_datasets(pooled)
         rows.data.table.validate(full=True)  # reading inconsistent buffers could crash the process
         y, names = _labels(library, rows, columns, folder)
         x = _inputs(library, rows, columns, folder, size)
-        num_train = next(filter(None, map(len, pooled)))
-        arrays = check(Arrays(folder.resolve().name, x, y, names, num_train), folder)
+        arrays = check(Arrays(folder.resolve().name, x, y, names, len(pooled[0])), folder)
         if group := columns.get("group"):
             groups = _values(rows, group, folder)
             arrays = with_groups(arrays, groups, f"{folder}, column {group}")
@@ -91,8 +89,8 @@ def _inputs(
     """Returns the rows of the column of images, or else of texts."""
     others, chosen = {columns.get("label"), columns.get("group")}, columns.get("input")
     features = {name: feature for name, feature in rows.features.items() if name not in others}
-    of_images = [name for name in features if isinstance(features[name], library.Image)]
-    of_texts = [name for name in features if getattr(features[name], "dtype", "") in _TEXTS]
+    of_images = [name for name, kind in features.items() if isinstance(kind, library.Image)]
+    of_texts = [name for name, kind in features.items() if getattr(kind, "dtype", "") in _TEXTS]
     if chosen in of_texts or not of_images:
         return _counts(_column(rows, "text", chosen, of_texts, folder))
     return _images(_column(rows, "image", chosen, of_images, folder), folder, size)
@@ -124,7 +122,7 @@ def _labels(
     values = _values(rows, column, folder)
     if values.dtype.kind == "U":
         texts, y = np.unique(values, return_inverse=True)
-        return y, tuple(map(str, texts))
+        return y, tuple(texts.tolist())
     return values, tuple(names_of.get(column) or numbers(int(values.max())))
 
 
@@ -144,12 +142,10 @@ def _counts(column: Any) -> np.ndarray:
     from sklearn.feature_extraction.text import HashingVectorizer
 
     vectorizer: Any = HashingVectorizer(n_features=HASHES)
-    texts = [text or "" for text in column.to_pylist()]
-    passes = [
-        vectorizer.transform(texts[first : first + _TEXTS_PER_PASS]).toarray().astype(np.float16)
-        for first in range(0, len(texts), _TEXTS_PER_PASS)
-    ]
-    return np.concatenate(passes)
+    sparse = vectorizer.transform([text or "" for text in column.to_pylist()]).tocoo()
+    counts = np.zeros(sparse.shape, np.float16)
+    counts[sparse.coords] = sparse.data
+    return counts
 
 
 def _images(column: Any, folder: Path, size: Size | None) -> np.ndarray:

@@ -12,7 +12,7 @@ The data sets of scikit-learn are read without its import, which takes 1.5 s of 
 
 from __future__ import annotations
 
-import importlib.util
+import importlib.metadata
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -67,9 +67,8 @@ def read_csv(name: str) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     >>> measurements.shape, labels.shape, names
     ((150, 4), (150,), ('setosa', 'versicolor', 'virginica'))
     """
-    spec = importlib.util.find_spec("sklearn")
-    assert spec and spec.origin, "it is installed with this package"
-    path = Path(spec.origin).parent / "datasets" / "data" / FILES[name]
+    package = importlib.metadata.distribution("scikit-learn")
+    path = Path(str(package.locate_file(f"sklearn/datasets/data/{FILES[name]}")))
     rows = np.loadtxt(path, delimiter=",", skiprows=int(name != "digits"))
     values, labels = rows[:, :-1], rows[:, -1].astype(int)
     if name == "digits":
@@ -110,7 +109,7 @@ def cut(texts: Mapping[str, str], name: str) -> Arrays:
     ([[0, 1, 0], [1, 1, 1]], [[1, 0, 1], [1, 1, 1]], [0, 1])
     """
     characters = np.array(sorted({*"".join(texts.values())}))
-    rows, labels = [], []
+    pairs = []
     for author, text in texts.items():
         count = (len(text) - 1) // LENGTH
         if count < 1:
@@ -118,9 +117,10 @@ def cut(texts: Mapping[str, str], name: str) -> Arrays:
                 f"{name}: {author} has {len(text)} characters, fewer than {LENGTH + 1}; leave it out"
             )
         codes = np.searchsorted(characters, [*text]).astype(np.int32)
-        rows.append(codes[: count * LENGTH].reshape(count, LENGTH))
-        labels.append(codes[1 : count * LENGTH + 1].reshape(count, LENGTH))
-    x, y = np.concatenate(rows), np.concatenate(labels)
+        shifted = np.stack([codes[:-1], codes[1:]])
+        pairs.append(shifted[:, : count * LENGTH].reshape(2, count, LENGTH))
+    x, y = np.concatenate(pairs, 1)
     names = tuple("space" if character == " " else one_line(character) for character in characters)
-    groups = np.repeat(np.arange(len(rows), dtype=np.int32), [len(of_text) for of_text in rows])
+    counts = [of_text.shape[1] for of_text in pairs]
+    groups = np.repeat(np.arange(len(counts), dtype=np.int32), counts)
     return Arrays(name, x, y, names, len(x), groups)

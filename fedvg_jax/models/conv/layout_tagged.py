@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.extend import core
 
 from fedvg_jax.models.conv import planes
@@ -108,13 +109,12 @@ def original(operation: Operation) -> list[LayoutTagged]:
     return list(map(LayoutTagged, results))
 
 
-def convolve(operation: Operation) -> list[LayoutTagged]:
-    """Returns the convolution of images at stride 1, with the images innermost in memory."""
+def convolve(operation: Operation, w: Array) -> list[LayoutTagged]:
+    """Returns the convolution of images with w [r, s, C, O] at stride 1, with the images innermost in memory."""
     params = operation.params
-    lhs, rhs, out = params["dimension_numbers"]
+    lhs, _, out = params["dimension_numbers"]
     innermost = *lhs[1:], lhs[0]
     x = operation.operands[0]
-    w = operation.operands[1].array().transpose(*rhs[2:], rhs[1], rhs[0])
     if {*map(len, x.groups)} == {1}:
         pixels = x.memory.transpose([x.groups[axis][0] for axis in innermost])
     else:  # without the barrier, XLA transposes for every patch: LeNet-5's steps take 1.15 times as long

@@ -62,13 +62,16 @@ def fast_convolutions(function: Callable, conv: str = "auto") -> Callable:
 
     @functools.wraps(function)
     def rewritten(*args, **kwargs):
-        static = [i for i, value in enumerate(args) if isinstance(value, bool)]
-        flags = {name: value for name, value in kwargs.items() if isinstance(value, bool)}
-        named = {name: value for name, value in kwargs.items() if name not in flags}
-        bound = functools.partial(function, **flags)
-        traced = jax.make_jaxpr(bound, static_argnums=static, return_shape=True)
-        closed, shape = traced(*args, **named)
-        arrays = jax.tree.leaves(([x for x in args if not isinstance(x, bool)], named))
+        leaves, structure = jax.tree.flatten((args, kwargs))
+        arrays = [leaf for leaf in leaves if not isinstance(leaf, bool)]
+
+        def of_arrays(*traced):
+            values = iter(traced)
+            merged = [leaf if isinstance(leaf, bool) else next(values) for leaf in leaves]
+            positional, named = structure.unflatten(merged)
+            return function(*positional, **named)
+
+        closed, shape = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
         # without a rule, too, its jaxpr is evaluated: tracing the function again takes longer
         if _has_rule([closed.jaxpr]):
             results = _evaluate(conv, closed, *arrays)
@@ -120,24 +123,23 @@ def _convolve(operation: Operation) -> list[LayoutTagged]:
     x, w = operation.operands
     size = [x.shape[axis] for axis in lhs[2:]]
     name = hw.auto_conv(math.prod(size)) if operation.conv == "auto" else operation.conv
-    if name == "lax" or not _is_supported(x, w, params):
+    if name == "lax" or not _is_supported(x, w, size, params):
         return original(operation)
+    kernel = w.array().transpose(*rhs[2:], rhs[1], rhs[0])
     strides = params["window_strides"]
     is_plain = params["feature_group_count"] == 1
     is_image = len(size) == 2
-    has_unit_strides = is_image and is_plain and {*strides} == {1}
-    if has_unit_strides and _has_images_innermost(operation.conv, w.shape[rhs[1]]):
-        return layout_tagged.convolve(operation)
-    kernel = w.array().transpose(*rhs[2:], rhs[1], rhs[0])
+    has_few_channels = w.shape[rhs[1]] <= _MAX_SMALL and hw.choices().layout == "images_last"
+    is_innermost = name == "planes" or (operation.conv == "auto" and has_few_channels)
+    if is_innermost and is_image and is_plain and {*strides} == {1}:
+        return layout_tagged.convolve(operation, kernel)
     images = x.array().transpose(_channels_last(lhs))
     pads = params["padding"]
     if not is_image:
         images, kernel = images[:, None], kernel[None]
         strides, pads = (1, *strides), ((0, 0), *pads)
-    if not is_plain:
-        convolve = _convolve_depthwise
-    else:
-        convolve = _fewest_products if name == "winograd" else patches.convolve
+    convolve = _fewest_products if name == "winograd" else patches.convolve
+    convolve = convolve if is_plain else _convolve_depthwise
     y = convolve(images, kernel, strides, pads, params["precision"])
     y = y if is_image else y[:, 0]
     return [LayoutTagged(y.transpose(np.argsort(_channels_last(out))))]
@@ -213,10 +215,9 @@ _RULES: dict[str, Rule] = {
 
 
 # --- convolutions -----------------------------------------------------------------------------------------------------
-def _is_supported(x: LayoutTagged, w: LayoutTagged, params: dict[str, Any]) -> bool:
+def _is_supported(x: LayoutTagged, w: LayoutTagged, size: Size, params: dict[str, Any]) -> bool:
     """Returns whether the functions of this package compute a convolution: of rows or images, plain or depthwise."""
     lhs, rhs, _ = params["dimension_numbers"]
-    size = [x.shape[axis] for axis in lhs[2:]]
     window = [w.shape[axis] for axis in rhs[2:]]
     dtype = x.memory.dtype
     is_float = jnp.issubdtype(dtype, jnp.floating)
@@ -239,16 +240,10 @@ def _fewest_products(x: Array, w: Array, strides: Size, pads: Pads, precision=No
         filtered = winograd.is_faster(x, w, strides, pads)
         limit = winograd.num_products(size) if filtered else math.inf
         if taps.is_faster(size, w.shape[:2], strides, pads, limit):
-            return taps.convolve(x, w, tuple(strides), tuple(map(tuple, pads)), precision)
+            return taps.convolve(x, w, strides, pads, precision)
         if filtered:
             return winograd.convolve(x, w, precision)
     return patches.convolve(x, w, strides, pads, precision)
-
-
-def _has_images_innermost(conv: str, channels: int) -> bool:
-    """Returns whether a plain convolution of that many input channels moves the images innermost."""
-    is_chosen = conv == "auto" and hw.choices().layout == "images_last"
-    return conv == "planes" or (is_chosen and channels <= _MAX_SMALL)
 
 
 def _convolve_depthwise(x: Array, w: Array, strides: Size, pads: Pads, precision=None) -> Array:

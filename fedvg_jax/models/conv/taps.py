@@ -9,7 +9,6 @@ only products with padding are left out.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -73,7 +72,7 @@ def output_size(size: int, kernel: int, stride: int, pad: tuple[int, int]) -> in
     return (size + sum(pad) - kernel) // stride + 1
 
 
-def is_faster(size: Size, kernel: Size, strides: Size, pads: Pads, limit: float = math.inf) -> bool:
+def is_faster(size: Size, kernel: Size, strides: Size, pads: Pads, limit: float) -> bool:
     """Returns whether `convolve` beats one matmul with patches and needs at most `limit` products.
 
     Products are counted per channel in and out: pairs of an output and a tap that meets a real pixel.

@@ -57,8 +57,7 @@ of two; 32 images."""
 
 def is_faster(x: Array, w: Array, strides: Size, pads: Pads) -> bool:
     """Returns whether `convolve` supports this convolution and saves work; on one pixel only the middle tap is live."""
-    settings = w.shape[:2], tuple(strides), *map(tuple, pads)
-    is_supported = settings == ((3, 3), (1, 1), (1, 1), (1, 1))
+    is_supported = (w.shape[:2], strides, pads) == ((3, 3), (1, 1), ((1, 1), (1, 1)))
     return is_supported and min(x.shape[1:3]) > 1 and is_eligible(x, w)
 
 

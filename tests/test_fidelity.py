@@ -19,7 +19,7 @@ from fedvg_jax import commands, config, resolve
 from fedvg_jax.algorithms.elastic import official_sensitivity, sensitivity
 from fedvg_jax.config import Config, options, presets
 from fedvg_jax.core.types import Anchor, ClientReturn, Cohort
-from fedvg_jax.data.partitions import client_rows, draw, partitioners
+from fedvg_jax.data.partitions import client_rows, partitioners
 from fedvg_jax.engine import schedule as schedules
 from fedvg_jax.runs.assemble import tables
 
@@ -111,7 +111,7 @@ def sizes_of_kind(kind, seed):
     }
     settings |= {"val_ratio": Config().val_ratio, "seed": seed}
     partitioner = partitioners.BY_NAME[kind].made(2)
-    drawn = draw.draw_partition(ROWS[1].astype(np.int32), partitioner, **settings)
+    drawn = partitioners.draw_partition(ROWS[1].astype(np.int32), partitioner, **settings)
     return client_rows.sizes(drawn.train).tolist()
 
 

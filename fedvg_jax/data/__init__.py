@@ -11,7 +11,7 @@ Where to look:
 - `arrays`: the container of a data set, and the checks that every reader applies. `user_data`: arrays from Python.
 - `table`: DataFrames. `scaling`: transformers of scikit-learn that encode them;
   `plain_pickles` reads them.
-- `partitions/`: `partitioners` divide rows over clients; `draw` draws a partition by one of them; `exchange` reads and
+- `partitions/`: `partitioners` divide rows over clients and draw partitions by one of them; `exchange` reads and
   writes partitions; `client_rows` holds and checks them, and measures their skew.
 - `validation`: D_val from the clients' rows or from an external set; smaller, imbalanced or noisy ones.
 - `corrupt`: corrupt training rows of some clients.
@@ -27,7 +27,7 @@ from fedvg_jax.data.datasets import (
 )
 from fedvg_jax.data.partitions import exchange
 from fedvg_jax.data.partitions.client_rows import Partition as Partition
-from fedvg_jax.data.partitions.draw import draw_partition as draw_partition
+from fedvg_jax.data.partitions.partitioners import draw_partition as draw_partition
 from fedvg_jax.data.validation import (
     Shared as Shared,
     from_clients as from_clients,

@@ -24,8 +24,7 @@ from fedvg_jax.data.arrays import (
 )
 from fedvg_jax.data.partitions import client_rows, exchange
 from fedvg_jax.data.partitions.client_rows import Partition, sizes
-from fedvg_jax.data.partitions.draw import Settings, draw_partition
-from fedvg_jax.data.partitions.partitioners import BY_NAME, Partitioner
+from fedvg_jax.data.partitions.partitioners import BY_NAME, Partitioner, Settings, draw_partition
 from fedvg_jax.engine import attacks
 from fedvg_jax.host.files import user_path
 from fedvg_jax.models import pretrained

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from support.files import same_partition
 
-from fedvg_jax.data.partitions import client_rows, draw, exchange, label_skew, partitioners
+from fedvg_jax.data.partitions import client_rows, exchange, label_skew, partitioners
 from fedvg_jax.engine import schedule
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
@@ -16,7 +16,7 @@ CIFAR = np.repeat(np.arange(10), 6000)
 
 def make(labels=LABELS, partitioner=None, **changes):
     settings = {"num_clients": 8, "alpha": 0.5} | changes
-    return draw.draw_partition(labels, partitioner, **settings)
+    return partitioners.draw_partition(labels, partitioner, **settings)
 
 
 def sizes(parts):
@@ -40,7 +40,7 @@ def test_official_stream_gives_recorded_sizes(alpha, first, extremes, totals):
     published = partitioners.official()
     stream = published.stream(42)
     rows = client_rows.pack(label_skew.official(CIFAR, 100, stream, alpha))
-    parts = draw.split_clients(rows, 0.25, 0.1, stream)
+    parts = client_rows.split_clients(rows, 0.25, 0.1, stream)
     got = sizes(parts)
     assert got[:5].tolist() == first and (got.min(), got.max()) == extremes
     assert tuple(sum(map(len, part)) for part in parts) == totals

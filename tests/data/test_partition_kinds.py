@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.files import same_partition
 
-from fedvg_jax.data.partitions import client_rows as statistics, draw, kinds, partitioners
+from fedvg_jax.data.partitions import client_rows as statistics, kinds, partitioners
 from fedvg_jax.data.partitions.client_rows import Partition
 
 LABELS = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [300, 200, 120, 80]))
@@ -16,7 +16,7 @@ GROUPS = np.random.default_rng(1).integers(0, 40, len(LABELS))
 
 def make(labels=LABELS, kind="dirichlet", **changes):
     settings = {"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes
-    return draw.draw_partition(labels, partitioners.BY_NAME[kind].made(2), **settings)
+    return partitioners.draw_partition(labels, partitioners.BY_NAME[kind].made(2), **settings)
 
 
 def rows_by_client(parts):

@@ -8,13 +8,13 @@ from support.files import write_stl
 
 from fedvg_jax.data import validation
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import draw
+from fedvg_jax.data.partitions import partitioners
 from fedvg_jax.data.readers.cifar_stl10 import CLASS_NAMES, CLASS_NAMES_100, STL_NAMES
 
 RNG = np.random.default_rng(0)
 LABELS = np.repeat(np.arange(10, dtype=np.int32), 60)
 ARRAYS = Arrays("ten", RNG.integers(0, 256, (600, 4, 4, 3), np.uint8), LABELS, CLASS_NAMES, 600)
-PARTS = draw.draw_partition(ARRAYS.y, num_clients=8, alpha=5.0)
+PARTS = partitioners.draw_partition(ARRAYS.y, num_clients=8, alpha=5.0)
 
 
 def shared(share=1.0, seed=42):

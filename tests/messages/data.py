@@ -12,7 +12,7 @@ from fedvg_jax import data, resolve
 from fedvg_jax.config import apply
 from fedvg_jax.data import images, user_data, validation
 from fedvg_jax.data.arrays import Arrays
-from fedvg_jax.data.partitions import draw, exchange, kinds, label_skew, partitioners
+from fedvg_jax.data.partitions import exchange, kinds, label_skew, partitioners
 from fedvg_jax.data.readers import text
 from fedvg_jax.data.readers.cifar_stl10 import CLASS_NAMES
 
@@ -23,7 +23,7 @@ GROUPS = np.random.default_rng(1).integers(0, 40, 700)
 def partition(partitioner=None, **changes):
     """Returns the call that draws a partition of 700 rows in four classes."""
     settings = {"num_clients": 8, "alpha": 0.5, "groups": GROUPS} | changes
-    return lambda: draw.draw_partition(LABELS, partitioner, **settings)
+    return lambda: partitioners.draw_partition(LABELS, partitioner, **settings)
 
 
 def custom(divide):
@@ -175,7 +175,7 @@ _TEN = Arrays(
     CLASS_NAMES,
     600,
 )
-_PARTS = draw.draw_partition(_TEN.y, num_clients=8, alpha=5.0)
+_PARTS = partitioners.draw_partition(_TEN.y, num_clients=8, alpha=5.0)
 _NO_VAL = _PARTS._replace(val=[own[:0] for own in _PARTS.val])
 _ONE_VAL = _PARTS._replace(val=[np.concatenate(list(_PARTS.val))])
 

@@ -13,6 +13,8 @@ import numpy as np
 
 from fedvg_jax.core.types import UsageError
 
+Stream = np.random.Generator | np.random.RandomState
+
 
 class ClientRows(Sequence):
     """A sequence of int arrays, one per client, which are views of one array.
@@ -147,3 +149,67 @@ def describe(labels: np.ndarray, class_names: Sequence[str], parts: Partition) -
         counts = [np.bincount(labels[rows], minlength=len(class_names)) for rows in parts.train]
         about["counts"] = np.array(counts).tolist()
     return about
+
+
+# --- training, validation and test rows
+
+
+def split_clients(
+    clients: ClientRows, test_ratio: float, val_ratio: float, stream: Stream
+) -> Partition:
+    """Splits each client's rows at random, client after client; not stratified.
+
+    Of n rows, floor(test_ratio n) are for test, floor(val_ratio n) for validation and the others for training.
+
+    Args:
+        clients: the rows of every client.
+        test_ratio: in [0, 1).
+        val_ratio: in [0, 1).
+        stream: consumed.
+
+    >>> parts = split_clients(pack([np.arange(10)]), 0.25, 0.1, np.random.default_rng(0))
+    >>> [len(rows) for part in parts for rows in part]
+    [7, 1, 2]
+    """
+    counts, shuffled = sizes(clients), clients.rows.astype(np.int32)
+    for rows in ClientRows(shuffled, clients.begin):
+        stream.shuffle(rows)
+    num_test, num_val = ((ratio * counts).astype(int) for ratio in (test_ratio, val_ratio))
+    owner = np.repeat(np.arange(len(counts)), counts)
+    place = np.arange(len(owner)) - clients.begin[owner]
+    is_test, is_train = place < num_test[owner], place >= (num_test + num_val)[owner]
+    return Partition(
+        from_sizes(shuffled[is_train], counts - num_test - num_val),
+        from_sizes(shuffled[~(is_test | is_train)], num_val),
+        from_sizes(shuffled[is_test], num_test),
+    )
+
+
+def hold_out_groups(
+    groups: np.ndarray, num_test: int, num_val: int, stream: np.random.Generator
+) -> Sequence[np.ndarray]:
+    """Holds whole groups out: in random order, each joins the test rows where it still fits, or the validation rows.
+
+    Args:
+        groups: [T], integers or strings.
+        num_test: most test rows.
+        num_val: most validation rows.
+        stream: consumed.
+
+    Returns:
+        int32 (test, validation, remaining) rows, each in random order; no group is in two of them.
+
+    >>> test, val, remaining = hold_out_groups(np.array([5, 5, 7, 7, 7, 7]), 2, 0, np.random.default_rng(0))
+    >>> sorted(test.tolist()), val.tolist(), sorted(remaining.tolist())
+    ([0, 1], [], [2, 3, 4, 5])
+    """
+    _, member, counts = np.unique(groups, return_inverse=True, return_counts=True)
+    left = np.array([num_test, num_val, len(groups)])
+    part_of = np.zeros(len(counts), int)
+    for group in stream.permutation(len(counts)):
+        part = np.argmax(counts[group] <= left)
+        part_of[group] = part
+        left[part] -= counts[group]
+    order = stream.permutation(len(groups)).astype(np.int32)
+    part_of_row = part_of[member][order]
+    return [order[part_of_row == part] for part in range(3)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedvg_jax.data.arrays import reading
-from fedvg_jax.data.partitions import client_rows, draw
+from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.data.partitions.client_rows import Partition
 from fedvg_jax.data.partitions.partitioners import default_stream
 from fedvg_jax.host import files
@@ -78,7 +78,7 @@ def check(
         return Partition(*map(client_rows.pack, parts))
     train = client_rows.pack(*parts)
     client_rows.refuse_small(train, min_samples, source)
-    return draw.split_clients(train, test_ratio, val_ratio, default_stream(seed))
+    return client_rows.split_clients(train, test_ratio, val_ratio, default_stream(seed))
 
 
 def write(file: Path, partition: Partition) -> None:

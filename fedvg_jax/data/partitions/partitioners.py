@@ -1,4 +1,8 @@
-"""Partitioners, which divide the rows of a data set over clients. The setting `partition` names those of `BY_NAME`."""
+"""Partitioners, which divide the rows of a data set over clients, and the partitions that they draw.
+
+The published protocol: a Dirichlet partition of all rows, then a 65 / 10 / 25 split of each client's rows. The shared
+validation set D_val and the pooled test set are the clients' parts in the order of the clients.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from fedvg_jax.core.types import Argument, Choice, Range
+from fedvg_jax.core.types import Argument, Choice, Range, UsageError
+from fedvg_jax.data.arrays import reading
 from fedvg_jax.data.partitions import client_rows, kinds, label_skew
+from fedvg_jax.data.partitions.client_rows import ClientRows, Partition, Stream
 
 __all__ = [
     "BY_NAME",
@@ -23,8 +29,6 @@ __all__ = [
     "quantity",
     "shards",
 ]
-
-Stream = np.random.Generator | np.random.RandomState
 
 _DOMAIN = int.from_bytes(b"partition")
 """Separates this stream from others that are seeded with the same number."""
@@ -151,3 +155,102 @@ BY_NAME = {
     "group": Choice(group),
 }
 """The partitioners that the setting `partition` names."""
+
+
+# --- drawing
+
+
+class Settings(NamedTuple):
+    """What a drawn partition depends on besides its partitioner, labels and groups, as in the settings of a run."""
+
+    num_clients: int = 20
+    """N"""
+    alpha: float = 0.05
+    """Dirichlet concentration; small values give skewed clients."""
+    seed: int = 42
+    min_samples: int = 10
+    """Rows that every client has before its split."""
+    min_samples_rule: str = "redraw"
+    """"redraw" or "top_up", for partitioners that draw sizes; others raise a UsageError for a client that is too
+    small."""
+    test_ratio: float = 0.25
+    """Part of each client's rows (of all rows, by `holdout`) for test, rounded down."""
+    val_ratio: float = 0.1
+    """The same for validation; the remaining rows are for training."""
+    holdout: str = "client"
+    """"client" splits each client's rows, as published. Three hold rows of the whole set out before it is divided:
+    "global", random ones, as in the paper's text; "stratified", with every class in proportion; "group", whole
+    groups."""
+
+
+def draw_partition(
+    labels: np.ndarray,
+    partitioner: Partitioner | None = None,
+    *,
+    groups: np.ndarray | None = None,
+    **settings: Any,
+) -> Partition:
+    """Returns the partition that these arguments describe; equal arguments give equal rows.
+
+    Args:
+        labels: int [T], 0..C-1.
+        partitioner: divides the rows; `dirichlet` by default.
+        groups: [T] integers or strings, for the partitioner `group` and for whole groups that are held out.
+        settings: fields of `Settings`.
+
+    Raises:
+        UsageError: no draw meets the minimum, a custom partitioner breaks its contract, or there are no groups.
+
+    >>> parts = draw_partition(np.arange(40) % 2, iid(), num_clients=2)
+    >>> [len(rows) for part in parts for rows in part]
+    [13, 13, 2, 2, 5, 5]
+    """
+    s, labels = Settings(**settings), np.asarray(labels, np.int32)
+    partitioner = partitioner or dirichlet()
+    by_groups = partitioner.reads == "groups"
+    if groups is None and (by_groups or s.holdout == "group"):
+        raise UsageError(
+            "partition group and holdout group need an array groups [T] in the .npz, --group of csv or hf:FOLDER,"
+            " --group-pattern of folder, or from Python data=fedvg_jax.Arrays(..., groups=...)"
+        )
+    stream: Any = partitioner.stream(s.seed)
+    divided_by = np.asarray(groups if by_groups else labels)
+    if s.holdout == "client":
+        rows = _divide(partitioner, s, divided_by, stream)
+        return client_rows.split_clients(rows, s.test_ratio, s.val_ratio, stream)
+    num_test, num_val = int(s.test_ratio * len(labels)), int(s.val_ratio * len(labels))
+    if s.holdout == "group":
+        test, val, others = client_rows.hold_out_groups(
+            np.asarray(groups), num_test, num_val, stream
+        )
+    else:
+        if s.holdout == "stratified":
+            order = kinds.proportional_order(labels, stream)
+        else:
+            order = stream.permutation(len(labels))
+        test, val, others = np.split(order.astype(np.int32), [num_test, num_test + num_val])
+    remaining = np.sort(others)
+    rows = _divide(partitioner, s, divided_by[remaining], stream)
+    train = [remaining[stream.permutation(client)] for client in rows]
+    return Partition(*map(client_rows.pack, (train, [val], [test])))
+
+
+def _divide(
+    partitioner: Partitioner, s: Settings, divided_by: np.ndarray, stream: Any
+) -> ClientRows:
+    """Returns the rows of every client, each with the minimum or more."""
+    needed = s.num_clients * s.min_samples
+    if needed > len(divided_by):
+        raise UsageError(
+            f"{s.num_clients} clients of at least {s.min_samples} samples need {needed}, the dataset has"
+            f" {len(divided_by)}: use fewer clients or a smaller --min-samples"
+        )
+    arguments = {name: getattr(s, name) for name in partitioner.uses}
+    source = f"partition {partitioner.text or 'of a custom partitioner'}"
+    with reading(source, "rows of clients", "return the rows of each client, integers [n]"):
+        rows = partitioner.divide(divided_by, s.num_clients, stream, **arguments)
+        if not partitioner.text:
+            (rows,) = client_rows.checked([rows], len(divided_by), s.num_clients, source)
+    packed = client_rows.pack(rows)
+    client_rows.refuse_small(packed, s.min_samples, source)
+    return packed

@@ -31,26 +31,21 @@ from collections.abc import Sequence
 
 from fedvg_jax import commands, config as configs
 from fedvg_jax.__main__ import run_and_exit
-from fedvg_jax.config import Config, checks, command_line, presets
+from fedvg_jax.config import Config, checks, command_line, options, presets
 from fedvg_jax.core.types import UsageError
 from fedvg_jax.views import output
 
 PROG = "python -m fedvg_jax.prepare"
 DOWNLOAD = "--download"
 
-OF_DATA = (
-    "data_dir", "max_rows", "input", "label", "group", "group_pattern", "image_size", "splits", "cache_dir",
-)  # fmt: skip
-"""Settings of both commands, which read a data set."""
-
 OF_PREPARE = (
-    *OF_DATA, "config", "fidelity", "clients", "partition", "partition_seed", "seed", "alpha", "min_samples",
-    "min_samples_rule", "holdout", "test_ratio", "val_ratio", "validation.source", "validation.data_dir",
+    *options.OF_DATA[1:], "config", "fidelity", "clients", "partition", "partition_seed", "seed", "alpha",
+    "min_samples", "min_samples_rule", "holdout", "test_ratio", "val_ratio", "validation.source", "validation.data_dir",
 )  # fmt: skip
 """Settings of `prepare NAME`."""
 
 OF_FEATURES = (
-    *OF_DATA, "dataset", "out", "model", "init", "norm_layers", "conv", "normalise", "precision", "seed",
+    *options.OF_DATA, "out", "model", "init", "norm_layers", "conv", "normalise", "precision", "seed",
 )  # fmt: skip
 """Settings of `prepare features`."""
 

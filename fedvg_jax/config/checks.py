@@ -13,7 +13,7 @@ from typing import Any
 
 from fedvg_jax.config import options
 from fedvg_jax.config.declare import Condition, Form, flatten, listed, nested, shown, suggestion
-from fedvg_jax.config.methods import WEIGHTINGS, parse_weighting, streams
+from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS, parse_weighting, streams
 from fedvg_jax.config.options import (
     RECORDS,
     REFERENCES,
@@ -167,12 +167,13 @@ def _training_problems(config: Config) -> Iterator[str]:
         yield "batch_size must be >= 2 with reference single-rows; got 1"
     if config.fedvg.norm == "delta" and config.fedvg.signal == "fisher":
         yield "fedvg.norm delta is the L1 norm of fedvg.signal delta; got signal fisher; use --fedvg.norm l1"
+    measured, published = "elastic-sensitivity", ALGORITHMS[config.algorithm].published
     if (
-        config.algorithm == "elastic"
+        measured in published
         and as_reference(config, "server-stats")
-        and not as_reference(config, "elastic-sensitivity")
+        and not as_reference(config, measured)
     ):
-        yield "reference server-stats of elastic needs elastic-sensitivity, which measures running statistics"
+        yield f"reference server-stats needs {measured}, which measures running statistics"
     if 0 < config.client_chunk < size and not streams(config.weighting):
         streamed = ", ".join(name for name, facts in WEIGHTINGS.items() if facts.streams)
         yield (

@@ -74,6 +74,12 @@ RECORDS = (
 )
 """Names in `record`."""
 
+OF_DATA = (
+    *("dataset", "data_dir", "max_rows", "input", "label", "group", "group_pattern", "image_size"),
+    *("splits", "cache_dir"),
+)
+"""Settings that a data set is read with."""
+
 TRACKERS = ("tensorboard", "wandb")
 """Names in `track`."""
 

@@ -73,7 +73,7 @@ class ResNet(nn.Module):
     @nn.compact
     def __call__(self, x, mask, train: bool):
         """Returns the scores of the classes, [B, C], of images [B, H, W, D]."""
-        is_imagenet = self.stem == "imagenet"
+        is_imagenet = {"imagenet": True, "cifar": False}[self.stem]
         x = _conv(rgb(x), self.width, *((7, 2) if is_imagenet else (3, 1)), "conv1")
         x = nn.relu(NORMS[self.norm](name="bn1")(x, mask, train))
         if is_imagenet:  # flax declares padding as str, and takes pairs too

@@ -282,17 +282,17 @@ def _check_kinds_of_rows(config: Config, arrays: Arrays) -> None:
         class_labels(arrays, f"corrupt.kind {kind}", "use none", of_rows=False)
 
 
-def describe(config: Config, population: Population, is_given: bool = False) -> dict[str, Any]:
+def describe(config: Config, population: Population, is_custom: bool = False) -> dict[str, Any]:
     """Returns statistics of the partition and of D_val for the run folder, as JSON values.
 
     Args:
         config: checked settings.
         population: of the run; of clients the labels of the data set are counted, not the corrupt ones.
-        is_given: whether the partition comes from Python.
+        is_custom: whether the partition comes from Python.
     """
     arrays, parts, shared = population.arrays, population.partition, population.shared
     result: dict[str, Any] = {
-        "partition": "given" if is_given else config.partition,
+        "partition": "custom" if is_custom else config.partition,
         "holdout": config.holdout,
     }
     result |= client_rows.describe(arrays.y, arrays.class_names, parts)

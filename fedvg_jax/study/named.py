@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import Config, presets
+from fedvg_jax.config import Config, options, presets
 from fedvg_jax.config.checks import FUNCTIONS, PASSED
 from fedvg_jax.config.methods import ALGORITHMS, NATIVE, WEIGHTINGS
 from fedvg_jax.config.presets import METHODS
@@ -26,10 +26,8 @@ TAKEN = {"method": METHODS, "weighting": (NATIVE, *WEIGHTINGS), "algorithm": ALG
 
 
 NO_PART = (
-    "seed",
-    "partition_seed",
-    *("dataset", "data_dir", "image_size", "splits", "max_rows", "input", "label", "group"),
-    *("group_pattern", "clients", "partition", "alpha", "min_samples", "min_samples_rule"),
+    *options.OF_DATA,
+    *("seed", "partition_seed", "clients", "partition", "alpha", "min_samples", "min_samples_rule"),
     *("holdout", "test_ratio", "val_ratio"),
 )
 """Settings that no method has, because methods are compared on the same clients."""

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 import jax
 
-from fedvg_jax.config import Config
+from fedvg_jax.config import Config, options
 from fedvg_jax.config.checks import FUNCTIONS
 from fedvg_jax.core.types import Metric
 from fedvg_jax.data.arrays import Arrays
@@ -112,24 +112,9 @@ def prepare(recipe: Recipe) -> Prepared:
     return Prepared(recipe._replace(custom=traced_anew(recipe.custom), named=anew), {}, {})
 
 
-OF_DATA = (
-    "dataset",
-    "data_dir",
-    "cache_dir",
-    "image_size",
-    "splits",
-    "group_pattern",
-    "input",
-    "label",
-    "group",
-    "max_rows",
-)
-"""Settings that a data set is read with."""
-
-
 def data_key(config: Config) -> tuple:
     """Returns a key that is equal for trials of one data set."""
-    return tuple(getattr(config, name) for name in OF_DATA)
+    return tuple(getattr(config, name) for name in options.OF_DATA)
 
 
 def program_key(recipe: Recipe, trial: Trial) -> tuple:

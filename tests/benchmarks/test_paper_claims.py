@@ -152,7 +152,7 @@ def test_weights_that_do_not_follow_the_distance_of_classes_hold(tmp_path, secon
 def test_weights_that_follow_the_overlap_with_the_validation_set_do_not_hold(tmp_path):
     """Ranks 4 2 1 3 of the weights, of which client 0 has rows in D_val: 3 over the root of 5 times 3."""
     entries = {"clients": [0, 1, 2, 3], "weights": [0.4, 0.2, 0.1, 0.3]}
-    partition = {"partition": "given", "clients": 4, "validation": {"clients": [0]}}
+    partition = {"partition": "custom", "clients": 4, "validation": {"clients": [0]}}
     for folder in write_runs(tmp_path, entries, entries):
         write_json(folder / "partition.json", partition)
     finding = findings(tmp_path)["no_overlap_bias"]
@@ -186,7 +186,7 @@ def test_absent_clients_have_no_part_in_correlations(tmp_path, reference, expect
         "layers": ("a/kernel", "classifier/kernel"),
     }
     folder = write_run(tmp_path / "a", (0.5, 0.6), fields={1: entries, 2: entries}, **options)
-    write_json(folder / "partition.json", {"partition": "given", "clients": 5})
+    write_json(folder / "partition.json", {"partition": "custom", "clients": 5})
     (run,) = collect([tmp_path]).runs
     gaps = clients.head_minus_body(run)
     assert [len(of_rule) for of_rule in gaps.values()] == [2, 2]

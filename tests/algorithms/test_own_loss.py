@@ -116,7 +116,7 @@ def test_features_are_the_input_of_the_last_layer_that_mixes_entries(end):
 
 
 def test_features_that_are_not_trained_are_refused_where_a_loss_reads_them():
-    with pytest.raises(fv.UsageError, match="algorithm moon would equal FedAvg"):
+    with pytest.raises(fv.UsageError, match="algorithm would equal FedAvg"):
         fv.simulation(fv.Config(model="linear", algorithm="moon", clients=4))
     fv.simulation(fv.Config(model="linear", algorithm="fedntd", clients=4))
 

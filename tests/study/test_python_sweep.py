@@ -50,7 +50,7 @@ def test_a_hyperparameter_of_an_axis_wins_over_the_given_one():
 def test_a_finished_trial_without_its_history_is_refused(tmp_path):
     fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path)
     (tmp_path / "trials" / "seed=1" / "history.jsonl").unlink()
-    with one_line("seed=1 has no readable history"):
+    with one_line("seed=1/history.jsonl is missing"):
         fv.run_sweep(CONFIG, {"seed": [0, 1]}, tmp_path)
 
 

@@ -97,7 +97,12 @@ def wrapped(name, value):
         return functools.partial(value)
     fields = {"weighting": "weigh", "selection": "choose", "partition": "divide"}
     field = fields.get(name, "init")
-    return value._replace(**{field: functools.partial(getattr(value, field))})
+    function = getattr(value, field)
+
+    def call(*arguments):
+        return function(*arguments)
+
+    return value._replace(**{field: call})
 
 
 @pytest.mark.parametrize("name", OBJECTS)

@@ -95,7 +95,7 @@ def wait(arrays: T) -> T:
 
     threading.Thread(target=block, daemon=True).start()
     # a signal does not wake this thread if another thread receives it
-    while not futures.wait([computed], timeout=0.05).done:
+    while not futures.wait([computed], timeout=0.2).done:
         continue
     return computed.result()
 

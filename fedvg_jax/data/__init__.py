@@ -11,7 +11,7 @@ Where to look:
 - `arrays`: the container of a data set, and the checks that every reader applies. `user_data`: arrays from Python.
 - `table`: DataFrames. `scaling`: transformers of scikit-learn that encode them;
   `plain_pickles` reads them.
-- `partitions/`: `partitioners` divide rows over clients and draw partitions by one of them; `exchange` reads and
+- `partitions/`: `partitioners` divide rows over clients, and draw partitions; `exchange` reads and
   writes partitions; `client_rows` holds and checks them, and measures their skew.
 - `validation`: D_val from the clients' rows or from an external set; smaller, imbalanced or noisy ones.
 - `corrupt`: corrupt training rows of some clients.

@@ -143,6 +143,9 @@ def limited(arrays: Arrays, max_rows: int) -> Arrays:
         arrays: the data set, T rows.
         max_rows: the largest number of rows; 0, T and more return the data set as it is.
 
+    Raises:
+        UsageError: a class loses all its rows, as where the order of the rows is periodic.
+
     >>> whole = Arrays("ten", np.arange(10.0)[:, None], np.repeat([0, 1], 5), ("a", "b"), 6)
     >>> some = limited(whole, 4)
     >>> some.x[:, 0].tolist(), some.y.tolist(), some.num_train
@@ -157,6 +160,9 @@ def limited(arrays: Arrays, max_rows: int) -> Arrays:
         some = with_groups(some, arrays.groups[rows], arrays.name)
     if arrays.table:
         some = some._replace(table=arrays.table._replace(inputs=arrays.table.inputs.iloc[rows]))
+    if arrays.class_names and len(lost := np.setdiff1d(arrays.y, some.y)):
+        name = arrays.class_names[lost[0]]
+        raise UsageError(f"max_rows {max_rows} leaves no row of class {name}; use another number")
     return some
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fedvg_jax.data.arrays import Arrays, Size, reading
+from fedvg_jax.data.arrays import Arrays, Size
 from fedvg_jax.host.errors import UsageError, one_line
-from fedvg_jax.host.files import user_path
+from fedvg_jax.host.files import reason, user_path
 
 if TYPE_CHECKING:
     from fedvg_jax.data.readers.sources import Reading
@@ -131,12 +131,15 @@ def load(
         return text.load(name)
     from fedvg_jax.data import cache
 
-    with (
-        warnings.catch_warnings(action="ignore"),  # of the libraries
-        reading(place, "readable", "check its permissions"),
-    ):
-        found = find(name, place, options)
-        arrays = cache.cached(found.files, found.decode, f"{name} {options}", cache_dir)
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of the libraries
+            found = find(name, place, options)
+            arrays = cache.cached(found.files, found.decode, f"{name} {options}", cache_dir)
+    except OSError as error:  # no permission, or a failing disk
+        path = error.filename or place
+        raise UsageError(
+            f"{path}: not readable ({reason(error)}); check its permissions"
+        ) from error
     # folders may be named by any bytes
     class_names = tuple(map(one_line, arrays.class_names))
     return arrays._replace(name=one_line(arrays.name), class_names=class_names)

@@ -129,7 +129,8 @@ def make_partition(config: Config, arrays: Arrays, custom: Partitioner | None = 
         raise UsageError(
             f"partition uses {', '.join(custom.uses)}: a custom Partitioner has its own numbers; leave uses out"
         )
-    partitioner = custom or SETTINGS["partition"].made(config)
+    # an object of the package that is changed is custom, too
+    partitioner = custom._replace(text="") if custom else SETTINGS["partition"].made(config)
     source = "partition" if custom else f"partition {config.partition}"
     names = [field for field in Settings._fields if field not in ("num_clients", "seed")]
     drawn = draw_partition(

@@ -135,29 +135,18 @@ def _meaning(axis: str, name: str, value: Any, config: Config) -> Meaning:
     """Returns what a value of an axis stands for."""
     if axis == "method" and isinstance(value, str):
         return Meaning({}, {axis: value})
-    if axis == PARTITION:
-        if not isinstance(value, str | Partitioner):
-            raise UsageError(f"axes: partition {name} must be a Partitioner; got {value!r:.100}")
-        texts = {axis: value} if isinstance(value, str) else {}
-        of_objects, objects = as_settings(config, {} if texts else {axis: value})
-        return Meaning(objects, texts | of_objects)
-    method = value if axis == "method" else Method(**{AXES[axis]: value})
+    if axis == PARTITION and not isinstance(value, str | Partitioner):
+        raise UsageError(f"axes: partition {name} must be a Partitioner; got {value!r:.100}")
+    if axis != "method":
+        return _meaning_of(config, {axis: value})
+    method = value
     if not isinstance(method, Method):
         raise UsageError(f"axes: method takes names and fv.Method(...); got {value!r:.100}")
     for argument in ("settings", "hyper"):
         if not isinstance(value := getattr(method, argument), Mapping):
             raise UsageError(f"method {name}: {argument} must be a dict; got {value!r:.100}")
-    objects, texts = {}, {}
-    for setting, argument in OF_METHOD.items():
-        part = getattr(method, argument)
-        if isinstance(part, str):
-            texts[setting] = part
-        elif part is not None:
-            objects[argument] = part
-    if method.hyper:
-        objects["hyper"] = method.hyper
-    of_objects, objects = as_settings(config, objects)
-    parts = Meaning(objects, texts | of_objects)
+    members = {setting: getattr(method, argument) for setting, argument in OF_METHOD.items()}
+    parts = _meaning_of(config, members, method.hyper)
     named = {**method.settings, **presets.meaning(method.settings)}
     if twice := parts.decided & named.keys():
         raise UsageError(
@@ -168,6 +157,22 @@ def _meaning(axis: str, name: str, value: Any, config: Config) -> Meaning:
             f"method {name}: all methods share {min(shared)}; give it to Config, or as an axis"
         )
     return parts._replace(settings={**method.settings, **parts.settings})
+
+
+def _meaning_of(
+    config: Config, members: Mapping[str, Any], hyper: Mapping[str, float] = {}
+) -> Meaning:
+    """Returns what objects and texts stand for, setting -> either; None is left out."""
+    objects, texts = {}, {}
+    for setting, member in members.items():
+        if isinstance(member, str):
+            texts[setting] = member
+        elif member is not None:
+            objects[AXES[setting]] = member
+    if hyper:
+        objects["hyper"] = hyper
+    of_objects, objects = as_settings(config, objects)
+    return Meaning(objects, texts | of_objects)
 
 
 def chosen(named: Named, values: Mapping[str, Any]) -> Iterator[tuple[str, Meaning]]:

@@ -12,7 +12,7 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from fedvg_jax import config as configs
 from fedvg_jax.config import Config, checks
@@ -22,6 +22,8 @@ from fedvg_jax.host.errors import UsageError
 from fedvg_jax.runs.record import folder as run_folder, stored as records
 from fedvg_jax.runs.record.history import History
 from fedvg_jax.study.sweep_trials import Trial
+
+T = TypeVar("T", bound=tuple)
 
 DOCUMENT = "sweep.json"
 TRIALS = "trials"
@@ -120,14 +122,25 @@ def read(out: Path) -> Stored:
         trials = {}
         for entry in content["trials"]:
             config = configs.apply(Config(), entry.pop("config"), str(path))
-            trials[entry["name"]] = Trial(config=config, **entry)
+            trials[entry["name"]] = _typed(Trial(config=config, **entry), *TRIAL)
         content["trials"] = trials
-        return Stored(**content)
+        return _typed(Stored(**content), *STORED)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise UsageError(
             f"{path} is damaged, or of another version ({type(error).__name__} {error}); name another folder, or report"
             f" the runs in {out / TRIALS}"
         ) from None
+
+
+TRIAL, STORED = (str, dict, Config, dict, dict), (str, list, dict, dict, dict)
+"""Types of the fields of a `Trial` and of `Stored` in sweep.json."""
+
+
+def _typed(entry: T, *types: type) -> T:
+    """Returns an entry of sweep.json; TypeError if a field has another type."""
+    if not all(map(isinstance, entry, types)):
+        raise TypeError(f"a field of {type(entry).__name__}")
+    return entry
 
 
 def refuse_taken(out: Path) -> None:

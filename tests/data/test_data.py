@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from support.files import RNG, assert_rows, pixels, rewrite
+from support.files import RNG, assert_rows, one_line, pixels, rewrite
 
 from fedvg_jax import data
 from fedvg_jax.core.types import UsageError
@@ -86,6 +86,13 @@ def test_spaced_rows_keep_order_class_proportions_groups_and_the_training_set():
     assert subset.num_train == (rows < 77).sum()
     np.testing.assert_array_equal(subset.groups, np.unique(groups[rows], return_inverse=True)[1])
     assert all(limited(whole, max_rows) is whole for max_rows in (0, 97, 98))
+
+
+def test_rows_at_equal_distances_that_lose_a_class_are_refused():
+    y = np.arange(2000, dtype=np.int32) % 10
+    whole = Arrays("rows", y[:, None], y, tuple("0123456789"), 1500)
+    with one_line("max_rows 1000 .*class 1"):
+        limited(whole, 1000)
 
 
 # --- the cache of decoded data sets: names of entries, atomic writes, entries that cannot be read

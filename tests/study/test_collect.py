@@ -275,6 +275,9 @@ def test_a_folder_without_its_settings_is_named_and_is_no_method_of_its_own(tmp_
         '{"title": "", "trials": []}',
         '{"title": "", "axes": [], "trials": [{"name": "a", "config": {}}]}',
         '{"title": "", "axes": [], "trials": [], "of_another_version": 3}',
+        '{"title": 3, "axes": [], "trials": []}',
+        '{"title": "", "axes": [], "trials": [], "tuning": 3}',
+        '{"title": "", "axes": [], "trials": [{"name": "a", "values": {}, "config": {}, "names": 3}]}',
     ],
 )
 def test_damaged_sweep_is_one_line(tmp_path, text):

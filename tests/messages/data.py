@@ -229,11 +229,14 @@ def populated(partition=_SPLIT, **settings):
     return call
 
 
+CHANGED = partitioners.shards()._replace(divide=lambda labels, n, stream: [[*range(10)]] * n)
+
 POPULATIONS = [
     ("min_samples of rows that are split", populated(min_samples=20), "min_samples"),
     ("rows of each client, held out first", populated(_ROWS, holdout="global"), "holdout global"),
     ("a name in place of rows", populated("iid"), "the partition given"),
     ("a function in place of rows", populated(len), "Partitioner"),
+    ("a changed partitioner that repeats rows", lambda: fv.run(partition=CHANGED), "row 0"),
     (
         "a custom partitioner with a setting",
         lambda: fv.run(partition=fv.partitioners.dirichlet()._replace(text="")),

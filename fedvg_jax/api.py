@@ -111,7 +111,7 @@ def run(
     settings, custom = settle(Config() if config is None else config, custom_of(**objects))
     has_folder = settings.out is not None or settings.resume is not None
     with processes.together():
-        output.check_targets(settings, has_folder)
+        output.check_targets(settings.export, settings.track, has_folder)
     config = run_folder.choose_folder(settings, run_folder.settings_to_resume)
     if settings.resume and config.out is None:
         raise UsageError(
@@ -125,15 +125,19 @@ def run(
     code = code_of(custom, metrics) if config.out else {}  # only a manifest has it
     fields = {"metrics": metrics, "code": code}
     observers = {"callbacks": callbacks, "on_records": on_records}
+
+    def make() -> Simulation:
+        return experiments.simulate(config, custom)._replace(**fields)
+
     if _is_shown(progress):
         from rich.console import Console
 
         from fedvg_jax.views import display
 
         console = Console(quiet=not processes.is_first())
-        finished = display.run(console, config, custom, fields=fields, **observers)
+        finished = display.run(console, make, **observers)
     else:
-        sim = experiments.simulate(config, custom)._replace(**fields)
+        sim = make()
         finished = output.run_simulation(sim, **observers)
         loop.export(sim, finished)
     stopped_by = finished.summary["stopped_by"]

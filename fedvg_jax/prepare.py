@@ -119,7 +119,7 @@ def prepare(config: Config, is_downloaded: bool = False) -> int:
     of_client = sizes(partition.train)
     train, val, test = (sizes(part).sum() for part in partition)
     print(
-        f"partition {output.partition_label(config)}\n"
+        f"partition {checks.partition_label(config)}\n"
         f"{len(of_client)} clients with {of_client.min():,} to {of_client.max():,} training {output.unit(arrays)}\n"
         f"{train:,} to train, {val:,} to validate, {test:,} to test"
     )

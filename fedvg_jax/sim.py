@@ -87,7 +87,7 @@ def simulate(config: Config, unused: str = "", is_dry: bool = False) -> int:
     console = Console(quiet=not processes.is_first())
     log = functools.partial(output.say, console)
     with processes.together():
-        output.check_targets(config, has_folder=True)
+        output.check_targets(config.export, config.track, has_folder=True)
     if is_dry:
         return _show_plan(config, console, unused)
     named_folder = config.out
@@ -127,6 +127,7 @@ def _train(config: Config, console: Console, log: output.Log, unused: str) -> in
         starting.callback(gc.freeze)  # what the start leaves lives as long as the process
         with processes.together():
             commands.start_jax()
+        from fedvg_jax.resolve import experiment as experiments
         from fedvg_jax.resolve.custom import Custom
         from fedvg_jax.views import display
 
@@ -137,7 +138,8 @@ def _train(config: Config, console: Console, log: output.Log, unused: str) -> in
             if processes.is_first() and not loading.ident:
                 loading.start()  # while the device works
 
-        finished = display.run(console, config, Custom(), unused, on_chunk_done=on_chunk_done)
+        make = functools.partial(experiments.simulate, config, Custom())
+        finished = display.run(console, make, unused, on_chunk_done=on_chunk_done)
     stopped_by = finished.summary["stopped_by"]
     if processes.is_first():
         if config.export:
@@ -160,10 +162,11 @@ def _show_plan(config: Config, console: Console, unused: str) -> int:
     if config.resume:
         raise UsageError("dry_run plans a new run; leave out --resume")
     commands.start_jax()
+    from fedvg_jax.resolve import experiment as experiments
     from fedvg_jax.resolve.custom import Custom
     from fedvg_jax.views import display, virtual_plan
 
-    sim = display.prepare(console, config, Custom(), unused)
+    sim = display.prepare(console, lambda: experiments.simulate(config, Custom()), unused)
     with console.status("compiling, and timing two rounds"):
         plan = display.plan_rows(sim)
     display.print_table(console, plan | virtual_plan.rows(sim), "plan")

@@ -2,6 +2,7 @@
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -113,6 +114,21 @@ def test_in_runs_only_the_module_that_writes_settings_down_knows_them():
     in_runs = [module for module in sources() if module.startswith("runs/")]
     knowing = [module for module in in_runs if ".config" in " ".join(imports(module))]
     assert knowing == ["runs/record/folder"]
+
+
+def test_behind_the_resolution_nothing_takes_settings():
+    """A run reads no value of them, except where they are written down; views take simulations."""
+    reads = [
+        (module, ast.unparse(node))
+        for module, tree in sources().items()
+        if package_of(module) == "runs" and module != "runs/record/folder"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute)
+        and re.fullmatch(r"(?!jax\.)(.+\.)?(config|settings)", ast.unparse(node.value))
+    ]
+    assert not reads
+    views = [module for module in sources() if package_of(module) == "views"]
+    assert not [module for module in views if "fedvg_jax.config.Config" in imports(module)]
 
 
 ALGORITHMS = {*algorithms.BY_NAME} - {"fedavg"}

@@ -13,7 +13,14 @@ from typing import Any
 
 from fedvg_jax.config import options
 from fedvg_jax.config.declare import Condition, Form, flatten, listed, nested, shown, suggestion
-from fedvg_jax.config.methods import ALGORITHMS, WEIGHTINGS, parse_weighting, streams
+from fedvg_jax.config.methods import (
+    ALGORITHMS,
+    WEIGHTINGS,
+    method_of,
+    method_title,
+    parse_weighting,
+    streams,
+)
 from fedvg_jax.config.options import (
     RECORDS,
     REFERENCES,
@@ -373,6 +380,46 @@ def with_passed(settings: Mapping[str, Any], passed: Mapping[str, str]) -> dict[
     """
     names = {PASSED[argument]: name or f"custom {argument}" for argument, name in passed.items()}
     return {setting: names.get(setting, value) for setting, value in settings.items()}
+
+
+def partition_label(config: Config) -> str:
+    """Returns the partition, with its concentration where it has one.
+
+    >>> partition_label(Config(alpha=0.1)), partition_label(Config(partition="iid"))
+    ('dirichlet, alpha 0.1', 'iid')
+    """
+    if unmet(config, "alpha"):
+        return config.partition
+    return f"{config.partition}, alpha {config.alpha:g}"
+
+
+def method_name(config: Config, custom: Mapping[str, str]) -> str:
+    """Returns the name of a run's method.
+
+    Args:
+        config: of the run.
+        custom: what Python passed in place of settings -> its name; "" for one without.
+    """
+    settings = {"algorithm": config.algorithm, "weighting": config.weighting}
+    return method_of(**with_passed(settings, custom), local=config.local)
+
+
+def method_and_run(config: Config, custom: Mapping[str, str] = {}) -> tuple[str, str]:
+    """Returns the name of a run's method, and a line of method, data set, partition and seed.
+
+    Args:
+        config: of the run.
+        custom: as in `method_name`.
+
+    >>> method_and_run(Config())
+    ('fedvg', 'FedVG; digits, dirichlet, alpha 0.05; seed 0')
+    >>> method_and_run(Config(), {"weighting": "root", "data": ""})
+    ('root', 'root; custom data, dirichlet, alpha 0.05; seed 0')
+    """
+    method = method_name(config, custom)
+    settings = {"dataset": config.dataset, "partition": partition_label(config)}
+    rows = ", ".join(with_passed(settings, custom).values())
+    return method, f"{method_title(method)}; {rows}; seed {config.seed}"
 
 
 def plain(value: Any) -> Any:

@@ -62,7 +62,8 @@ def make_population(
         parts = take_partition(config, arrays, partition)
     _check_test_rows(config, parts)
     scaled_by = make_columns(config, arrays, client_rows.joined(parts.train))
-    return Population(arrays, parts, make_shared(config, arrays, parts, scaled_by), scaled_by)
+    shared = make_shared(config, arrays, parts, scaled_by)
+    return Population(arrays, parts, shared, int(len(arrays.y) * config.test_ratio), scaled_by)
 
 
 def check_pixel_settings(arrays: Arrays, config: Config) -> None:

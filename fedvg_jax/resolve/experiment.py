@@ -23,7 +23,7 @@ from fedvg_jax.resolve.model import check_accuracies, check_settings_of_task, ma
 from fedvg_jax.resolve.texts import settle
 from fedvg_jax.runs.assemble import programs
 from fedvg_jax.runs.assemble.simulation import Simulation, assemble
-from fedvg_jax.runs.experiment import Cohorts, Experiment
+from fedvg_jax.runs.experiment import Cohorts, Experiment, Folder, Privacy
 from fedvg_jax.runs.record import stored
 
 if TYPE_CHECKING:
@@ -108,10 +108,16 @@ def resolve(
         method=method,
         hyper=functools.partial(hyper_of, config, custom),
         executor=make_executor(config),
+        devices=config.devices,
+        placement=config.placement,
+        rounds=config.rounds,
+        eval_every=config.eval_every,
+        skips_nonfinite=config.nonfinite == "skip",
+        folder=_folder(config),
         cohorts=_cohorts(config, method.algorithm, clock),
         skips_lone_row=_skips_lone_row(config, weightings.values()),
         recorded=frozenset(listed(config.record)),
-        weights_read_clients=_weights_read_clients(config, custom, weightings.values()),
+        privacy=_privacy(config, custom, weightings.values()),
     )
 
 
@@ -170,10 +176,14 @@ def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None) -> Cohor
     if has_probe and not FRACTION.holds(ratio):
         raise UsageError(f"algorithm.probe_ratio must be {FRACTION.words}; got {ratio}")
     return Cohorts(
+        seed=config.seed,
+        num_clients=config.clients,
         size=cohort_size(config),
         chunk_size=client_chunk_size(config),
         num_asked=num_asked(config),
         local_epochs=epochs_range(config),
+        batch_size=config.batch_size,
+        dropout=config.dropout,
         skips_single_rows=as_reference(config, "single-rows"),
         probe_ratio=ratio if has_probe else 0.0,
         probe_apart=as_reference(config, "elastic-rows"),
@@ -185,6 +195,16 @@ def _cohorts(config: Config, algorithm: Algorithm, clock: Clock | None) -> Cohor
     )
 
 
+def _folder(config: Config) -> Folder:
+    return Folder(
+        path=config.out,
+        is_resumed=config.resume is not None,
+        checkpoint_every=config.checkpoint_every,
+        num_kept=config.keep,
+        export=config.export,
+    )
+
+
 def _skips_lone_row(config: Config, weightings: Iterable[NamedWeighting]) -> bool:
     trains = any(weighting.trains_on_rows for weighting in weightings)
     is_read_in_training = trains or config.tuning.steps > 0
@@ -192,10 +212,18 @@ def _skips_lone_row(config: Config, weightings: Iterable[NamedWeighting]) -> boo
     return is_read_in_training or not is_evaluated
 
 
-def _weights_read_clients(
+def _privacy(
     config: Config, custom: Custom, weightings: Iterable[NamedWeighting]
-) -> bool:
-    """Returns whether weights may read rows of clients that are not sampled; a custom weighting may read any row."""
+) -> Privacy | None:
+    if config.dp.clip == 0:
+        return None
     is_of_clients = choice(config, "validation.source")[0] == "clients"
     reads_d_val = any(weighting.reads_rows for weighting in weightings)
-    return custom.weighting is not None or (reads_d_val and is_of_clients)
+    of_run = config.init is not None and stored.is_run(config.init)
+    return Privacy(
+        delta=config.dp.delta,
+        # a custom weighting may read any row
+        reads_all_clients=custom.weighting is not None or (reads_d_val and is_of_clients),
+        is_first_public=custom.initial is None and not of_run,
+        moves_stats=config.norm_layers != "frozen",
+    )

@@ -59,7 +59,7 @@ def make_model(
         trained=config.train or (adapters.WITH_HEAD if config.lora else ""),
         local=make_local(config),
         local_name=f"local {config.local}",
-        has_initial=initial is not None,
+        is_drawn=initial is None and config.init is None,
     )
 
 

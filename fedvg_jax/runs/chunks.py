@@ -165,14 +165,14 @@ def plan_chunk(
 
 def until_evaluation(sim: simulation.Simulation, num_done: int) -> int:
     """Returns the number of rounds to the next evaluation."""
-    every, rounds = sim.config.eval_every, sim.config.rounds
+    every, rounds = sim.experiment.eval_every, sim.experiment.rounds
     return min(every - num_done % every, rounds - num_done)
 
 
 def until_pause(sim: simulation.Simulation, num_done: int) -> int:
     """Returns the number of rounds to the next evaluation or checkpoint."""
-    every = sim.config.checkpoint_every
-    to_checkpoint = every - num_done % every if every else sim.config.rounds
+    every = sim.experiment.folder.checkpoint_every
+    to_checkpoint = every - num_done % every if every else sim.experiment.rounds
     return min(until_evaluation(sim, num_done), to_checkpoint)
 
 

@@ -1,11 +1,13 @@
-"""What a run is: its settings, and the objects and numbers that `resolve` makes of them.
+"""What a run is: the objects and numbers that `resolve` makes of settings.
 
-Programs, states, schedules and records follow from it; nothing behind it reads the text of a setting.
+Programs, states, schedules and records follow from it. Behind it nothing reads a setting: the settings are written to
+the run folder and shown, and that is all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jax import Array
@@ -39,6 +41,8 @@ class Population(NamedTuple):
     arrays: Arrays
     partition: Partition
     shared: Shared
+    most_tested: int
+    """largest number of rows for test in a partition by these settings"""
     scaled_by: Columns | None = None
     """what the rows of `shared` are encoded by; None for arrays"""
 
@@ -70,8 +74,8 @@ class Model(NamedTuple):
     """the part that stays with each client"""
     local_name: str
     """of the part in messages"""
-    has_initial: bool
-    """whether the caller gave the first variables"""
+    is_drawn: bool
+    """whether the first variables are drawn by the seed, not of a file, another run or the caller"""
 
     @property
     def is_custom(self) -> bool:
@@ -112,6 +116,9 @@ class Method(NamedTuple):
 class Cohorts(NamedTuple):
     """Which clients train in a round, and on which minibatches; see `engine.schedule.make`."""
 
+    seed: int
+    num_clients: int
+    """N"""
     size: int
     """K"""
     chunk_size: int
@@ -120,6 +127,10 @@ class Cohorts(NamedTuple):
     """clients that are asked in a round; the first K of them to arrive are the cohort"""
     local_epochs: tuple[int, int]
     """smallest and largest number"""
+    batch_size: int
+    """B, as it is set; minibatches are no larger than the largest client"""
+    dropout: float
+    """probability with which a sampled client does not respond"""
     skips_single_rows: bool
     """whether clients skip minibatches of one row, as the published code does"""
     probe_ratio: float
@@ -138,11 +149,38 @@ class Cohorts(NamedTuple):
     """updates after which a client of a buffered server is not averaged any more"""
 
 
+class Privacy(NamedTuple):
+    """Differential privacy of clients: what epsilon depends on, besides the noise and the cohorts."""
+
+    delta: float
+    reads_all_clients: bool
+    """whether weights may read rows of clients that are not sampled"""
+    is_first_public: bool
+    """whether the first model tells nothing of the clients; another run's and the caller's may"""
+    moves_stats: bool
+    """whether running statistics of the model, if it has any, change in training"""
+
+
+class Folder(NamedTuple):
+    """Where a run is stored."""
+
+    path: Path | None
+    """None for a run in memory"""
+    is_resumed: bool
+    """whether the run continues what the folder has"""
+    checkpoint_every: int
+    """rounds between checkpoints; 0 for about a minute"""
+    num_kept: int
+    """newest checkpoints that are kept; with 0 none is written"""
+    export: Path | None
+    """file that the final model is written to, besides"""
+
+
 class Experiment(NamedTuple):
     """Everything that a run is."""
 
     settings: Config
-    """what the caller asked for. Plain values, such as `rounds`, are read here; the fields below have the others"""
+    """what the caller asked for, to be written and shown; the run follows from the other fields"""
     custom: Mapping[str, str]
     """argument that takes the place of a setting (data, partition, task, algorithm, ...) -> the name of the object; ""
     for one without"""
@@ -156,10 +194,20 @@ class Experiment(NamedTuple):
     hyper: Callable[[Algorithm, Weighting], tuple[Hyper, Mapping[str, float]]]
     """(algorithm, weighting) -> all hyperparameters, float32 scalars, and the values that no setting determines"""
     executor: Executor
+    devices: str
+    """number of devices that share a cohort, or "auto", as the caller asked for"""
+    placement: str
+    """where rows and client states are stored: "device", "host" or "auto", by their size"""
+    rounds: int
+    eval_every: int
+    """rounds between evaluations"""
+    skips_nonfinite: bool
+    """whether the run goes on without clients that diverged"""
+    folder: Folder
     cohorts: Cohorts
     skips_lone_row: bool
     """whether a last group of one row of D_val is skipped where BatchNorm needs two"""
     recorded: frozenset[str]
     """what is recorded on demand"""
-    weights_read_clients: bool
-    """with differential privacy, whether weights may read rows of clients that are not sampled"""
+    privacy: Privacy | None
+    """None without differential privacy"""

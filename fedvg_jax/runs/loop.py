@@ -67,7 +67,7 @@ def run_simulation(sim: simulation.Simulation, **listeners: Any) -> History:
 
 def export(sim: simulation.Simulation, finished: History) -> None:
     """Writes the final model to the file that the settings name, if any; of several processes, the first does."""
-    target = sim.config.export
+    target = sim.experiment.folder.export
     if target and processes.is_first():
         architecture = sim.experiment.model.name or None
         pretrained.save(target, finished.variables, architecture, sim.scaled_by)
@@ -75,7 +75,7 @@ def export(sim: simulation.Simulation, finished: History) -> None:
 
 def _finished_history(sim: simulation.Simulation) -> History:
     """Returns the history of a run that has no rounds left to compute; its models are read when they are used."""
-    folder, template = sim.config.out, sim.state.variables
+    folder, template = sim.experiment.folder.path, sim.state.variables
     assert folder is not None, "only a run with a folder is resumed"
 
     def reading(read: Callable) -> Callable:
@@ -84,7 +84,7 @@ def _finished_history(sim: simulation.Simulation) -> History:
     return History.load(folder)._replace(
         variables=reading(checkpoint.final_variables),
         best_variables=reading(checkpoint.best_variables),
-        config=sim.config,
+        config=sim.experiment.settings,
     )
 
 
@@ -103,15 +103,16 @@ class Run(NamedTuple):
 def _run_rounds(run: Run) -> History:
     """Computes the rounds that are left, and returns the history of all."""
     sim, recorder, observers = run.sim, run.recorder, run.observers
-    if sim.experiment.cohorts.size == 1 < sim.config.clients:
+    experiment, cohorts = sim.experiment, sim.experiment.cohorts
+    if cohorts.size == 1 < cohorts.num_clients:
         observers.log(
             "one client a round: every weighting gives it the weight 1; use a larger join_ratio or buffered.size"
         )
-    if sim.config.dp.clip:
+    if experiment.privacy:
         from fedvg_jax.runs.assemble import privacy
 
         observers.log(privacy.COVERS if sim.account else privacy.UNKNOWN)
-    is_over = run.endings or len(run.records) >= sim.config.rounds
+    is_over = run.endings or len(run.records) >= experiment.rounds
     compiled = None if is_over else chunks.compile_programs(sim)
     recorder.start_clock(compiled.seconds if compiled else 0.0)
     state, stop, rounds = recorder.start.state, None, ()
@@ -132,7 +133,7 @@ def _run_rounds(run: Run) -> History:
             if stop or is_over:
                 break
             save_checkpoint(run, state)
-        is_stopped = stop and len(run.records) < sim.config.rounds and not is_over
+        is_stopped = stop and len(run.records) < experiment.rounds and not is_over
         # inside `catch_signals`, so that a second SIGHUP does not end the process amid the last checkpoint
         return finish(run, state, stop if is_stopped else None)
 
@@ -203,10 +204,11 @@ def add_chunk(run: Run, state: SimState, new: list[Record]) -> None:
 
 def _until_divergence(run: Run, new: list[Record]) -> tuple[list[Record], str]:
     """Returns the records of a chunk that the history gets, to the first round that ends the run; and why it does."""
-    if run.sim.config.nonfinite == "skip":
+    experiment = run.sim.experiment
+    if experiment.skips_nonfinite:
         return new, ""
     # the loss of a custom task may have any unit
-    limit = math.inf if run.sim.experiment.model.is_custom else endings.EXPLOSION
+    limit = math.inf if experiment.model.is_custom else endings.EXPLOSION
     return endings.until_first(new, limit)
 
 
@@ -257,8 +259,8 @@ def _history(run: Run, state: SimState, stopped_by: str | None) -> History:
         summary |= {"epsilon": history.number(epsilon), "delta": account.delta}
     recorder.write_summary(summary)
     best = run.sim.whole(recorder.best) if recorder.best else None
-    model, config = run.sim.whole(state.variables), run.sim.config
-    return History(run.records, summary, model, config.out, best, config)
+    experiment, model = run.sim.experiment, run.sim.whole(state.variables)
+    return History(run.records, summary, model, experiment.folder.path, best, experiment.settings)
 
 
 def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
@@ -273,7 +275,7 @@ def _summary(run: Run, stopped_by: str | None) -> dict[str, Any]:
         "interrupted": stopped_by not in (None, "diverged"),
         "stopped_by": stopped_by,
         "stopped_early": run.endings[0] if run.endings else None,
-        "resumed_from": len(start.records) if run.sim.config.resume else None,
+        "resumed_from": len(start.records) if experiment.folder.is_resumed else None,
         **history.summarise(records),
         **history.bytes_sent(records),
         "corrupt_clients": list(experiment.method.corrupt_clients),

@@ -26,7 +26,7 @@ import numpy as np
 from fedvg_jax.core.types import SimState, UsageError, Variables
 from fedvg_jax.host import files, processes
 from fedvg_jax.runs.assemble.simulation import Simulation
-from fedvg_jax.runs.experiment import Experiment
+from fedvg_jax.runs.experiment import Folder
 from fedvg_jax.runs.placement.client_states import Placement, saved_shapes
 from fedvg_jax.runs.record import checkpoint, folder as run_folder, history, provenance, stored
 from fedvg_jax.runs.record.checkpoint import Digest
@@ -65,19 +65,17 @@ class Recorder:
         best: the model that was best on D_val so far, on the host, or None.
     """
 
-    def __init__(
-        self, experiment: Experiment, start: Start, pool: ThreadPoolExecutor | None = None
-    ):
+    def __init__(self, folder: Folder, start: Start, pool: ThreadPoolExecutor | None = None):
         """Makes a recorder.
 
         Args:
-            experiment: of the run; its settings name the folder.
+            folder: of the run.
             start: of the run.
             pool: a thread that writes the folder, one file at a time; None where this process does not write it.
         """
         self.start, self.best, self._history = start, start.best, start.history
-        self._config, self._pool = experiment.settings, pool
-        self._folder = self._config.out if pool else None
+        self._pool, self._folder = pool, folder.path if pool else None
+        self._every, self._num_kept = folder.checkpoint_every, folder.num_kept
         self._best_quality = max(map(history.quality, start.records), default=-math.inf)
         self._round = self._saved_round = len(start.records)
         self._saved_at = time.perf_counter()
@@ -123,13 +121,13 @@ class Recorder:
         Raises:
             UsageError: the previous checkpoint could not be written.
         """
-        if self._folder is None or self._config.keep == 0:
+        if self._folder is None or self._num_kept == 0:
             return False
-        every, is_idle = self._config.checkpoint_every, self._pending.done()
+        is_idle = self._pending.done()
         if is_last:
             is_due = self._round > self._saved_round
-        elif every:
-            is_due = self._round % every == 0
+        elif self._every:
+            is_due = self._round % self._every == 0
         else:
             is_due = is_idle and time.perf_counter() - self._saved_at > SECONDS
         if is_idle or is_due or is_last:
@@ -145,7 +143,7 @@ class Recorder:
         if self._folder is None:
             return
         content = {"state": state, "best": self.best, "seconds": np.array(self.seconds())}
-        self.submit(_save, self._folder, self._round, content, self._history, self._config.keep)
+        self.submit(_save, self._folder, self._round, content, self._history, self._num_kept)
         self._saved_round, self._saved_at = self._round, time.perf_counter()
 
     def wait(self) -> None:
@@ -185,14 +183,14 @@ def open_run_folder(sim: Simulation, log: Log) -> Iterator[Recorder]:
         UsageError: the folder has files already, is in use, cannot be written, or is not as its run left it; or the run
             has other data or objects; or the processes have different ones.
     """
-    is_first, folder = processes.is_first(), sim.config.out
+    is_first, folder = processes.is_first(), sim.experiment.folder.path
     sources = functools.cache(functools.partial(provenance.sources, sim))
     if processes.count() > 1:
         places = {"rows": sim.host_rows, "client states": sim.state_placement.is_on_host}
         values = {name: "host" if on_host else "device" for name, on_host in places.items()}
         processes.refuse_different(values | sources(), "give all the same files and --placement")
     if folder is None:
-        yield Recorder(sim.experiment, Start(sim.state, []))
+        yield Recorder(sim.experiment.folder, Start(sim.state, []))
         return
     with contextlib.ExitStack() as stack:
         with processes.together():
@@ -205,7 +203,7 @@ def open_run_folder(sim: Simulation, log: Log) -> Iterator[Recorder]:
             pool = None
             if is_first and not start.is_finished:
                 pool = stack.enter_context(ThreadPoolExecutor(1, "checkpoints"))
-            recorder = Recorder(sim.experiment, start, pool)
+            recorder = Recorder(sim.experiment.folder, start, pool)
             if pool:
                 _prepare_folder(sim, folder, start, log)
                 # in the background, because digests of data take long
@@ -222,7 +220,7 @@ def find_start(sim: Simulation, folder: Path, sources: Sources, log: Log) -> Sta
     Raises:
         UsageError: the run has other data or objects, its history was changed, or no checkpoint is intact.
     """
-    if sim.config.resume is None:
+    if not sim.experiment.folder.is_resumed:
         return Start(sim.state, [])
     manifest = files.read_object_if_any(folder / "manifest.json")
     if manifest:  # a run that was killed in its first seconds has none
@@ -232,7 +230,7 @@ def find_start(sim: Simulation, folder: Path, sources: Sources, log: Log) -> Sta
         raise UsageError(
             f"{folder} has lost its manifest.json; restore the file, or start a new run"
         )
-    if run_folder.is_finished(folder, sim.config):
+    if run_folder.is_finished(folder, sim.experiment.rounds):
         return Start(sim.state, history.read(folder), is_finished=True)
     return after_checkpoint(folder, sim.state, sim.state_placement, log)
 
@@ -269,12 +267,13 @@ def after_checkpoint(folder: Path, state: SimState, placement: Placement, log: L
 def _prepare_folder(sim: Simulation, folder: Path, start: Start, log: Log) -> None:
     """Writes the settings to a new folder, or brings a resumed run's folder back to the round that it starts from."""
     with _writing_on(folder):
-        if sim.config.resume is None:
-            run_folder.refuse_taken(folder)
-        else:
+        experiment = sim.experiment
+        if experiment.folder.is_resumed:
             _rewind(folder, start, log)
-        statistics, columns = sim.experiment.statistics, sim.scaled_by
-        run_folder.write_settings(folder, sim.config, sim.weighting.layers, statistics, columns)
+        else:
+            run_folder.refuse_taken(folder)
+        described = sim.weighting.layers, experiment.statistics, sim.scaled_by
+        run_folder.write_settings(folder, experiment.settings, *described)
 
 
 def _rewind(folder: Path, start: Start, log: Log) -> None:
@@ -295,6 +294,6 @@ def _write_manifest(
     sim: Simulation, folder: Path, sources: Sources, num_done: int, log: Log
 ) -> None:
     with _writing_on(folder):
-        objects = sim.experiment.custom, sim.code
-        if provenance.write_manifest(folder, sources(), *objects, num_done, sim.config.devices):
+        objects, devices = (sim.experiment.custom, sim.code), sim.experiment.devices
+        if provenance.write_manifest(folder, sources(), *objects, num_done, devices):
             log("later rounds may differ by rounding: versions or devices differ (manifest.json)")

@@ -87,7 +87,7 @@ def _read_run(folder: Path, trial: Trial | None = None) -> Folder:
     failure = sweep_folder.read_failure(folder)
     if failure is None and history.summary.get("stopped_by") == "diverged":
         failure = Failure("diverged", len(endings.until_first(history.records)[0]), "not finite")
-    if failure is None and not run_folder.is_finished(folder, history.config):
+    if failure is None and not run_folder.is_finished(folder, history.config.rounds):
         problem = f"{len(history.records)} of {history.config.rounds} rounds"
         return _lost(folder.name, settings, "missing", problem)
     run = Run(folder, history, partition, manifest, trial.custom)

@@ -234,7 +234,7 @@ def is_done(folder: Path, config: Config) -> bool:
     """Returns whether nothing is left to compute: the trial in a folder is finished, or it diverged."""
     failure = read_failure(folder)
     if failure is None:
-        return run_folder.is_finished(folder, config)
+        return run_folder.is_finished(folder, config.rounds)
     return failure.kind == "diverged"
 
 

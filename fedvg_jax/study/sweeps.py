@@ -132,7 +132,7 @@ def compute_plan(plan: tuning.Plan, work: Work) -> tuple[Stored, Results]:
     """
     pending = plan.pending
     for trial in pending:
-        output.check_targets(trial.config, plan.out is not None)
+        output.check_targets(trial.config.export, trial.config.track, plan.out is not None)
     if work.recipe.custom.data is None:
         sweep_folder.check_sources(pending)
     check(pending, work)
@@ -287,7 +287,7 @@ def _listed(sweep: Stored, results: Results, out: Path | None, work: Work) -> li
         result = results.get(trial.name)
         if out:
             folder = sweep_folder.trial_folder(out, trial.name)
-            is_finished = run_folder.is_finished(folder, trial.config)
+            is_finished = run_folder.is_finished(folder, trial.config.rounds)
             stored = History.load(folder) if is_finished else None
             # a full disk holds no failure
             result = sweep_folder.read_failure(folder) or stored or result

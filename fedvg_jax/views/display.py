@@ -7,11 +7,10 @@ seconds = rounds x one round + evaluations x one evaluation
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,16 +19,13 @@ from rich.console import Console
 from rich.table import Table
 
 import fedvg_jax
-from fedvg_jax.config import Config, cohort_size, method_title
+from fedvg_jax.config import method_title
+from fedvg_jax.config.checks import method_name, partition_label
 from fedvg_jax.config.methods import NATIVE, weighting_names
-from fedvg_jax.config.options import algorithm_of, concurrency
 from fedvg_jax.core import tree
 from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.data.partitions import client_rows
 from fedvg_jax.host import hardware, processes
-from fedvg_jax.resolve import experiment as experiments
-from fedvg_jax.resolve.custom import Custom
-from fedvg_jax.resolve.machine import num_devices
 from fedvg_jax.runs import chunks, loop
 from fedvg_jax.runs.assemble import programs, simulation
 from fedvg_jax.runs.record.history import History, Record, primary_metric
@@ -51,27 +47,28 @@ RESULTS = {
 """Row of the table of results -> key of summary.json."""
 
 
-def prepare(console: Console, config: Config, custom: Custom, unused: str) -> simulation.Simulation:
+Make = Callable[[], simulation.Simulation]
+"""() -> the simulation of a run"""
+
+
+def prepare(console: Console, make: Make, unused: str) -> simulation.Simulation:
     """Returns the simulation of a run; shows what is done for it, and the start of the run.
 
     Args:
         console: where to print.
-        config: checked settings of the run.
-        custom: what a call from Python passes in place of settings.
+        make: makes the simulation.
         unused: as in `start_text`.
     """
     with console.status("reading data"):
-        sim = experiments.simulate(config, custom)
+        sim = make()
     output.say(console, start_text(sim, unused))
     return sim
 
 
 def run(
     console: Console,
-    config: Config,
-    custom: Custom,
+    make: Make,
     unused: str = "",
-    fields: Mapping[str, Any] = {},
     on_chunk_done: Callable[[], None] = lambda: None,
     **observers: Any,
 ) -> History:
@@ -81,16 +78,14 @@ def run(
 
     Args:
         console: where to print.
-        config: checked settings.
-        custom: objects that take the place of settings.
+        make: makes the simulation.
         unused: as in `start_text`.
-        fields: of the simulation, which are set.
         on_chunk_done: called after every chunk of rounds, before its records are shown.
         **observers: of `loop.run_simulation`.
     """
     with processes.together():
-        sim = prepare(console, config, custom, unused)._replace(**fields)
-    metric = ""
+        sim = prepare(console, make, unused)
+    metric, rounds = "", sim.experiment.rounds
     with console.status("compiling") as status:
 
         def on_progress(records: list[Record]) -> None:
@@ -101,8 +96,8 @@ def run(
             metric = metric_text(record) if is_evaluated else metric
             virtual = record.get("virtual_seconds")
             ended = "" if virtual is None else f", virtual time {output.duration(virtual)}"
-            left = (record["seconds"] or 0) * (config.rounds - record["round"])
-            count = f"{record['round']}/{config.rounds}"
+            left = (record["seconds"] or 0) * (rounds - record["round"])
+            count = f"{record['round']}/{rounds}"
             line = f"round {count}  {metric}{ended}, about {left:.0f} s left"
             status.update(line)
             if is_evaluated and not console.is_terminal:
@@ -123,26 +118,28 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
         sim: the simulation that is about to start.
         unused: settings that the run does not use and their TOML file, for a separate line.
     """
-    config, machine = sim.config, hardware.current()
+    config, cohorts, machine = sim.config, sim.experiment.cohorts, hardware.current()
     num_train, _, num_test = (client_rows.sizes(rows).sum() for rows in sim.partition)
     statistics, custom = sim.experiment.statistics, sim.experiment.custom
     num_val, partition = statistics["validation"]["samples"], statistics["partition"]
     if partition == config.partition:  # it may come from Python
-        partition = output.partition_label(config)
-    training = f"; {concurrency(config)} in training" if config.buffered.size else ""
-    devices = f"{num_devices(config)} of {machine.num_devices} x {machine.kind}"
+        partition = partition_label(config)
+    training = f"; {cohorts.concurrency} in training" if cohorts.concurrency else ""
+    sharding = sim.executor.clients
+    num_used = sharding.mesh.size if sharding else 1
+    devices = f"{num_used} of {machine.num_devices} x {machine.kind}"
     parts = f"{num_train:,} to train, {num_val:,} to validate, {num_test:,} to test"
-    local = f"{config.local_epochs} local epochs of batches of {config.batch_size}"
+    local = f"{config.local_epochs} local epochs of batches of {cohorts.batch_size}"
     weightings = () if "weighting" in custom else weighting_names(config.weighting)
-    method, vg = method_title(output.method_name(config, custom)), config.fedvg
+    method, vg = method_title(method_name(config, custom)), config.fedvg
     if NATIVE in weightings and "algorithm" not in custom:
-        method += f", weights {algorithm_of(config).native_weighting}"
+        method += f", weights {sim.algorithm.native_weighting}"
     if "fedvg" in weightings:
         method += f" ({vg.norm} norm, {vg.granularity}, scored in {vg.mode} mode)"
     lines = [
         f"fedvg_jax {fedvg_jax.__version__} on {machine.platform} ({devices}), jax {jax.__version__}",
         f"data    {sim.arrays.name}: {data_text(sim.arrays)}; {parts}",
-        f"clients {config.clients}, partition {partition}{training}; {cohort_size(config)} a round, {local} at lr"
+        f"clients {cohorts.num_clients}, partition {partition}{training}; {cohorts.size} a round, {local} at lr"
         f" {config.lr:g}",
         f"model   {_model_text(sim)}",
         f"method  {method}",
@@ -158,12 +155,12 @@ def start_text(sim: simulation.Simulation, unused: str = "") -> str:
 
 def _model_text(sim: simulation.Simulation) -> str:
     """Returns the name of the model, its size, and the file that it starts from."""
-    trained, config = sim.state.variables, sim.config
+    trained, init = sim.state.variables, sim.config.init
     num_trained, total = (tree.size(model.params) for model in (trained, sim.whole(trained)))
     text = f"{sim.experiment.model.name or 'custom'}, {total:,} parameters"
     if num_trained < total:
         text += f", of which {100 * num_trained / total:.2g} % are trained"
-    return f"{text}, from {config.init}" if config.init else text
+    return f"{text}, from {init}" if init else text
 
 
 def data_text(arrays: Arrays) -> str:
@@ -221,23 +218,22 @@ def plan_rows(sim: simulation.Simulation) -> output.Rows:
     Args:
         sim: as `simulation.simulation` returns it; its state is not changed.
     """
-    config, compiled = sim.config, chunks.compile_programs(sim)
-    last = min(config.rounds, 2)
-    settings = dataclasses.replace(config, rounds=last, eval_every=last)
-    two = sim._replace(experiment=sim.experiment._replace(settings=settings))
+    experiment, compiled = sim.experiment, chunks.compile_programs(sim)
+    rounds, last = experiment.rounds, min(experiment.rounds, 2)
+    two = sim._replace(experiment=experiment._replace(rounds=last, eval_every=last))
     begin = end = time.perf_counter()
     one_round = 0.0
     for _, of_chunk in chunks.run_chunks(two, compiled, sim.state, is_single=True):
         # of the last chunk: the first round after compiling takes longer
         begin, end, one_round = end, time.perf_counter(), of_chunk[-1]["seconds"]
-    evaluations = math.ceil(config.rounds / config.eval_every)
-    seconds = config.rounds * one_round + evaluations * (end - begin - one_round)
+    evaluations = math.ceil(rounds / experiment.eval_every)
+    seconds = rounds * one_round + evaluations * (end - begin - one_round)
     hours = f" ({seconds / 3600:.1f} h)" if seconds > 3600 else ""
     # arguments, results and temporaries of a chunk, as XLA plans them
     memory = programs.program_bytes(compiled.chunk)
     return {
         "compiling": f"{compiled.seconds:.1f} s",
         "one round": f"{one_round:.3g} s",
-        f"{config.rounds:,} rounds": f"{seconds:,.0f} s{hours}",
+        f"{rounds:,} rounds": f"{seconds:,.0f} s{hours}",
         "memory": f"{memory / 2**30:.2f} GiB",
     }

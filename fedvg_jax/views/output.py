@@ -1,7 +1,4 @@
-"""Where a run reports to: standard output, which may close without ending it, and files and trackers beside its folder.
-
-Short texts about a run, for the terminal and the titles of pictures.
-"""
+"""Where a run reports to: standard output, which may close without ending it, and what it writes beside its folder."""
 
 from __future__ import annotations
 
@@ -9,15 +6,14 @@ import contextlib
 import datetime
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
-from fedvg_jax.config import Config, method_title
-from fedvg_jax.config.checks import unmet, with_passed
-from fedvg_jax.config.methods import method_of
 from fedvg_jax.host import files
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.console import Console
 
     from fedvg_jax.data.arrays import Arrays
@@ -91,19 +87,20 @@ def lasting() -> Iterator[None]:
         yield
 
 
-def check_targets(config: Config, has_folder: bool) -> None:
+def check_targets(export: Path | None, track: str, has_folder: bool) -> None:
     """Raises UsageError if a run cannot write what it writes beside its folder: an exported model, records of trackers.
 
     Args:
-        config: settings.
+        export: file of the model.
+        track: names of trackers.
         has_folder: whether the run will have a folder.
     """
-    if config.export:
-        files.export_target(config.export)
-    if config.track:
+    if export:
+        files.export_target(export)
+    if track:
         from fedvg_jax.views import tracking
 
-        tracking.require(config, has_folder)
+        tracking.require(track, has_folder)
 
 
 def run_simulation(sim: Simulation, **observers: Any) -> History:
@@ -128,17 +125,6 @@ def duration(seconds: float) -> str:
     return str(datetime.timedelta(seconds=round(seconds)))
 
 
-def partition_label(config: Config) -> str:
-    """Returns the partition, with its concentration where it has one.
-
-    >>> partition_label(Config(alpha=0.1)), partition_label(Config(partition="iid"))
-    ('dirichlet, alpha 0.1', 'iid')
-    """
-    if unmet(config, "alpha"):
-        return config.partition
-    return f"{config.partition}, alpha {config.alpha:g}"
-
-
 def unit(arrays: Arrays) -> str:
     """Returns what labels are counted in: images, characters of sequences, or rows of a table.
 
@@ -151,32 +137,3 @@ def unit(arrays: Arrays) -> str:
     if is_images(arrays):
         return "images"
     return "characters" if is_sequences(arrays) else "rows"
-
-
-def method_name(config: Config, custom: Mapping[str, str]) -> str:
-    """Returns the name of a run's method.
-
-    Args:
-        config: of the run.
-        custom: what Python passed in place of settings -> its name; "" for one without.
-    """
-    settings = {"algorithm": config.algorithm, "weighting": config.weighting}
-    return method_of(**with_passed(settings, custom), local=config.local)
-
-
-def method_and_run(config: Config, custom: Mapping[str, str] = {}) -> tuple[str, str]:
-    """Returns the name of a run's method, and a line of method, data set, partition and seed.
-
-    Args:
-        config: of the run.
-        custom: as in `method_name`.
-
-    >>> method_and_run(Config())
-    ('fedvg', 'FedVG; digits, dirichlet, alpha 0.05; seed 0')
-    >>> method_and_run(Config(), {"weighting": "root", "data": ""})
-    ('root', 'root; custom data, dirichlet, alpha 0.05; seed 0')
-    """
-    method = method_name(config, custom)
-    settings = {"dataset": config.dataset, "partition": partition_label(config)}
-    rows = ", ".join(with_passed(settings, custom).values())
-    return method, f"{method_title(method)}; {rows}; seed {config.seed}"

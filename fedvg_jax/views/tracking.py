@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedvg_jax.config import Config
 from fedvg_jax.config.checks import used, with_passed
 from fedvg_jax.config.declare import listed
 from fedvg_jax.core.types import UsageError
@@ -57,14 +56,14 @@ class Writer(NamedTuple):
     """called at the end with whether all rounds were computed"""
 
 
-def require(config: Config, has_folder: bool) -> None:
+def require(track: str, has_folder: bool) -> None:
     """Raises UsageError if a tracker's package is missing, or if it needs a run folder and there will be none.
 
     Args:
-        config: settings.
+        track: names of trackers.
         has_folder: whether the run will have a folder.
     """
-    for name in listed(config.track):
+    for name in listed(track):
         extras.load(name, name, f"track {name}")
         if name == "tensorboard" and not has_folder:
             raise UsageError("track tensorboard writes into the run folder; name one by out")
@@ -133,11 +132,11 @@ def scalars(record: Record) -> Values:
 
 def _describe(sim: Simulation) -> TrackedRun:
     """Returns what a tracker shows of a run, and makes its folder."""
-    config = sim.config
-    settings = with_passed(used(config), sim.experiment.custom)
-    if config.out is None:
+    experiment = sim.experiment
+    settings, path = with_passed(used(sim.config), experiment.custom), experiment.folder.path
+    if path is None:
         return TrackedRun(time.strftime("%Y%m%d-%H%M%S"), None, None, settings)
-    out, folder = config.out.resolve(), config.out / run_folder.TRACKING
+    out, folder = path.resolve(), path / run_folder.TRACKING
     folder.mkdir(exist_ok=True)
     group = out.parent.parent.name if out.parent.name == "trials" else None
     return TrackedRun(out.name, group, folder, settings)

@@ -27,7 +27,7 @@ def rows(sim: Simulation) -> Rows:
 
 
 def _synchronous_rows(sim: Simulation, clock: Clock) -> Rows:
-    rounds, seed = sim.config.rounds, sim.config.seed
+    rounds, seed = sim.experiment.rounds, sim.experiment.cohorts.seed
     sent = sim.traffic.down, sim.traffic.up
     seconds, trained, present = [], 0.0, 0.0
     for number in range(min(ROUNDS, rounds)):

@@ -8,8 +8,9 @@ from fedvg_jax.data.arrays import Arrays
 from fedvg_jax.resolve.custom import Custom
 from fedvg_jax.resolve.experiment import (
     _cohorts,
+    _folder,
+    _privacy,
     _skips_lone_row,
-    _weights_read_clients,
     static_settings,
 )
 from fedvg_jax.runs.assemble import programs
@@ -29,7 +30,7 @@ def experiment(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> 
         settings=settings,
         custom=custom.names,
         key=(static_settings(settings), shape, num_classes, task),
-        population=Population(arrays, None, None),
+        population=Population(arrays, None, None, 0),
         statistics={},
         model=resolve.model.make_model(settings, arrays, task),
         method=resolve.method.make_method(settings, custom),
@@ -37,10 +38,16 @@ def experiment(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> 
             settings, algorithm, weighting
         ),
         executor=resolve.machine.make_executor(settings),
+        devices=settings.devices,
+        placement=settings.placement,
+        rounds=settings.rounds,
+        eval_every=settings.eval_every,
+        skips_nonfinite=False,
+        folder=_folder(settings),
         cohorts=_cohorts(settings, algorithm, None),
         skips_lone_row=_skips_lone_row(settings, weightings),
         recorded=frozenset(),
-        weights_read_clients=_weights_read_clients(settings, custom, weightings),
+        privacy=_privacy(settings, custom, weightings),
     )
 
 
@@ -52,5 +59,12 @@ def program(settings: Config, shape=(8, 8, 1), num_classes=10, task=None) -> pro
 
 def written_as(sim: Simulation, settings: Config, custom=None) -> Simulation:
     """A simulation whose run is recorded under other settings, such as another folder."""
-    changed = sim.experiment._replace(settings=settings)
+    changed = sim.experiment._replace(
+        settings=settings,
+        folder=_folder(settings),
+        rounds=settings.rounds,
+        eval_every=settings.eval_every,
+        skips_nonfinite=settings.nonfinite == "skip",
+        devices=settings.devices,
+    )
     return sim._replace(experiment=changed if custom is None else changed._replace(custom=custom))

@@ -41,7 +41,7 @@ def seconds_of(
 
     def seconds(clients: np.ndarray, number: int) -> np.ndarray:
         steps = schedule.num_local_steps(number, clients.tolist(), sizes, **training)
-        return clock.seconds(clients, steps, *sent, number, experiment.settings.seed)
+        return clock.seconds(clients, steps, *sent, number, experiment.cohorts.seed)
 
     return seconds
 
@@ -63,10 +63,10 @@ def synchronous(
     Raises:
         UsageError: no client meets the deadline.
     """
-    config, cohorts = experiment.settings, experiment.cohorts
+    cohorts = experiment.cohorts
     seconds = seconds_of(experiment, clock, training, sent)
     if math.isfinite(cohorts.deadline) and not trainings_differ(experiment, clock):
-        least = seconds(np.arange(config.clients), 0).min()
+        least = seconds(np.arange(cohorts.num_clients), 0).min()
         if least > cohorts.deadline:
             raise UsageError(
                 f"deadline {cohorts.deadline:g}: the fastest client takes {least:.3g} s; use a longer one"
@@ -74,7 +74,7 @@ def synchronous(
 
     def arrive(number: int, clients: np.ndarray | None) -> tuple[np.ndarray, None, dict[str, Any]]:
         sampled, responds, _ = schedule.cohort(
-            config.seed, number, config.clients, cohorts.num_asked, config.dropout
+            cohorts.seed, number, cohorts.num_clients, cohorts.num_asked, cohorts.dropout
         )
         clients = sampled if clients is None else clients
         got = virtual_time.wait(seconds(clients, number), responds, cohorts.size, cohorts.deadline)
@@ -93,26 +93,26 @@ def buffered(
     Args:
         experiment, clock, training, sent: as in `seconds_of`.
     """
-    config, cohorts = experiment.settings, experiment.cohorts
+    cohorts = experiment.cohorts
     seconds = seconds_of(experiment, clock, training, sent)
     if trainings_differ(experiment, clock):
         durations = lambda client, number: float(seconds(np.array([client]), number)[0])  # noqa: E731
     else:
-        durations = seconds(np.arange(config.clients), 0)
+        durations = seconds(np.arange(cohorts.num_clients), 0)
     timeline = virtual_time.timeline(
         durations,
         concurrency=cohorts.concurrency,
         buffer=cohorts.size,
-        updates=config.rounds,
-        num_clients=config.clients,
-        seed=config.seed,
+        updates=experiment.rounds,
+        num_clients=cohorts.num_clients,
+        seed=cohorts.seed,
     )
     is_fresh = timeline.staleness <= cohorts.max_staleness
     slots = virtual_time.assign_slots(timeline.staleness, timeline.pending, cohorts.max_staleness)
     waits = np.diff(timeline.virtual_seconds, prepend=0.0)
 
     def arrive(number: int, _) -> tuple[np.ndarray, np.ndarray, dict[str, Any]]:
-        if number >= config.rounds:
+        if number >= experiment.rounds:
             raise UsageError(
                 f"round {number} of a buffered server is not planned; use rounds {number + 1} or more"
             )

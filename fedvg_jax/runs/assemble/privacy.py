@@ -17,7 +17,7 @@ from fedvg_jax.core import checks, tree
 from fedvg_jax.core.types import Cohort, Hyper, SimState, Tree, UsageError
 from fedvg_jax.host import extras
 from fedvg_jax.runs.assemble.programs import Program
-from fedvg_jax.runs.experiment import Experiment
+from fedvg_jax.runs.experiment import Cohorts, Experiment, Privacy
 
 COVERS = (
     "epsilon covers the global models; weights, scores, losses and accuracies in the records have no noise, and the"
@@ -35,15 +35,15 @@ def check(experiment: Experiment, program: Program, state: SimState, hyper: Hype
     """Raises UsageError where the server reads more of the clients than the aggregate with noise.
 
     Args:
-        experiment, program: of the run.
+        experiment, program: of a run with differential privacy.
         state: before the first round, arrays or shapes.
         hyper: all hyperparameters.
     """
-    config, algorithm = experiment.settings, program.algorithm
-    params = state.variables.params
+    assert experiment.privacy is not None, "others need no check"
+    algorithm, cohorts, params = program.algorithm, experiment.cohorts, state.variables.params
 
     def residual(weights: Tree, update: Tree, server: Tree, hyper: Hyper) -> dict[str, Tree]:
-        cohort = Cohort(update, (), (), weights, (), config.clients)
+        cohort = Cohort(update, (), (), weights, (), cohorts.num_clients)
         return {"all": algorithm.residual(hyper, server, update, cohort)}
 
     instead = "use fedavg, fedavgm, fedprox, fedadam, fedyogi, fedadagrad, fedntd, feddecorr, fedlc or ditto"
@@ -61,14 +61,14 @@ def check(experiment: Experiment, program: Program, state: SimState, hyper: Hype
             "dp does not account for what clients keep, as errors of send topk; use qsgd or none"
         )
     weights = jax.tree.map(
-        lambda _: jax.ShapeDtypeStruct((experiment.cohorts.size,), tree.dtype(params)), params
+        lambda _: jax.ShapeDtypeStruct((cohorts.size,), tree.dtype(params)), params
     )
     read, _ = checks.dependencies(residual, weights, params, state.server, hyper)
     if any(jax.tree.leaves(read["all"][0])):
         raise UsageError(
             f"dp covers the aggregate, and the algorithm's residual reads the weights; {instead}"
         )
-    if jax.tree.leaves(state.variables.stats) and config.norm_layers != "frozen":
+    if jax.tree.leaves(state.variables.stats) and experiment.privacy.moves_stats:
         raise UsageError(
             "running statistics of BatchNorm would get no noise; use --norm-layers group or frozen, or a task without"
         )
@@ -98,23 +98,23 @@ class Account(NamedTuple):
         return float(accounting.rdp.compute_epsilon(orders, rounds * divergences, self.delta)[0])
 
 
-def make_account(experiment: Experiment, hyper: Hyper) -> Account:
+def make_account(private: Privacy, cohorts: Cohorts, hyper: Hyper) -> Account:
     """Returns what the rounds of a run cost.
 
     Cohorts are uniform, without replacement. They hide a client that is not sampled, unless the weights read rows of
     all clients, as the default D_val has: then every round counts as a round of all clients.
 
     Args:
-        experiment: of the run.
+        private, cohorts: of the run.
         hyper: of the rounds.
 
     Raises:
         UsageError: dp-accounting is not installed.
     """
     load_accounting()  # before anything is computed
-    config = experiment.settings
-    size = config.clients if experiment.weights_read_clients else experiment.cohorts.size
-    return Account(config.dp.delta, float(hyper["dp.noise_multiplier"]), config.clients, size)
+    num_clients = cohorts.num_clients
+    size = num_clients if private.reads_all_clients else cohorts.size
+    return Account(private.delta, float(hyper["dp.noise_multiplier"]), num_clients, size)
 
 
 @functools.cache

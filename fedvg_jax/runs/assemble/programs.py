@@ -157,7 +157,7 @@ def make_program(experiment: Experiment, cached: Cache) -> Program:
     key = experiment.key, trace_settings(), hw.current()
     if experiment.custom.keys() <= {"data", "partition", "selection"}:
         cached = _of_settings
-    num_clients = experiment.settings.clients
+    num_clients = experiment.cohorts.num_clients
     return cached(key, lambda: _make(model, method, experiment.executor, num_clients))
 
 

@@ -50,7 +50,7 @@ def make_select(
                 [loss(state.variables, client) if state else 0.0 for client in clients], np.float64
             )
 
-        stream = schedule.selection_stream(experiment.settings.seed, number)
+        stream = schedule.selection_stream(experiment.cohorts.seed, number)
         population = Population(number, stream, sizes, count, losses)
         with checks.calling("selection.choose"):
             clients = np.asarray(chosen.choose(population))

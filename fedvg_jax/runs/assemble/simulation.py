@@ -35,7 +35,7 @@ from fedvg_jax.runs.assemble import programs, tables
 from fedvg_jax.runs.experiment import Config, Experiment
 from fedvg_jax.runs.placement import on_devices
 from fedvg_jax.runs.placement.client_states import Federation, Placement, fit_chunk, stays_on_host
-from fedvg_jax.runs.record import history, stored
+from fedvg_jax.runs.record import history
 
 if TYPE_CHECKING:
     from fedvg_jax.data.scaling import Columns
@@ -284,9 +284,9 @@ def _make_rows(
     experiment: Experiment, program: programs.Program, base: Tree
 ) -> tuple[Data, HostRows | None]:
     """Returns the pool with its tables and the frozen tensors, on the devices, unless the pool stays on the host."""
-    population, config = experiment.population, experiment.settings
+    population = experiment.population
     num_bytes = population.shared.x.nbytes + population.shared.y.nbytes
-    is_on_host = tables.stays_on_host(config.placement, num_bytes)
+    is_on_host = tables.stays_on_host(experiment.placement, num_bytes)
     rows = tables.make_data(experiment, program.model, is_on_host)
     if program.algorithm.describe or program.weighting.describe:
         from fedvg_jax.engine import descriptions
@@ -326,15 +326,14 @@ def _account(
     experiment: Experiment, program: programs.Program, state: SimState, hyper: Hyper
 ) -> Account | None:
     """Returns what the rounds cost in privacy; None without it, and for a first model of unknown cost."""
-    config = experiment.settings
-    if config.dp.clip == 0:
+    if experiment.privacy is None:
         return None
     from fedvg_jax.runs.assemble import privacy
 
     privacy.check(experiment, program, state, hyper)
-    if experiment.model.has_initial or (config.init and stored.is_run(config.init)):
+    if not experiment.privacy.is_first_public:
         return None
-    return privacy.make_account(experiment, hyper)
+    return privacy.make_account(experiment.privacy, experiment.cohorts, hyper)
 
 
 def _make_state(
@@ -371,11 +370,11 @@ def _make_placement(
         fresh: the state of a client that was not sampled yet, leaves [1, ...] on the devices.
         sharding: of the rows over devices; None if each device stores all.
     """
-    config = experiment.settings
-    federation = Federation(config.clients, experiment.cohorts.size, config.rounds)
+    num_clients = experiment.cohorts.num_clients
+    federation = Federation(num_clients, experiment.cohorts.size, experiment.rounds)
     sizes = tree.num_bytes(fresh), sharding.mesh.size if sharding else 1
-    if not stays_on_host(config.placement, federation, *sizes):
-        return on_devices.make(config.clients, tables.MAX_ROUNDS, fresh, sharding)
+    if not stays_on_host(experiment.placement, federation, *sizes):
+        return on_devices.make(num_clients, tables.MAX_ROUNDS, fresh, sharding)
     from fedvg_jax.runs.placement import on_host
 
     num_rows, max_rounds = fit_chunk(federation, tables.MAX_ROUNDS, *sizes)

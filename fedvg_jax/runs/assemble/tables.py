@@ -47,10 +47,8 @@ def make_data(experiment: Experiment, task: Task, is_on_host: bool = False) -> D
         task: the model that scores.
         is_on_host: whether pool and tables stay NumPy arrays.
     """
-    config, population = experiment.settings, experiment.population
-    shared, batch_size = population.shared, config.batch_size
-    pool = population.pool
-    max_test = int(len(population.arrays.y) * config.test_ratio)
+    population, batch_size = experiment.population, experiment.cohorts.batch_size
+    shared, pool = population.shared, population.pool
     skips_lone_row = (
         experiment.skips_lone_row
         and len(shared.rows) % batch_size == 1
@@ -67,7 +65,7 @@ def make_data(experiment: Experiment, task: Task, is_on_host: bool = False) -> D
         pool if is_on_host else tree.copies(pool),  # whatever becomes of the caller's arrays
         table(shared.rows, shared.most, batch_size, keep_single=not skips_lone_row),
         table(shared.rows, shared.most),
-        table(client_rows.joined(population.partition.test), max_test),
+        table(client_rows.joined(population.partition.test), population.most_tested),
     )
 
 
@@ -90,24 +88,24 @@ def make_training(experiment: Experiment, program: programs.Program) -> dict[str
     """Returns how clients train: the arguments that `schedule.make` shares with `schedule.num_local_steps`.
 
     Args:
-        experiment: its settings, and the partition.
+        experiment: its cohorts, and the partition.
         program: has the model that is trained, and the algorithm.
     """
-    config, cohorts = experiment.settings, experiment.cohorts
+    cohorts = experiment.cohorts
     sizes = client_rows.sizes(experiment.population.partition.train)
     return {
-        "seed": config.seed,
+        "seed": cohorts.seed,
         "local_epochs": cohorts.local_epochs,
-        "batch_size": fitting_width(config.batch_size, int(sizes.max())),
+        "batch_size": fitting_width(cohorts.batch_size, int(sizes.max())),
         "probe_ratio": cohorts.probe_ratio,
-        "keep_single": keeps_single_rows(cohorts, config.batch_size, sizes, program.model.init),
+        "keep_single": keeps_single_rows(cohorts, sizes, program.model.init),
         "probe_apart": cohorts.probe_apart,
         "single_batches": program.algorithm.single_batches,
     }
 
 
 def keeps_single_rows(
-    cohorts: Cohorts, batch_size: int, sizes: np.ndarray, init: Callable[[jax.Array], Variables]
+    cohorts: Cohorts, sizes: np.ndarray, init: Callable[[jax.Array], Variables]
 ) -> bool:
     """Returns whether clients train on minibatches of a single row.
 
@@ -115,7 +113,6 @@ def keeps_single_rows(
 
     Args:
         cohorts: of the run.
-        batch_size: B, as it is set.
         sizes: training rows of each client.
         init: of the model that is trained.
 
@@ -123,6 +120,7 @@ def keeps_single_rows(
         UsageError: if all minibatches have a single row and BatchNorm would have undefined statistics.
     """
     # a model is traced only where it matters; a probe leaves other numbers of rows
+    batch_size = cohorts.batch_size
     is_possible = cohorts.probe_ratio > 0 or bool((sizes % batch_size == 1).any())
     if cohorts.skips_single_rows or not (batch_size == 1 or is_possible):
         return False
@@ -144,13 +142,13 @@ def make_schedule(
     """Returns the schedule of a round, from its number, from 0, and perhaps the state before it.
 
     Args:
-        experiment: its settings, and the partition.
+        experiment: its cohorts, and the partition.
         program: has the executor.
         training: see `make_training`.
         select: selects the clients that are asked; None draws them uniformly.
         arrive: the clients that arrive of those; None without virtual time.
     """
-    config, cohorts, population = experiment.settings, experiment.cohorts, experiment.population
+    cohorts, population = experiment.cohorts, experiment.population
     rows_by_client = population.partition.train
     largest = int(client_rows.sizes(rows_by_client).max())
     most_epochs = cohorts.local_epochs[1] + (cohorts.probe_ratio > 0)  # a probe reads further rows
@@ -160,7 +158,7 @@ def make_schedule(
     )
     published = None
     if cohorts.is_published:
-        published = schedule.official_cohorts(config.seed, config.clients, cohorts.size)
+        published = schedule.official_cohorts(cohorts.seed, cohorts.num_clients, cohorts.size)
 
     def schedule_of(number: int, state: SimState | None = None) -> Schedule:
         clients = published(number) if published else None
@@ -176,7 +174,7 @@ def make_schedule(
             num_lanes=program.executor.num_lanes,
             lanes_together=program.executor.lanes_together,
             capacity=capacity,
-            dropout=config.dropout,
+            dropout=cohorts.dropout,
             clients=clients,
             trainings=trainings,
             client_chunk_size=cohorts.chunk_size,

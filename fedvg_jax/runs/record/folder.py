@@ -130,13 +130,13 @@ def config_from_json(settings: dict, source: str) -> Config:
     return configs.apply(Config(), flat, source)
 
 
-def is_finished(folder: Path, config: Config) -> bool:
-    """Returns whether a run has ended by itself, and would with these settings. Its files are not verified."""
+def is_finished(folder: Path, rounds: int) -> bool:
+    """Returns whether a run has ended by itself, after so many rounds. Its files are not verified."""
     try:
         summary, written = files.read_object(folder / stored.SUMMARY), read_config(folder)
     except UsageError:
         return False
-    return written.rounds == config.rounds and summary.get("stopped_by") is None
+    return written.rounds == rounds and summary.get("stopped_by") is None
 
 
 def refuse_taken(folder: Path) -> None:

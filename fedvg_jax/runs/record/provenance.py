@@ -39,7 +39,7 @@ def sources(sim: Simulation) -> dict[str, str]:
     if len(pool.y) > len(arrays.y):
         validation = cache.digest(*(np.asarray(rows[len(arrays.y) :]) for rows in pool))
     # clients may start from the caller's model; one made from the seed differs in its last bits between machines
-    if sim.config.init or sim.experiment.model.has_initial:
+    if not sim.experiment.model.is_drawn:
         initial = jax.tree.leaves(checkpoint.to_host(sim.state_placement.fresh))
     hyper = sorted(sim.custom_hyper.items())
     return {

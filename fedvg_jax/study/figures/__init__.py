@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedvg_jax.config.checks import method_and_run
 from fedvg_jax.config.options import partition_seed
 from fedvg_jax.host import files
 from fedvg_jax.runs.record.history import BETTER, History
@@ -14,7 +15,6 @@ from fedvg_jax.study.outcomes import Outcome
 from fedvg_jax.study.places import Place
 from fedvg_jax.study.reading import Folder
 from fedvg_jax.study.run import Run
-from fedvg_jax.views.output import method_and_run
 
 FIGURES = (
     curves.differences,

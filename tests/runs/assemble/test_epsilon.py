@@ -41,9 +41,10 @@ def epsilon(rounds, own_reads=None, **settings):
     config = dataclasses.replace(CONFIG, **settings)
     hyper = {"dp.noise_multiplier": np.float32(config.dp.noise_multiplier)}
     experiment = resolved.experiment(config)
+    private = experiment.privacy
     if own_reads is not None:
-        experiment = experiment._replace(weights_read_clients=own_reads)
-    return accounts.make_account(experiment, hyper).epsilon(rounds)
+        private = private._replace(reads_all_clients=own_reads)
+    return accounts.make_account(private, experiment.cohorts, hyper).epsilon(rounds)
 
 
 def test_neighbours_replace_one_client():

@@ -36,7 +36,8 @@ def tables_of(made, arrays, parts=None):
     parts = parts or resolve.data.make_partition(made, arrays)
     shared = resolve.data.make_shared(made, arrays, parts)
     whole = resolved.experiment(made, arrays.x.shape[1:], len(arrays.class_names))
-    whole = whole._replace(population=Population(arrays, parts, shared))
+    most_tested = int(made.test_ratio * len(arrays.y))
+    whole = whole._replace(population=Population(arrays, parts, shared, most_tested))
     return tables.make_data(whole, whole.model.bound(None))
 
 
@@ -130,7 +131,7 @@ def num_steps(task=None, **settings):
     parts = Partition(train, *[[np.arange(10, 12, dtype=np.int32)] * 3] * 2)
     program = resolved.program(made, task=task)
     whole = resolved.experiment(made, task=task)
-    whole = whole._replace(population=Population(DIGITS, parts, None))
+    whole = whole._replace(population=Population(DIGITS, parts, None, 0))
     training = tables.make_training(whole, program)
     schedule = tables.make_schedule(whole, program, training)(0)
     return [int(schedule.num_steps[list(schedule.clients).index(client)]) for client in range(3)]

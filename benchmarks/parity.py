@@ -222,7 +222,8 @@ def make_schedule(recording: Recording, r: int) -> Schedule:
     num_samples = [int(arrays.get(f"r{r}/n/{j}", n)) for j, n in enumerate(sizes)]
     pool = sum(len(arrays[f"part/{c}/train"]) for c in range(meta["clients"]))
     capacity = schedule.capacity(pool, len(clients), meta["epochs"], meta["batch"])
-    return schedule.pack(clients, batches, num_samples, num_lanes=1, capacity=capacity)
+    drawn = schedule.pack(clients, batches, num_samples, num_lanes=1)
+    return schedule.padded(drawn, capacity)
 
 
 def batches_of(recording: Recording, rows: np.ndarray, client: int) -> np.ndarray:

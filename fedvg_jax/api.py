@@ -317,7 +317,7 @@ def make_schedule(
             f" least 1, probe_ratio from 0 to 1; got {cohort_size}, {local_epochs}, {batch_size}, {probe_ratio}"
         )
     executor = executor or executors.lanes(1)
-    return schedule.make(
+    drawn = schedule.make(
         number,
         rows,
         seed=seed,
@@ -326,11 +326,11 @@ def make_schedule(
         batch_size=batch_size,
         num_lanes=executor.num_lanes,
         lanes_together=executor.lanes_together,
-        capacity=schedule.capacity(
-            sum(map(len, rows)), cohort_size, local_epochs + (probe_ratio > 0), batch_size
-        ),
         probe_ratio=probe_ratio,
     )
+    most_epochs = local_epochs + (probe_ratio > 0)
+    capacity = schedule.capacity(sum(map(len, rows)), cohort_size, most_epochs, batch_size)
+    return schedule.padded(drawn, capacity)
 
 
 def _checked_rows(rows: Any) -> np.ndarray:

@@ -138,10 +138,8 @@ def _compiled_steps(box: Box, count: int, num_lanes: int, way: Way) -> Call:
     num_images = 64 if box.smoke else 2_000
     rng = np.random.default_rng(0)
     rows = [rng.integers(0, num_images, (count, BATCH), np.int32) for _ in range(num_lanes)]
-    clients, capacity = np.arange(num_lanes, dtype=np.int32), num_lanes * count
-    planned = schedules.pack(
-        clients, rows, [num_images] * num_lanes, num_lanes=num_lanes, capacity=capacity
-    )
+    clients = np.arange(num_lanes, dtype=np.int32)
+    planned = schedules.pack(clients, rows, [num_images] * num_lanes, num_lanes=num_lanes)
     task = make_task(box, way)
     variables = jax.jit(task.init)(jax.random.key(0))
     state = SimState(jnp.int32(0), variables, (), tree.repeat((), num_lanes))

@@ -95,11 +95,11 @@ def plan(clients: int, cohort: int, repeats: int) -> dict[str, Any]:
 
     rows = client_rows.from_sizes(np.arange(12 * clients, dtype=np.int32), np.full(clients, 12))
     settings = {"cohort_size": cohort, "local_epochs": (5, 5), "batch_size": 10, "num_lanes": 1}
-    settings |= {"capacity": schedule.capacity(12 * clients, cohort, 5, 10, 12)}
+    capacity = schedule.capacity(12 * clients, cohort, 5, 10, 12)
     times = []
     for number in range(repeats + 1):
         start = time.process_time()
-        planned = schedule.make(number, rows, seed=0, **settings)
+        planned = schedule.padded(schedule.make(number, rows, seed=0, **settings), capacity)
         times.append(time.process_time() - start)
     sizes = {
         "partition_bytes": rows.rows.nbytes + rows.begin.nbytes,

@@ -195,7 +195,7 @@ def make_round(
     >>> task = Task(lambda key: Variables({"w": jnp.zeros(1)}, {}), loss, None, None, None, str)
     >>> step = make_round(task, fedavg(), uniform(), executors.lanes(1), local_training.sgd, num_clients=2)
     >>> rows = jnp.arange(2).reshape(2, 1)
-    >>> settings = {"seed": 0, "cohort_size": 2, "local_epochs": (1, 1), "batch_size": 1, "num_lanes": 1, "capacity": 2}
+    >>> settings = {"seed": 0, "cohort_size": 2, "local_epochs": (1, 1), "batch_size": 1, "num_lanes": 1}
     >>> data, hyper = Data(jnp.array([1.0, 3.0]), *[jnp.array([[0]])] * 3), {"lr": jnp.float32(1)}
     >>> state = init_state(task, fedavg(), 2, hyper)
     >>> state, metrics = jax.jit(step)(state, schedules.make(0, rows, **settings), data, hyper)

@@ -29,7 +29,6 @@ def make(
     local_epochs: tuple[int, int],
     batch_size: int,
     num_lanes: int,
-    capacity: int,
     lanes_together: int = 1,
     probe_ratio: float = 0.0,
     probe_apart: bool = False,
@@ -40,7 +39,7 @@ def make(
     trainings: np.ndarray | None = None,
     client_chunk_size: int | None = None,
 ) -> Schedule:
-    """Returns the schedule of one round.
+    """Returns the schedule of one round; its table has no padding, see `padded`.
 
     Args:
         round: number of the round, from 0.
@@ -50,7 +49,6 @@ def make(
         local_epochs: fewest and most local epochs; a client's number is drawn between them.
         batch_size: B.
         num_lanes: L of the executor.
-        capacity: F, the minibatches that the table can hold; see `capacity`.
         lanes_together: the executor's lanes of one device.
         probe_ratio: share of a client's rows that the algorithm's probe reads.
         probe_apart: whether a client trains on its other rows only; n_k is then their number.
@@ -62,12 +60,9 @@ def make(
             random streams; None for the round.
         client_chunk_size: H, clients of a client chunk; None for the whole cohort.
 
-    Raises:
-        ValueError: if the minibatches exceed `capacity`.
-
     >>> rows = [np.arange(4), np.arange(4, 6)]
     >>> settings = {"seed": 0, "cohort_size": 2, "local_epochs": (1, 1), "batch_size": 2, "num_lanes": 1}
-    >>> schedule = make(0, rows, **settings, capacity=3)
+    >>> schedule = make(0, rows, **settings)
     >>> sorted(zip(schedule.clients.tolist(), schedule.num_steps.tolist())), sorted(schedule.rows.ravel().tolist())
     ([(0, 2), (1, 1)], [0, 1, 2, 3, 4, 5])
     """
@@ -93,7 +88,6 @@ def make(
         batches,
         sizes,
         num_lanes=num_lanes,
-        capacity=capacity,
         lanes_together=lanes_together,
         probes=probes,
         client_chunk_size=client_chunk_size,
@@ -235,8 +229,13 @@ def table(rows: np.ndarray, batch_size: int, capacity: int, keep_single: bool = 
 
     Its shape does not depend on the partition.
     """
-    batches = split_into_minibatches(rows, batch_size, keep_single)
-    return np.concatenate([batches, np.full((capacity - len(batches), batch_size), -1, np.int32)])
+    return _with_empty(split_into_minibatches(rows, batch_size, keep_single), capacity)
+
+
+def _with_empty(minibatches: np.ndarray, capacity: int) -> np.ndarray:
+    """Returns int32 [capacity, B]: the minibatches, and empty ones."""
+    empty = np.full((capacity - len(minibatches), minibatches.shape[1]), -1, np.int32)
+    return np.concatenate([minibatches, empty])
 
 
 def capacity(
@@ -271,7 +270,6 @@ def pack(
     num_samples: Sequence[int],
     *,
     num_lanes: int,
-    capacity: int,
     lanes_together: int = 1,
     probes: Sequence[np.ndarray] = (),
     client_chunk_size: int | None = None,
@@ -283,7 +281,6 @@ def pack(
         batches: for each client, its minibatches int32 [S_k, B].
         num_samples: for each client, n_k.
         num_lanes: L of the executor.
-        capacity: F, the minibatches that the table can hold.
         lanes_together: the executor's lanes of one device.
         probes: for each client, the minibatches of its probe int32 [P_k, B]; () without a probe.
         client_chunk_size: H, clients of a client chunk; None for the whole cohort.
@@ -292,9 +289,7 @@ def pack(
     probes = probes or [batches[0][:0]] * len(batches)
     probe_steps = np.array([len(p) for p in probes], np.int32)
     num_used = num_steps + probe_steps
-    rows = np.full((capacity, batches[0].shape[1]), -1, np.int32)
     in_order = itertools.chain.from_iterable(zip(batches, probes, strict=True))
-    rows[: num_used.sum()] = np.concatenate(list(in_order))
     return Schedule(
         clients=np.asarray(clients, np.int32),
         num_samples=np.asarray(num_samples, np.int32),
@@ -305,23 +300,36 @@ def pack(
         shuffle=np.arange(len(clients), dtype=np.int32),
         key=np.zeros(2, np.uint32),
         plan=lane_plan.plan_chunks(num_steps, num_lanes, lanes_together, client_chunk_size),
-        rows=rows,
+        rows=np.concatenate(list(in_order)),
     )
 
 
-def stack(rounds: Sequence[Schedule], max_rounds: int) -> Schedule:
+def padded(schedule: Schedule, capacity: int) -> Schedule:
+    """Returns a schedule with a table of F minibatches, so that all rounds have one shape.
+
+    Args:
+        schedule: of a round.
+        capacity: F; see `capacity`.
+
+    Raises:
+        ValueError: its minibatches exceed F.
+    """
+    return schedule._replace(rows=_with_empty(schedule.rows, capacity))
+
+
+def stack(rounds: Sequence[Schedule], max_rounds: int, capacity: int | None = None) -> Schedule:
     """Returns the schedules of a chunk as one, padded to `max_rounds` with copies of the first.
 
-    All leaves have a leading axis [R], except `rows`, a single table with every round's minibatches, as long as the
-    first round's table.
+    All leaves have a leading axis [R], except `rows`, a single table with every round's minibatches.
 
     Args:
         rounds: the schedules, in order.
         max_rounds: R.
+        capacity: F, minibatches that the table can hold; None for the length of the first round's table.
     """
     used = [num_minibatches(s) for s in rounds]
-    rows = np.full(rounds[0].rows.shape, -1, np.int32)
-    rows[: sum(used)] = np.concatenate([s.rows[:n] for s, n in zip(rounds, used, strict=True)])
+    of_rounds = np.concatenate([s.rows[:n] for s, n in zip(rounds, used, strict=True)])
+    rows = _with_empty(of_rounds, len(rounds[0].rows) if capacity is None else capacity)
     offsets = np.cumsum(used) - used
     moved = [
         s._replace(start=s.start + np.int32(o), rows=(), waited=None)

@@ -151,14 +151,14 @@ def plan_chunk(
     """
     if not num_rounds:
         return None
-    drawn += [sim.schedule(num_done + i, state) for i in range(len(drawn), num_rounds)]
+    drawn += [sim.draw(num_done + i, state) for i in range(len(drawn), num_rounds)]
     steps = np.cumsum([schedules.num_minibatches(s) for s in drawn[:num_rounds]])
-    count = min(tables.MAX_ROUNDS, int((steps <= len(drawn[0].rows)).sum()))
+    count = min(tables.MAX_ROUNDS, int((steps <= sim.capacity).sum()))
     host = sim.host_rows
     fitting = host.fit(drawn[:count]) if host else drawn[:count]
     del drawn[: len(fitting)]
     clients, planned = sim.state_placement.number_rows(fitting)
-    rounds = schedules.stack(planned, tables.MAX_ROUNDS)
+    rounds = schedules.stack(planned, tables.MAX_ROUNDS, sim.capacity)
     rounds, data = host.take(rounds) if host else (rounds, sim.data)
     return Chunk(planned, rounds, data, clients)
 

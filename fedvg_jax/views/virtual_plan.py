@@ -31,7 +31,7 @@ def _synchronous_rows(sim: Simulation, clock: Clock) -> Rows:
     sent = sim.traffic.down, sim.traffic.up
     seconds, trained, present = [], 0.0, 0.0
     for number in range(min(ROUNDS, rounds)):
-        planned = sim.schedule(number)
+        planned = sim.draw(number)
         of_clients = clock.seconds(planned.clients, planned.num_steps, *sent, number, seed)
         seconds.append(planned.waited.seconds)
         trained += of_clients[planned.participating].sum()

@@ -168,11 +168,10 @@ def rounds(rule, made, applied, discount, executor):
             batch_size=20,
             num_lanes=executor.num_lanes,
             lanes_together=executor.lanes_together,
-            capacity=8,
             clients=clients,
             trainings=made.training[number],
         )
-        planned = planned._replace(
+        planned = schedules.padded(planned, 8)._replace(
             received=slots.received[number],
             stored=slots.stored[number],
             staleness=made.staleness[number],

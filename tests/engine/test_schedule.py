@@ -16,7 +16,6 @@ SETTINGS = {
     "local_epochs": (3, 3),
     "batch_size": 4,
     "num_lanes": 2,
-    "capacity": 64,
 }
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=12)
 STEPS = st.lists(st.integers(0, 30), min_size=1, max_size=12).map(np.array)
@@ -109,9 +108,7 @@ def probes_of(schedule, position):
 def test_a_probe_reads_a_share_of_a_client_s_rows_and_may_exclude_them_from_training(
     sizes, ratio, apart
 ):
-    schedule = make(
-        train_rows=clients_of(sizes), probe_ratio=ratio, probe_apart=apart, capacity=1000
-    )
+    schedule = make(train_rows=clients_of(sizes), probe_ratio=ratio, probe_apart=apart)
     for k, client in enumerate(schedule.clients):
         mine = {*clients_of(sizes)[client]}
         probed = int(ratio * sizes[client])
@@ -171,8 +168,9 @@ def test_no_cohort_of_any_partition_exceeds_the_capacity(sizes, epochs, batch_si
 
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4))
 def test_a_round_of_a_stack_equals_the_round(numbers):
-    rounds = [make(number, capacity=256) for number in numbers]
-    stacked = schedules.stack(rounds, 6)
+    rounds = [make(number) for number in numbers]
+    stacked = schedules.stack(rounds, 6, 256)
+    assert stacked.rows.shape[0] == 256
     assert {len(leaf) for leaf in jax.tree.leaves(stacked._replace(rows=None))} == {6}
     for r, schedule in enumerate(rounds):
         unstacked = schedules.round_at(stacked, r)

@@ -102,7 +102,7 @@ def test_a_resumed_run_continues_its_virtual_time(tmp_path):
 )
 def test_steps_that_the_clock_counts_are_those_of_the_schedule(options):
     rows = np.split(np.arange(60), np.cumsum([0, 1, 7, 13, 4, 20]))
-    planned = schedule.make(3, rows, seed=1, cohort_size=6, num_lanes=1, capacity=500, **options)
+    planned = schedule.make(3, rows, seed=1, cohort_size=6, num_lanes=1, **options)
     sizes = np.array([len(each) for each in rows])
     counted = schedule.num_local_steps(3, planned.clients.tolist(), sizes, seed=1, **options)
     assert counted.tolist() == planned.num_steps.tolist()

@@ -62,7 +62,7 @@ def test_every_round_is_drawn_once_and_a_chunk_leaves_what_it_cannot_hold_to_the
     sim = fv.simulation(dataclasses.replace(CONFIG, rounds=1000))
     numbers, drawn, held = [], [], []
     watched = sim._replace(
-        schedule=lambda number, *rest: numbers.append(number) or sim.schedule(number, *rest)
+        draw=lambda number, *rest: numbers.append(number) or sim.draw(number, *rest)
     )
     while len(held) < 2 * tables.MAX_ROUNDS:
         chunk = chunks.plan_chunk(watched, drawn, len(held), tables.MAX_ROUNDS + 7, sim.state)

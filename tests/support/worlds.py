@@ -60,8 +60,9 @@ class World(NamedTuple):
     ) -> types.Schedule:
         epochs = (self.local_epochs, self.local_epochs)
         settings = {"seed": seed, "cohort_size": self.cohort_size, "local_epochs": epochs}
-        settings |= {"batch_size": self.batch_size, "num_lanes": num_lanes, "capacity": capacity}
-        return schedule.make(number, self.train, **settings | changes)
+        settings |= {"batch_size": self.batch_size, "num_lanes": num_lanes}
+        drawn = schedule.make(number, self.train, **settings | changes)
+        return schedule.padded(drawn, capacity)
 
     def most_steps(self) -> int:
         """Returns an upper bound on the local steps of a client."""

@@ -52,6 +52,6 @@ def test_two_rounds_are_timed():
     made = resolve.experiment.simulation(SETTINGS)
     drawn = []
     watched = made._replace(
-        schedule=lambda number, *rest: drawn.append(number) or made.schedule(number, *rest)
+        draw=lambda number, *rest: drawn.append(number) or made.draw(number, *rest)
     )
     assert "5 rounds" in display.plan_rows(watched) and set(drawn) == {0, 1}

@@ -66,9 +66,10 @@ class Simulation(NamedTuple):
     data: Data
     """the pool and the tables of rows, on the devices; NumPy arrays if `host_rows` is set"""
     hyper: Hyper
-    schedule: Callable[..., Schedule]
-    """(round from 0, state before it) -> its schedule, NumPy arrays. Only a selection that measures losses reads the
-    state; without one it takes all losses as equal."""
+    draw: Callable[..., Schedule]
+    """as `schedule`, with a table of the round's minibatches alone"""
+    capacity: int
+    """F, minibatches that the table of a round or of a chunk can hold"""
     chunk: Wrapped
     """see `federated_round.make_chunk`; jitted, the state is donated"""
     evaluate: Wrapped
@@ -113,6 +114,15 @@ class Simulation(NamedTuple):
 
         return communication.round_traffic(self.experiment, self, self.state, self.data, self.hyper)
 
+    def schedule(self, round: int, state: SimState | None = None) -> Schedule:
+        """Returns the schedule of a round, NumPy arrays with the same shapes in every round.
+
+        Args:
+            round: its number, from 0.
+            state: before it. Only a selection that measures losses reads it; without one it takes all losses as equal.
+        """
+        return schedule.padded(self.draw(round, state), self.capacity)
+
     def step(self, state: SimState, round: int) -> tuple[SimState, Metrics]:
         """Returns the state after a round, and the round's metrics per client, with the same bits as `run`.
 
@@ -133,7 +143,7 @@ class Simulation(NamedTuple):
             raise UsageError(
                 "sim.step needs rows and client states on the device; use placement device, or fv.run"
             )
-        rounds = schedule.stack([self.schedule(round, state)], tables.MAX_ROUNDS)
+        rounds = schedule.stack([self.draw(round, state)], tables.MAX_ROUNDS, self.capacity)
         after, metrics = self.chunk(tree.copies(state), np.int32(1), rounds, self.data, self.hyper)
         return after, tree.take(metrics, 0)
 
@@ -221,7 +231,8 @@ def assemble(experiment: Experiment, cached: programs.Cache) -> Simulation:
         # on no process's device
         hyper=hyper if processes.count() == 1 else jax.tree.map(np.asarray, hyper),
         custom_hyper=custom_hyper,
-        schedule=tables.make_schedule(experiment, program, training, select, arrive),
+        draw=tables.make_schedule(experiment, program, training, select, arrive),
+        capacity=tables.table_capacity(experiment, training["batch_size"]),
         timeline=timeline,
         host_rows=host,
         state_placement=state_placement,
@@ -274,8 +285,8 @@ def trace_chunk(sim: Simulation) -> Traced:
 
 def shapes_of_chunk(sim: Simulation) -> programs.Shapes:
     """Returns what a chunk of rounds is compiled for."""
-    _, planned = sim.state_placement.number_rows([sim.schedule(0)])
-    rounds = schedule.stack(planned, tables.MAX_ROUNDS)
+    _, planned = sim.state_placement.number_rows([sim.draw(0)])
+    rounds = schedule.stack(planned, tables.MAX_ROUNDS, sim.capacity)
     data = sim.host_rows.shapes() if sim.host_rows else sim.data
     return sim.state_placement.shapes(sim.state), rounds, data, sim.hyper
 

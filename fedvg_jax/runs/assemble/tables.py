@@ -132,6 +132,15 @@ def keeps_single_rows(
     return not is_undefined
 
 
+def table_capacity(experiment: Experiment, batch_size: int) -> int:
+    """Returns F, the minibatches that the table of a chunk can hold."""
+    cohorts, population = experiment.cohorts, experiment.population
+    largest = int(client_rows.sizes(population.partition.train).max())
+    most_epochs = cohorts.local_epochs[1] + (cohorts.probe_ratio > 0)  # a probe reads further rows
+    num_rows = max(len(population.arrays.y), largest)
+    return schedule.capacity(num_rows, cohorts.size, most_epochs, batch_size, largest)
+
+
 def make_schedule(
     experiment: Experiment,
     program: programs.Program,
@@ -139,7 +148,7 @@ def make_schedule(
     select: Select | None = None,
     arrive: Arrive | None = None,
 ) -> Callable[..., Schedule]:
-    """Returns the schedule of a round, from its number, from 0, and perhaps the state before it.
+    """Returns the schedule of a round, from its number, from 0, and perhaps the state before it. See `Simulation.draw`.
 
     Args:
         experiment: its cohorts, and the partition.
@@ -149,14 +158,7 @@ def make_schedule(
         arrive: the clients that arrive of those; None without virtual time.
     """
     cohorts, population = experiment.cohorts, experiment.population
-    rows_by_client = population.partition.train
-    largest = int(client_rows.sizes(rows_by_client).max())
-    most_epochs = cohorts.local_epochs[1] + (cohorts.probe_ratio > 0)  # a probe reads further rows
-    num_rows = max(len(population.arrays.y), largest)
-    capacity = schedule.capacity(
-        num_rows, cohorts.size, most_epochs, training["batch_size"], largest
-    )
-    published = None
+    rows_by_client, published = population.partition.train, None
     if cohorts.is_published:
         published = schedule.official_cohorts(cohorts.seed, cohorts.num_clients, cohorts.size)
 
@@ -173,7 +175,6 @@ def make_schedule(
             cohort_size=cohorts.size,
             num_lanes=program.executor.num_lanes,
             lanes_together=program.executor.lanes_together,
-            capacity=capacity,
             dropout=cohorts.dropout,
             clients=clients,
             trainings=trainings,

@@ -92,7 +92,7 @@ def number_rows(planned: list[Schedule]) -> tuple[np.ndarray, list[Schedule]]:
 
     >>> from fedvg_jax.engine import schedule
     >>> batches = 2 * [np.zeros((1, 4), np.int32)]
-    >>> rounds = [schedule.pack(c, batches, [4, 4], num_lanes=1, capacity=2) for c in ([9, 4], [4, 6])]
+    >>> rounds = [schedule.pack(c, batches, [4, 4], num_lanes=1) for c in ([9, 4], [4, 6])]
     >>> clients, rounds = number_rows(rounds)
     >>> clients.tolist(), [r.state_rows.tolist() for r in rounds]
     ([9, 4, 6], [[0, 1], [1, 2]])

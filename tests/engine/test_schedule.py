@@ -166,6 +166,18 @@ def test_no_cohort_of_any_partition_exceeds_the_capacity(sizes, epochs, batch_si
     assert needed <= schedules.capacity(sum(sizes), cohort_size, epochs, batch_size)
 
 
+@given(SIZES.filter(any), st.floats(0, 1), st.integers(0, 5))
+def test_a_drawn_table_has_no_padding_and_a_padded_one_as_much_as_is_asked(sizes, ratio, spare):
+    drawn = make(train_rows=clients_of(sizes), cohort_size=1, probe_ratio=ratio)
+    used = schedules.num_minibatches(drawn)
+    padded = schedules.padded(drawn, used + spare)
+    assert len(drawn.rows) == used and (padded.rows[used:] == -1).all()
+    assert_equal(padded._replace(rows=padded.rows[:used]), drawn)
+    assert len(padded.rows) == used + spare
+    with pytest.raises(ValueError, match="negative"):
+        schedules.padded(drawn, used - 1)
+
+
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4))
 def test_a_round_of_a_stack_equals_the_round(numbers):
     rounds = [make(number) for number in numbers]

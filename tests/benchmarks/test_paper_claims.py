@@ -32,7 +32,7 @@ def findings(folder):
 def test_measures_give_what_the_papers_tables_say(measure, holds, text):
     """Ranks, cells and distances counted by hand in the tables; tests as in the paper's section 4.
 
-    Of the 35 cells of the granularities, one is a tie of layerwise and blockwise. It counts for both.
+    Of the 35 conditions of the granularities, one is a tie of layerwise and blockwise. It counts for both.
     """
     assert measures.printed(measure) == (holds, text)
 
@@ -47,7 +47,7 @@ def values_of(deviation, dataset="d"):
 def test_variance_is_low_up_to_the_median_of_the_others_in_most_cells(deviation, holds):
     assert measures.low_variance(values_of(deviation)).holds == holds
     half = measures.low_variance(values_of(1.0) + values_of(9.0, "e"))
-    assert half == (False, "deviation at most the median in 1 of 2 cells")
+    assert half == (False, "deviation at most the median in 1 of 2 conditions")
 
 
 def test_first_or_second_holds_at_rank_two_and_fails_at_rank_three(tmp_path):
@@ -112,10 +112,10 @@ def test_absent_clients_do_not_enter_the_correlation_of_weights(tmp_path):
     }  # fmt: skip
     write_runs(tmp_path, entries, entries)
     text = findings(tmp_path)["small_gradient_generalises"].text
-    assert "+1.00 in each of 2 replicates, 2 runs" in text
+    assert "+1.00 in each of 2 seeds, 2 runs" in text
 
 
-def test_runs_of_one_seed_are_one_replicate_of_a_correlation(tmp_path):
+def test_runs_of_one_seed_are_one_number_of_a_correlation(tmp_path):
     # by rank correlation
     weights = {
         1.0: [0.2, 0.3, 0.5],
@@ -131,13 +131,13 @@ def test_runs_of_one_seed_are_one_replicate_of_a_correlation(tmp_path):
             )  # fmt: skip
     # Means by seed are 2/3 and 0; of two values the t interval is 12.706 / 2 times their distance to each side.
     text = findings(tmp_path)["small_gradient_generalises"].text
-    assert "+0.33 [-3.90, +4.57] over 2 replicates, 6 runs" in text
+    assert "+0.33 [-3.90, +4.57] over 2 seeds, 6 runs" in text
 
 
 @pytest.mark.parametrize(
     ("second", "holds", "text"),
     [
-        ([0.5, 0.3, 0.2], False, "+1.00 in each of 2 replicates, 2 runs"),
+        ([0.5, 0.3, 0.2], False, "+1.00 in each of 2 seeds, 2 runs"),
         ([0.2, 0.3, 0.5], True, "+0.00 ["),
     ],
 )
@@ -156,7 +156,7 @@ def test_weights_that_follow_the_overlap_with_the_validation_set_do_not_hold(tmp
     for folder in write_runs(tmp_path, entries, entries):
         write_json(folder / "partition.json", partition)
     finding = findings(tmp_path)["no_overlap_bias"]
-    assert not finding.holds and "+0.77 in each of 2 replicates, 2 runs" in finding.text
+    assert not finding.holds and "+0.77 in each of 2 seeds, 2 runs" in finding.text
 
 
 def test_significance_needs_five_pairs():

@@ -68,7 +68,7 @@ def our_values(study: Study) -> list[Value]:
 def ambiguities(study: Study) -> list[str]:
     """Returns a line for every value of the paper that several groups stand for, such as two learning rates."""
     return [
-        f"{method} on {dataset}, {model}, alpha {alpha:g} has {len(values)} cells that differ in other settings"
+        f"{method} on {dataset}, {model}, alpha {alpha:g} has {len(values)} conditions that differ in other settings"
         for (dataset, model, method, alpha), values in _values_by_key(study).items()
         if len(values) > 1
     ]
@@ -156,7 +156,7 @@ def low_variance(values: Values) -> Finding | None:
     if deviations.empty:
         return None
     below = (deviations.FedVG <= deviations[[*BASES]].median(axis=1)).sum()
-    text = f"deviation at most the median in {below} of {len(deviations)} cells"
+    text = f"deviation at most the median in {below} of {len(deviations)} conditions"
     return Finding(bool(below > len(deviations) / 2), text)
 
 
@@ -348,7 +348,7 @@ def _weight_of_client_0(group: Group) -> tuple[bool, float]:
 def norms_grow_with_depth(study: Study) -> Finding | None:
     """Holds if the depths of layers and their mean gradient norms correlate by ranks, with an interval above 0."""
     correlations, counts = [], set()
-    for replicate, run in _runs(study):
+    for seeds, run in _runs(study):
         norms = [n for record in run.records if (n := layer_norms(record)) is not None]
         layers = layers_of(run)
         weights = [i for i, name in enumerate(layers) if not name.endswith(("bias", "scale"))]
@@ -356,9 +356,7 @@ def norms_grow_with_depth(study: Study) -> Finding | None:
             mean = np.nanmean(np.concatenate(norms), 0)
             depth = depths([layers[i] for i in weights])
             counts.add(len(weights))
-            correlations.append(
-                (replicate, rank_correlation(depth, [float(mean[i]) for i in weights]))
-            )
+            correlations.append((seeds, rank_correlation(depth, [float(mean[i]) for i in weights])))
     layers = " and ".join(map(str, sorted(counts)))
     return _mean_correlation(
         correlations, f"rank correlation of depth and norm over {layers} layers", _is_above_zero
@@ -411,7 +409,7 @@ def head_against_body(study: Study) -> Finding | None:
     A rule's number is the mean of `clients.head_minus_body` over the rounds of a run; the 95 % interval is above 0, or
     is not.
     """
-    by_run = [(replicate, clients.head_minus_body(run)) for replicate, run in _runs(study)]
+    by_run = [(seeds, clients.head_minus_body(run)) for seeds, run in _runs(study)]
     findings = []
     for rule, title in clients.RULES.items():
         gaps = [(key, float(np.mean(of[rule]))) for key, of in by_run if of[rule]]
@@ -442,7 +440,7 @@ def _weight_correlations(
         holds: (low, high) of the 95 % interval -> verdict.
     """
     correlations = []
-    for replicate, run in _runs(study):
+    for seeds, run in _runs(study):
         if weighting_of(run) != "fedvg":
             continue
         values = [
@@ -450,7 +448,7 @@ def _weight_correlations(
             for r in run.records
             if (v := other(run, r))
         ]
-        correlations.append((replicate, pd.Series(values, dtype=float).mean()))
+        correlations.append((seeds, pd.Series(values, dtype=float).mean()))
     return _mean_correlation(correlations, f"rank correlation of weight and {name}", holds)
 
 
@@ -465,7 +463,7 @@ def _mean_correlation(
     name: str,
     holds: Callable[[float, float], bool],
 ) -> Finding | None:
-    """Returns the finding on the mean correlation over the replicates of a study.
+    """Returns the finding on the mean correlation over the seeds of a study.
 
     Runs of one seed share their partition and their initial model, so they are averaged before the 95 % t interval.
 
@@ -475,7 +473,7 @@ def _mean_correlation(
         holds: (low, high) of the interval -> verdict.
 
     Returns:
-        The finding; None for fewer than two replicates.
+        The finding; None for fewer than two seeds.
     """
     of_runs = pd.DataFrame(correlations, columns=["seeds", "value"]).dropna()
     means = of_runs.groupby("seeds").value.mean().to_dict()
@@ -484,7 +482,7 @@ def _mean_correlation(
     compared = statistics.compare(means, dict.fromkeys(means, 0.0))
     low, high = compared.t_interval
     interval = "in each of" if low == high else f"[{low:+.2f}, {high:+.2f}] over"
-    found = f"{name} {compared.mean:+.2f} {interval} {compared.n} replicates, {len(of_runs)} runs"
+    found = f"{name} {compared.mean:+.2f} {interval} {compared.n} seeds, {len(of_runs)} runs"
     return Finding(holds(low, high), found)
 
 

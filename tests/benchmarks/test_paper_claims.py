@@ -30,7 +30,7 @@ def findings(folder):
     ("best_granularities", True, "best: blockwise 12, layerwise 7, modelwise 17"),
 ])  # fmt: skip
 def test_measures_give_what_the_papers_tables_say(measure, holds, text):
-    """Ranks, cells and distances counted by hand in the tables; tests as in the paper's section 4.
+    """Ranks, conditions and distances counted by hand in the tables; tests as in the paper's section 4.
 
     Of the 35 conditions of the granularities, one is a tie of layerwise and blockwise. It counts for both.
     """
@@ -44,7 +44,7 @@ def values_of(deviation, dataset="d"):
 
 
 @pytest.mark.parametrize(("deviation", "holds"), [(2.0, True), (2.1, False)])
-def test_variance_is_low_up_to_the_median_of_the_others_in_most_cells(deviation, holds):
+def test_variance_is_low_up_to_the_median_of_the_others_in_most_conditions(deviation, holds):
     assert measures.low_variance(values_of(deviation)).holds == holds
     half = measures.low_variance(values_of(1.0) + values_of(9.0, "e"))
     assert half == (False, "deviation at most the median in 1 of 2 conditions")
